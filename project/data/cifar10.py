@@ -1,0 +1,62 @@
+"""CIFAR-10: small photographs of ten kinds of things, 50,000 training and 10,000 test images, 32x32, colour."""
+
+from typing import Literal
+from urllib.error import URLError
+
+import torch
+from jsonargparse.typing import NonNegativeInt
+from torch import Tensor
+from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
+
+from project.data.datamodule import Batch, TensorDataModule
+from project.data.transforms import random_crop, random_flip, to_float
+from project.errors import UserError
+
+
+class CIFAR10(TensorDataModule):
+    """Images (N, 3, 32, 32) in [0, 1], not normalised further.
+
+    Files: data_dir/cifar-10-batches-py, downloaded where they are missing, verified by torchvision.
+
+    Args:
+        random_crop: Shift training images by up to this many pixels; 0 leaves them. 4 is usual.
+        random_flip: Mirror half of the training images.
+    """
+
+    classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    image_shape = (3, 32, 32)
+
+    def __init__(self, random_crop: NonNegativeInt = 0, random_flip: bool = False, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.random_crop = random_crop
+        self.random_flip = random_flip
+
+    def prepare_data(self) -> None:
+        source = datasets.CIFAR10
+        folder = self.data_dir / source.base_folder
+        files = [*source.train_list, *source.test_list, [source.meta["filename"], source.meta["md5"]]]
+        for name, md5 in files:
+            if (folder / name).is_file() and not check_integrity(folder / name, md5):
+                raise UserError(f"{folder / name} is damaged (cut short or altered): delete it to download it again")
+        if all((folder / name).is_file() for name, _ in files):
+            return
+        try:
+            source(self.data_dir, download=True)
+        except (URLError, RuntimeError) as error:
+            raise UserError(
+                f"CIFAR-10 is not in {folder} and cannot be downloaded: {error}\n"
+                f"without a network, put {source.filename} into {self.data_dir}"
+            ) from error
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        data = datasets.CIFAR10(self.data_dir, train=split == "train")
+        return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets)
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return to_float(inputs)
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        if self.random_crop:
+            inputs = random_crop(inputs, self.random_crop)
+        return random_flip(inputs) if self.random_flip else inputs

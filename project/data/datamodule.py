@@ -1,0 +1,209 @@
+"""What all data modules share: splits, loaders, and the batch transforms on the device."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+from lightning import LightningDataModule
+from lightning.pytorch.accelerators import CPUAccelerator
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from project.data.sampler import EpochBatchSampler
+from project.errors import UserError
+
+DATA_DIR = Path(__file__).parents[2] / "data"
+Batch = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    Fraction = float
+else:
+    Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)], docstring="A number in [0, 1).")
+
+
+class TensorBatches(Dataset[Batch]):
+    """Inputs (N, ...) and labels (N,) in memory. A DataLoader fetches a whole batch with one indexing call."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        self.inputs = inputs
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.inputs[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        index = torch.tensor(indices)
+        return self.inputs[index], self.labels[index]
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A DataLoader over an EpochBatchSampler that can go on in the middle of an epoch.
+
+    Lightning keeps `state_dict()` in its checkpoints and hands it to `load_state_dict()` when it resumes.
+    """
+
+    batch_sampler: EpochBatchSampler
+    num_batches = 0
+    """Batches handed out in this pass."""
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
+        self.num_batches = self.batch_sampler.first_batch
+        for batch in super().__iter__():
+            self.num_batches += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["epoch"] == self.batch_sampler.epoch:
+            self.batch_sampler.first_batch = state["num_batches"]
+
+
+class TensorDataModule(LightningDataModule):
+    """A data set that fits in memory.
+
+    A new data set sets `classes` and overrides `load`; also `prepare_data` to download, `normalize` and `augment`
+    for what happens to a batch on the device.
+
+    Args:
+        data_dir: Folder of the data set's files; `data` beside project/ if not given.
+        batch_size: Samples a batch, on each device.
+        num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
+        pin_memory: Page-locked batches, which copy faster to a GPU; on if a GPU is used unless said otherwise.
+        persistent_workers: Keep the workers from epoch to epoch.
+        val_fraction: Share of the training set kept for validation. With 0 all of it trains and the val/ curves are
+            measured on the test set; nothing is then selected by them.
+        split_seed: Which samples go to validation.
+        drop_last: Leave out the last, smaller batch of a training epoch (a smaller one shakes the weights).
+    """
+
+    classes: list[str]
+    """Names of the classes; label i stands for classes[i]."""
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        batch_size: PositiveInt = 64,
+        num_workers: NonNegativeInt = 0,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = True,
+        val_fraction: Fraction = 0.1,
+        split_seed: NonNegativeInt = 0,
+        drop_last: bool = True,
+    ) -> None:
+        super().__init__()
+        self.data_dir = Path(data_dir) if data_dir is not None else DATA_DIR
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers
+        self.val_fraction = val_fraction
+        self.split_seed = split_seed
+        self.drop_last = drop_last
+        self.shuffle_seed: int | None = None
+        self.splits: dict[str, TensorBatches] = {}
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        """Inputs (N, ...), images as uint8 (N, C, H, W), and labels int64 (N,) of the official training or test set."""
+        raise NotImplementedError
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        """What the network sees of a batch (N, ...), on its device: float32."""
+        return inputs
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        """Random changes to a training batch (N, ...), on its device, before `normalize`."""
+        return inputs
+
+    def setup(self, stage: str) -> None:
+        if stage in ("fit", "validate") and "train" not in self.splits:
+            self._load_train_and_val()
+        if (stage in ("test", "predict") or self.val_fraction == 0) and "test" not in self.splits:
+            self.splits["test"] = TensorBatches(*self.load("test"))
+        if self.val_fraction == 0 and stage in ("fit", "validate"):
+            self.splits["val"] = self.splits["test"]
+        if stage == "fit" and self.shuffle_seed is None:
+            # the seed of the run, or the one that torch drew; the same on every rank
+            seed = torch.initial_seed() % 2**63
+            self.shuffle_seed = self.trainer.strategy.broadcast(seed) if self.trainer else seed
+
+    def _load_train_and_val(self) -> None:
+        inputs, labels = self.load("train")
+        num_val = round(len(labels) * self.val_fraction)
+        if self.val_fraction > 0 and not 0 < num_val < len(labels):
+            raise UserError(
+                f"data.val_fraction {self.val_fraction} of {len(labels)} samples leaves {num_val} for validation"
+            )
+        num_train = len(labels) - num_val
+        if num_train < (self.batch_size if self.drop_last else 1):
+            raise UserError(
+                f"data.batch_size {self.batch_size} is more than the {num_train} training samples:\n"
+                "give a smaller one, or --data.drop_last false"
+            )
+        if num_val == 0:
+            self.splits["train"] = TensorBatches(inputs, labels)
+            return
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
+        train, val = order[num_val:].sort().values, order[:num_val].sort().values
+        self.splits["train"] = TensorBatches(inputs[train], labels[train])
+        self.splits["val"] = TensorBatches(inputs[val], labels[val])
+
+    def train_dataloader(self) -> ResumableLoader:
+        assert self.shuffle_seed is not None
+        assert self.trainer is not None
+        overfit = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]  # the same batches again and again
+        loader = self._loader(
+            "train", shuffle=not overfit, drop_last=self.drop_last and not overfit, seed=self.shuffle_seed
+        )
+        # workers fetch ahead before Lightning sets the epoch
+        loader.batch_sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+        return loader
+
+    def val_dataloader(self) -> ResumableLoader:
+        return self._loader("val")
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._loader("test")
+
+    def _loader(self, split: str, **order: Any) -> ResumableLoader:
+        data = self.splits[split]
+        trainer = self.trainer
+        assert trainer is not None
+        pin_memory = self.pin_memory
+        if pin_memory is None:
+            pin_memory = not isinstance(trainer.accelerator, CPUAccelerator)
+        return ResumableLoader(
+            data,
+            batch_sampler=EpochBatchSampler(
+                len(data), self.batch_size, rank=trainer.global_rank, num_ranks=trainer.world_size, **order
+            ),
+            collate_fn=_as_it_is,  # type: ignore[arg-type]  # a batch, not a list of samples
+            num_workers=self.num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=self.persistent_workers and self.num_workers > 0,
+            generator=torch.Generator(),  # leaves the global random state alone
+        )
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        inputs, labels = batch
+        assert self.trainer is not None
+        if self.trainer.training:
+            inputs = self.augment(inputs)
+        # for precisions such as bf16-true, whose weights are not float32
+        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), labels
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.shuffle_seed = state_dict["shuffle_seed"]
+        self.classes = state_dict["classes"]
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,104 @@
+"""Feature vectors: generated clusters, or a CSV file with a label column."""
+
+import csv
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from project.data.datamodule import Batch, TensorDataModule
+from project.errors import UserError
+
+
+class Features(TensorDataModule):
+    """Samples of a few numbers each, standardised by the mean and deviation of the training samples.
+
+    Without a file, each class is a normal cloud of deviation 1 around a seeded centre, overlapping a little. With one,
+    every column but the label column is a feature, and a seeded fifth of the rows is the test set.
+
+    Args:
+        csv_path: File with a header line; numbers in all columns but the label column.
+        label_column: Its name; the labels can be any text.
+        num_features: Numbers a sample, generated data only.
+        num_classes: Classes, generated data only.
+        num_samples: Generated samples, of which a fifth is the test set.
+        data_seed: For the generated samples.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        csv_path: str | None = None,
+        label_column: str = "label",
+        num_features: PositiveInt = 10,
+        num_classes: PositiveInt = 2,
+        num_samples: PositiveInt = 10_000,
+        data_seed: NonNegativeInt = 0,
+        **kwargs,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.csv_path = csv_path
+        self.label_column = label_column
+        self.num_features = num_features
+        self.num_samples = num_samples
+        self.data_seed = data_seed
+        self.classes = [f"class_{i}" for i in range(num_classes)] if csv_path is None else []
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        if self.csv_path is None:
+            inputs, labels = self._make_clusters()
+        else:
+            inputs, self.classes, labels = read_csv(Path(self.csv_path), self.label_column)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
+        num_test = len(labels) // 5
+        chosen = order[:num_test] if split == "test" else order[num_test:]
+        return inputs[chosen], labels[chosen]
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if "train" in self.splits and not hasattr(self, "mean"):
+            inputs = self.splits["train"].inputs
+            self.mean, self.std = inputs.mean(0), inputs.std(0).clamp(min=1e-6)
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"mean": self.mean, "std": self.std}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.mean, self.std = state_dict["mean"], state_dict["std"]
+
+    def _make_clusters(self) -> Batch:
+        generator = torch.Generator().manual_seed(self.data_seed)
+        # centres about 3.5 deviations apart, whatever the number of features
+        centres = torch.randn(len(self.classes), self.num_features, generator=generator)
+        centres *= 2.5 / self.num_features**0.5
+        labels = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
+        return centres[labels] + torch.randn(self.num_samples, self.num_features, generator=generator), labels
+
+
+def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str], Tensor]:
+    """Features float32 (N, columns - 1), the names of the classes in sorted order, labels int64 (N,)."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
+    if not rows or label_column not in rows[0]:
+        raise UserError(f"data.csv_path {path} has no rows with a column {label_column!r}: see --data.label_column")
+    features = []
+    for line, row in enumerate(rows, start=2):
+        try:
+            features.append([float(value) for name, value in row.items() if name != label_column])
+        except (ValueError, TypeError):
+            wrong = {name: value for name, value in row.items() if name != label_column}
+            raise UserError(f"{path}, line {line}: every feature is a number, not {wrong}") from None
+    classes = sorted({row[label_column] for row in rows})
+    index = {name: i for i, name in enumerate(classes)}
+    return torch.tensor(features), classes, torch.tensor([index[row[label_column]] for row in rows])

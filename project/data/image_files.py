@@ -1,0 +1,63 @@
+"""Image files of any size and mode as tensors."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from project.errors import UserError
+
+
+def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """The files among `paths` and the images below its folders, sorted; and what is not there, with the reason."""
+    Image.init()
+    known = {suffix.lower() for suffix in Image.registered_extensions()}
+    files: list[Path] = []
+    missing: list[tuple[Path, str]] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in known and file.is_file())
+            files += found
+            if not found:
+                missing.append((path, "no image files in this folder"))
+        elif path.exists():
+            files.append(path)
+        else:
+            missing.append((path, "no such file or folder"))
+    return files, missing
+
+
+def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
+    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, on white where it is transparent, resized.
+
+    Raises UserError with the reason if the file is no image or is damaged.
+    """
+    channels, height, width = shape
+    try:
+        with Image.open(file) as opened:
+            image = _to_8_bits(ImageOps.exif_transpose(opened))
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            image = image.convert("L" if channels == 1 else "RGB")
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+    except UnidentifiedImageError as error:
+        raise UserError("not an image, or cut short") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """16-bit, 32-bit and floating-point grey to 8 bits; PIL alone would cut off what is over 255."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image, dtype=np.float64)
+    if image.mode.startswith("I;16") or values.max(initial=0) > 255:
+        values = values / 257  # 65535 is white
+    elif image.mode == "F" and values.max(initial=0) <= 1:
+        values = values * 255
+    return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))

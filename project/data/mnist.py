@@ -1,0 +1,72 @@
+"""MNIST: handwritten digits, 60,000 training and 10,000 test images, 28x28, grey."""
+
+import hashlib
+import struct
+from math import prod
+from pathlib import Path
+from typing import Literal
+from urllib.error import URLError
+
+from torch import Tensor
+from torchvision import datasets
+
+from project.data.datamodule import Batch, TensorDataModule
+from project.data.transforms import to_float
+from project.errors import UserError
+
+# size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
+FILES = {
+    "train-images-idx3-ubyte": (47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
+    "train-labels-idx1-ubyte": (60_008, "a25bea736e30d166cdddb491f175f624"),
+    "t10k-images-idx3-ubyte": (7_840_016, "2646ac647ad5339dbf082846283269ea"),
+    "t10k-labels-idx1-ubyte": (10_008, "27ae3e4e09519cfbb04c329615203637"),
+}
+
+
+class MNIST(TensorDataModule):
+    """Images (N, 1, 28, 28) with mean 0.5 and std 0.5 taken off, so in [-1, 1]; classes "0" to "9".
+
+    Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other sizes than the
+    published ones (a smaller set in the same format, say) are used as they are.
+    """
+
+    classes = [str(digit) for digit in range(10)]
+    image_shape = (1, 28, 28)
+
+    def prepare_data(self) -> None:
+        folder = self.data_dir / "MNIST" / "raw"
+        for name in FILES:
+            if (folder / name).is_file():
+                check_idx(folder / name)
+        try:
+            datasets.MNIST(self.data_dir, download=True)
+        except (URLError, RuntimeError) as error:
+            raise UserError(
+                f"MNIST is not in {folder} and cannot be downloaded: {str(error).splitlines()[-1]}\n"
+                f"without a network, put {', '.join(f'{name}.gz' for name in FILES)} there"
+            ) from error
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        data = datasets.MNIST(self.data_dir, train=split == "train")
+        return data.data.unsqueeze(1), data.targets
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return to_float(inputs, mean=0.5, std=0.5)
+
+
+def check_idx(path: Path) -> None:
+    """Raise UserError if an IDX file is cut short, too long, or altered.
+
+    Its header holds a big-endian magic number (0x0800 + number of dimensions) and the dimensions, then come the bytes.
+    """
+    size, md5 = FILES[path.name]
+    num_dims = int(path.name.split("-idx")[1][0])
+    with path.open("rb") as file:
+        header = file.read(4 * (num_dims + 1))
+    fields = struct.unpack(f">{len(header) // 4}i", header[: len(header) // 4 * 4])
+    sound = len(fields) == num_dims + 1 and fields[0] == 0x0800 + num_dims
+    sound = sound and path.stat().st_size == len(header) + prod(fields[1:])
+    if sound and path.stat().st_size == size:
+        sound = hashlib.md5(path.read_bytes()).hexdigest() == md5
+    if not sound:
+        raise UserError(f"{path} is damaged (cut short or altered): delete it to download it again")

@@ -1,0 +1,61 @@
+"""A user's mistake, and how the command line reports it: two lines, an exit status, no traceback."""
+
+import argparse
+import contextlib
+import errno
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class UserError(Exception):
+    """A mistake in the input, not in the code: the message names the bad value and the way out in two lines at most.
+
+    status: exit status of the script, 2 for a wrong command line or config, 1 for what goes wrong in the run (files,
+    data, devices).
+    """
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+# what the file system, not the code, is to blame for: full, over quota, read-only, no permission, too large
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def short_errors() -> Iterator[None]:
+    """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other errors through."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.status)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
+        sys.exit(1)
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """An argument parser without abbreviations that reports mistakes as UserError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}\nsee --help", 2)
+
+
+def output_file(text: str) -> Path:
+    """For add_argument(type=...): a path whose folder is there."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        )
+    return path
