@@ -1,0 +1,152 @@
+"""The LightningModule around any classification network: loss, metrics, optimiser, schedule."""
+
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import MeanMetric, SumMetric
+
+from project.optim import build_optimizer, build_scheduler
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Classifier(LightningModule):
+    """Trains `net` with cross-entropy.
+
+    Logged: train/loss, train/acc (means over the samples since the last log step) and lr on every log step;
+    val/loss and val/acc after every validation; test/loss, test/acc and test/num_samples after a test.
+
+    Args:
+        net: The network: inputs (N, ...) to logits (N, classes).
+        lr: Learning rate.
+        optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another one.
+        optimizer_args: Its other arguments, such as {momentum: 0.9}.
+        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR, or WarmupCosineLR (linear warm-up,
+            then cosine), or the import path of another one. None keeps the learning rate.
+        scheduler_args: Its arguments, such as {warmup_steps: 500}. The length of the training (T_max, total_steps)
+            is filled in. ReduceLROnPlateau watches val/loss, with {mode: max} val/acc.
+        scheduler_interval: Step the scheduler after every "epoch" or every "step".
+        label_smoothing: Share of the target spread over all classes, in training only, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lr: PositiveFloat = 0.01,
+        optimizer: str = "SGD",
+        optimizer_args: dict[str, Any] | None = None,
+        scheduler: str | None = None,
+        scheduler_args: dict[str, Any] | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        label_smoothing: ClosedUnitInterval = 0.0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["net"], logger=False)
+        self.hparams.update(lr=float(lr), label_smoothing=float(label_smoothing))  # plain, so that checkpoints are safe
+        self.net = net
+        self.lr = float(lr)
+        self.optimizer = optimizer
+        self.optimizer_args = optimizer_args or {}
+        self.scheduler = scheduler
+        self.scheduler_args = scheduler_args or {}
+        self.scheduler_interval = scheduler_interval
+        self.label_smoothing = float(label_smoothing)
+        # a loss that is not a number stays one
+        self.eval_loss = MeanMetric(nan_strategy="disable")
+        self.eval_acc = MeanMetric()
+        self.eval_num_samples = SumMetric()
+        self.train_sums = {"loss": torch.zeros(()), "correct": torch.zeros(()), "samples": torch.zeros(())}
+        """Sums since the last log step."""
+        self.last_log_step = 0
+        # a wrong argument is found here, before anything has been written
+        dummy = build_optimizer(optimizer, self.optimizer_args, [nn.Parameter(torch.zeros(1))], self.lr)
+        if scheduler:
+            build_scheduler(scheduler, self.scheduler_args, dummy, num_steps=10**6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def on_train_start(self) -> None:
+        self.train_sums = {name: value.to(self.device) for name, value in self.train_sums.items()}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self.net(x).float()
+        loss = functional.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
+        self.train_sums["loss"] += loss.detach() * len(y)
+        self.train_sums["correct"] += (logits.detach().argmax(1) == y).sum()
+        self.train_sums["samples"] += len(y)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        # Logging costs more than the step of a small network, so it happens on log steps only. With accumulated
+        # gradients several batches end at the same step.
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not every or self.global_step % every or self.global_step == self.last_log_step:
+            return
+        sums = self.train_sums
+        self.log("train/loss", sums["loss"] / sums["samples"], prog_bar=True)
+        self.log("train/acc", sums["correct"] / sums["samples"])
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.train_sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+        self.last_log_step = self.global_step
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluation_step(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        values = self._evaluation_result()
+        self.log("val/loss", values["loss"])
+        self.log("val/acc", values["acc"], prog_bar=True)
+        # Lightning would step it after the epoch's checkpoint is written, and a resumed run would miss that step
+        scheduler = self.lr_schedulers() if self.trainer.training else None
+        if isinstance(scheduler, ReduceLROnPlateau) and not self.trainer.sanity_checking:
+            scheduler.step(values["acc" if scheduler.mode == "max" else "loss"])
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluation_step(batch)
+
+    def on_test_epoch_end(self) -> None:
+        self.log_dict({f"test/{name}": value for name, value in self._evaluation_result().items()})
+
+    def _evaluation_step(self, batch: Batch) -> None:
+        x, y = batch
+        logits = self.net(x).float()
+        self.eval_loss.update(functional.cross_entropy(logits, y), weight=len(y))
+        self.eval_acc.update((logits.argmax(1) == y).float())
+        self.eval_num_samples.update(len(y))
+
+    def _evaluation_result(self) -> dict[str, Tensor]:
+        metrics = {"loss": self.eval_loss, "acc": self.eval_acc, "num_samples": self.eval_num_samples}
+        values = {name: metric.compute() for name, metric in metrics.items()}
+        for metric in metrics.values():
+            metric.reset()
+        return values
+
+    def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.optimizer, self.optimizer_args, self.net.parameters(), self.lr)
+        if self.scheduler is None:
+            return optimizer
+        num_steps = self.trainer.max_epochs or -1
+        if self.scheduler_interval == "step":
+            num_steps = int(min(self.trainer.estimated_stepping_batches, 2**31))
+        scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, num_steps)
+        config = {"scheduler": scheduler, "interval": self.scheduler_interval, "reduce_on_plateau": False}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        if not isinstance(scheduler, ReduceLROnPlateau):  # that one steps after validation
+            super().lr_scheduler_step(scheduler, metric)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["train_sums"] = {name: value.item() for name, value in self.train_sums.items()}
+        checkpoint["last_log_step"] = self.last_log_step
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.train_sums = {name: torch.tensor(value) for name, value in checkpoint["train_sums"].items()}
+        self.last_log_step = checkpoint["last_log_step"]

@@ -1,0 +1,92 @@
+"""Optimisers and learning-rate schedulers by name."""
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from project.errors import UserError
+
+
+class WarmupCosineLR(LambdaLR):
+    """Linear warm-up over `warmup_steps`, then half a cosine down to 0 at `total_steps`.
+
+    Loshchilov and Hutter, "SGDR", 2017 (the cosine); Goyal et al., "Accurate, large minibatch SGD", 2017 (the warm-up).
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0) -> None:
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps {warmup_steps} is negative")
+
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            return (1 + math.cos(math.pi * min(progress, 1))) / 2
+
+        super().__init__(optimizer, factor)
+
+
+def build_optimizer(name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float) -> Optimizer:
+    """An optimiser of torch.optim by class name, or any other by its full import path.
+
+    Raises UserError for an unknown name and for arguments that the class does not take.
+    """
+    optimizer_class = _find_class("optimizer", name, torch.optim, Optimizer)
+    return _build("optimizer", optimizer_class, args, parameters, lr=lr)
+
+
+def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int) -> LRScheduler:
+    """A scheduler of torch.optim.lr_scheduler by class name, WarmupCosineLR, or any other by its full import path.
+
+    num_steps: how often it will step in the whole training; the schedulers' `T_max` or `total_steps` unless given.
+    Raises UserError for an unknown name and for arguments that the class does not take.
+    """
+    scheduler_class = (
+        WarmupCosineLR if name == "WarmupCosineLR" else _find_class("scheduler", name, lr_scheduler, LRScheduler)
+    )
+    accepted = inspect.signature(scheduler_class).parameters
+    # OneCycleLR computes total_steps from these two
+    own_length = {"epochs", "steps_per_epoch"} & args.keys()
+    length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length}
+    return _build("scheduler", scheduler_class, length | args, optimizer)
+
+
+def _find_class(kind: str, name: str, module: Any, base: type) -> type:
+    if "." in name:
+        module_name, class_name = name.rsplit(".", 1)
+        try:
+            found = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"model.{kind} {name!r} cannot be imported: {error}", status=2) from error
+    else:
+        found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, base) and found is not base:
+        return found
+    known = [n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base]
+    lower = {n.lower(): n for n in [*known, *(["WarmupCosineLR"] if kind == "scheduler" else [])]}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    hint = f"did you mean {lower[near[0]]}?" if near else f"try {', '.join(sorted(lower.values()))}"
+    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}: {hint}", status=2)
+
+
+def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywords: Any) -> Any:
+    accepted = list(inspect.signature(cls).parameters)[1:]
+    for key in args:
+        if key not in accepted:
+            near = difflib.get_close_matches(key, accepted, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(accepted)}"
+            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument; {hint}", status=2)
+    if "lr" in args and "lr" in keywords:
+        raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", status=2)
+    try:
+        return cls(*positional, **keywords, **args)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model.{kind} {cls.__name__} with {args}: {error}", status=2) from error
