@@ -1,0 +1,145 @@
+"""Checkpoints: written whole or not at all, checked before they are read, kept by the run's own rules."""
+
+import io
+import os
+import pickle
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from project.errors import UserError
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its target and then moves it there, so that a file with that name is always whole.
+
+    Lightning stages the file in the temporary folder: across file systems its move is a copy, which a crash cuts short.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f".{path.name}.part")  # one name a target: the next save replaces what a crash left
+        try:
+            with staged.open("wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(path)
+        except OSError as error:
+            staged.unlink(missing_ok=True)
+            raise UserError(
+                f"{path} cannot be written: {error.strerror}; the checkpoints saved before are whole\n"
+                "make room, then go on with --ckpt_path last"
+            ) from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A run's checkpoint, on the CPU, checked to be whole and loaded without running any code in it.
+
+    torch.save writes a zip archive with a CRC-32 of each record, which torch.load does not look at.
+    Raises UserError for a file that is missing, damaged, unsafe or not of a run.
+    """
+    if not path.is_file():
+        near = sorted((path if path.is_dir() else path.parent).glob("**/*.ckpt"))
+        hint = (
+            f"there is {', '.join(map(str, near[-3:]))}" if near else "a run's are in logs/NAME/version_N/checkpoints"
+        )
+        raise UserError(f"checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}: {hint}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        raise UserError(f"checkpoint {path} is cut short or no checkpoint at all: {error}") from error
+    if damaged:
+        raise UserError(f"checkpoint {path} is damaged: the checksum of its record {damaged} is wrong")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"checkpoint {path} is not safe to load: it holds more than tensors and plain values"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise UserError(f"checkpoint {path} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "config"} <= checkpoint.keys():
+        raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
+    return checkpoint
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor."""
+
+    def __init__(self, folder: Path, filename: str, monitor: str | None = None, keep_all: bool = False) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=filename,
+            monitor=monitor,
+            mode="min" if monitor and "loss" in monitor else "max",
+            save_top_k=-1 if keep_all else 1,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,  # the file is replaced, not numbered
+        )
+        self.own_folder = str(self.dirpath)
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = [name for name in trainer.callback_metrics if name not in ("epoch", "step")]
+        if self.monitor and self.monitor not in metrics and not self.monitor.startswith("train/"):
+            raise UserError(
+                f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best score so far where the run goes on in its folder, also if that has been moved."""
+        if not Path(self.own_folder, "last.ckpt").exists():
+            return  # a new run that starts from another one's checkpoint
+        old, new = state_dict["dirpath"], self.own_folder
+
+        def moved(value: Any) -> Any:
+            return value.replace(old, new) if isinstance(value, str) else value
+
+        state = {key: moved(value) for key, value in state_dict.items()}
+        state["best_k_models"] = {moved(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(state)
+
+
+class RandomState(Callback):
+    """Keeps the random generators' states in checkpoints, so that a resumed run draws what it would have drawn."""
+
+    def __init__(self) -> None:
+        self.resumed: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all(),
+            "python": random.getstate(),
+            "numpy": [numpy_name, torch.tensor(np.asarray(numpy_key, dtype=np.int64)), *numpy_rest],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.resumed is None:
+            return
+        torch.set_rng_state(self.resumed["torch"])
+        if len(self.resumed["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(self.resumed["cuda"])
+        random.setstate(self.resumed["python"])
+        name, key, *rest = self.resumed["numpy"]
+        np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
+        self.resumed = None

@@ -1,0 +1,168 @@
+"""A training run from its command line to its test result."""
+
+import logging
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, read_checkpoint
+from project.checks import check_network, check_resume, check_selection
+from project.cli import TrainingCLI, arguments
+from project.data.datamodule import TensorDataModule
+from project.devices import describe_devices
+from project.errors import UserError, short_errors
+from project.progress import EpochLines
+from project.run import LOGS, Run, RunRecorder, describe_environment, find_checkpoint, folder_to_continue
+
+DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
+
+
+def main(args: Sequence[str] | None = None) -> dict[str, Any]:
+    """Train as `args`, or the command line, say; test the best checkpoint. Returns what metrics.json holds.
+
+    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run).
+    """
+    with short_errors():
+        quiet_lightning()
+        args = arguments(args)
+        if "--config" not in args:
+            args = ["--config", str(DEFAULT_CONFIG), *args]
+            if "-h" not in args and not any(arg.startswith(("--help", "--print_config")) for arg in args):
+                print(
+                    "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
+                    "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
+                )
+        return train(TrainingCLI(args))
+
+
+def quiet_lightning() -> None:
+    """Leave out what Lightning says of itself; what concerns the run is printed by us."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)  # shown if asked for
+    # data in memory needs no workers
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # a resumed run goes on in its own folder
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    # torch 2.15 on a call inside Lightning 2.6
+    warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)` is deprecated")
+
+
+def train(cli: TrainingCLI) -> dict[str, Any]:
+    config = cli.config
+    root = Path(config.trainer.default_root_dir or LOGS)
+    if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
+        raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
+    checkpoint, checkpoint_path = None, None
+    if config.ckpt_path is not None:
+        checkpoint_path = find_checkpoint(config.ckpt_path, root, config.name)
+        checkpoint = read_checkpoint(checkpoint_path)
+        check_resume(checkpoint, cli.model, config.trainer.max_epochs, checkpoint_path)
+    prepare(cli.model, cli.datamodule)
+    selecting = check_selection(config, cli.model, cli.datamodule)
+
+    if config.trainer.fast_dev_run:
+        return fit_and_test(cli.make_trainer(callbacks=[RunRecorder(cli.plain_config)]), cli, checkpoint_path, None)
+    run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
+    trainer: Trainer | None = None
+    try:
+        trainer = cli.make_trainer(
+            logger=make_logger(config.trainer.logger, run, checkpoint),
+            callbacks=make_callbacks(cli, run, selecting),
+            plugins=[AtomicCheckpointIO()],
+        )
+        run.write("config.yaml", cli.plain_yaml)
+        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
+            file.write(describe_environment(trainer))
+        return fit_and_test(trainer, cli, checkpoint_path, run)
+    except UserError:
+        if run.is_new and (trainer is None or trainer.global_step == 0):
+            shutil.rmtree(run.folder)  # nothing happened in it
+        raise
+    finally:
+        run.close()
+
+
+def prepare(model: LightningModule, data: LightningDataModule) -> None:
+    """Load the data and try the network on it, before a run folder exists."""
+    data.prepare_data()
+    data.setup("fit")
+    if isinstance(data, TensorDataModule):
+        train, val = data.splits["train"], data.splits.get("val", ())
+        print(
+            f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples "
+            f"of {len(data.classes)} classes, batch size {data.batch_size}"
+        )
+        check_network(model, data)
+
+
+def make_logger(flag: Any, run: Run, checkpoint: dict[str, Any] | None) -> Any:
+    """TensorBoard into the run's folder, unless the config says otherwise."""
+    if flag not in (None, True):
+        return flag
+    # a resumed run writes its curves on from the checkpoint's step
+    purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
+    folder = run.folder
+    return TensorBoardLogger(
+        folder.parents[1], folder.parent.name, folder.name, default_hp_metric=False, purge_step=purge_step
+    )
+
+
+def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback]:
+    config = cli.config
+    monitor = config.monitor if selecting else None
+    callbacks: list[Callback] = [RandomState(), RunRecorder(cli.plain_config), EpochLines()]
+    if config.patience is not None:
+        mode = "min" if "loss" in config.monitor else "max"
+        callbacks.append(EarlyStopping(config.monitor, patience=config.patience, mode=mode))
+    if config.trainer.enable_checkpointing is not False:
+        # the best one first: the last one then knows of it
+        callbacks.append(RunCheckpoint(run.checkpoints, "best", monitor))
+        if config.keep_every_epoch:
+            callbacks.append(RunCheckpoint(run.checkpoints, "epoch_{epoch:03d}", keep_all=True))
+        callbacks.append(RunCheckpoint(run.checkpoints, "last"))
+    return callbacks
+
+
+def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | None, run: Run | None) -> dict[str, Any]:
+    model, data = cli.model, cli.datamodule
+    print(describe_devices(trainer), flush=True)
+    if run:
+        print(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}", flush=True)
+    try:
+        trainer.fit(model, data, ckpt_path=checkpoint_path)
+        recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
+        values = {
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "train_seconds": round(recorder.total_seconds(), 3),
+        }
+        best = run.checkpoints / "best.ckpt" if run else None
+        tested = best if best and best.is_file() else None
+        results = trainer.test(model, data, ckpt_path=tested, verbose=False)
+    except MisconfigurationException as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    values = {**results[0], **values} if results else values
+    if "test/num_samples" in values:
+        values["test/num_samples"] = int(values["test/num_samples"])
+    if run and trainer.is_global_zero:
+        run.write_metrics(values)
+    what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
+    numbers = ", ".join(f"{key} {value:.4g}" for key, value in values.items() if key.startswith("test/"))
+    print(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
+    print(f"Test of {what}: {numbers}")
+    print(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
+    return values
+
+
+def short(path: Path | None) -> str:
+    """The path as the user would type it: relative to the working folder if it lies below that."""
+    assert path is not None
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
