@@ -1,0 +1,49 @@
+"""Write the network's weights to a file that other programs load.
+
+python scripts/export.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt --format pth --output mnist.pth
+
+pth: a plain state_dict. `net.load_state_dict(torch.load("mnist.pth", weights_only=True))` needs plain PyTorch only.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from project.cli import load_run
+from project.errors import ScriptParser, output_file, short_errors
+from project.training import quiet_lightning
+
+
+def main(args: Sequence[str] | None = None) -> Path:
+    parser = ScriptParser(description=__doc__)
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+    parser.add_argument("--format", choices=["pth"], default="pth", help="what to write")
+    parser.add_argument("--output", type=output_file, help="the file; beside the checkpoint unless given")
+    with short_errors():
+        known = parser.parse_args(args)
+        quiet_lightning()
+        output: Path = known.output or known.ckpt_path.with_suffix(f".{known.format}")
+        net = load_run(known.ckpt_path).model.net
+        assert isinstance(net, nn.Module)
+        # written beside the target and moved there, so that an earlier file survives a full disk
+        staged = output.with_name(f".{output.name}.part")
+        with staged.open("wb") as file:
+            torch.save({name: value.detach().cpu() for name, value in net.state_dict().items()}, file)
+        check(staged, net)
+        staged.replace(output)
+    print(f"Weights of {type(net).__name__}, checked to be those of the checkpoint: {output}")
+    return output
+
+
+def check(file: Path, net: nn.Module) -> None:
+    """Raise RuntimeError unless the file holds the network's weights, bit for bit."""
+    saved = torch.load(file, weights_only=True)
+    own = net.state_dict()
+    if saved.keys() != own.keys() or any(not torch.equal(saved[name], own[name].cpu()) for name in own):
+        raise RuntimeError(f"{file} does not hold the weights that were written to it")
+
+
+if __name__ == "__main__":
+    main()
