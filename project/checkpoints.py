@@ -76,15 +76,29 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor."""
+    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor.
 
-    def __init__(self, folder: Path, filename: str, monitor: str | None = None, keep_all: bool = False) -> None:
+    every_n_epochs: only after epochs that are a multiple, counted from 1; None writes after every validation, also
+        in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        filename: str,
+        monitor: str | None = None,
+        keep_all: bool = False,
+        every_n_epochs: int | None = 1,
+    ) -> None:
         super().__init__(
             dirpath=folder,
             filename=filename,
             monitor=monitor,
             mode="min" if monitor and "loss" in monitor else "max",
             save_top_k=-1 if keep_all else 1,
+            every_n_epochs=every_n_epochs,
+            # at the very end, so that a resumed run starts with the next epoch
+            save_on_train_epoch_end=every_n_epochs is not None,
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
@@ -93,6 +107,11 @@ class RunCheckpoint(ModelCheckpoint):
     @property
     def state_key(self) -> str:
         return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # without a validation yet, as with max_steps in the first epoch, there is nothing to compare
+        if self.monitor is None or self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = [name for name in trainer.callback_metrics if name not in ("epoch", "step")]

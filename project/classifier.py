@@ -8,7 +8,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import SumMetric
 
 from project.optim import build_optimizer, build_scheduler
 
@@ -56,10 +56,10 @@ class Classifier(LightningModule):
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
         self.label_smoothing = float(label_smoothing)
-        # a loss that is not a number stays one
-        self.eval_loss = MeanMetric(nan_strategy="disable")
-        self.eval_acc = MeanMetric()
-        self.eval_num_samples = SumMetric()
+        # sums over an evaluation; a loss that is not a number stays one
+        self.eval_loss = SumMetric(nan_strategy="disable")
+        self.eval_correct = SumMetric()
+        self.eval_samples = SumMetric()
         self.train_sums = {"loss": torch.zeros(()), "correct": torch.zeros(()), "samples": torch.zeros(())}
         """Sums since the last log step."""
         self.last_log_step = 0
@@ -117,16 +117,16 @@ class Classifier(LightningModule):
     def _evaluation_step(self, batch: Batch) -> None:
         x, y = batch
         logits = self.net(x).float()
-        self.eval_loss.update(functional.cross_entropy(logits, y), weight=len(y))
-        self.eval_acc.update((logits.argmax(1) == y).float())
-        self.eval_num_samples.update(len(y))
+        self.eval_loss.update(functional.cross_entropy(logits, y, reduction="sum"))
+        self.eval_correct.update((logits.argmax(1) == y).sum())
+        self.eval_samples.update(len(y))
 
     def _evaluation_result(self) -> dict[str, Tensor]:
-        metrics = {"loss": self.eval_loss, "acc": self.eval_acc, "num_samples": self.eval_num_samples}
-        values = {name: metric.compute() for name, metric in metrics.items()}
-        for metric in metrics.values():
+        metrics = (self.eval_loss, self.eval_correct, self.eval_samples)
+        loss, num_correct, num_samples = (metric.compute() for metric in metrics)
+        for metric in metrics:
             metric.reset()
-        return values
+        return {"loss": loss / num_samples, "acc": num_correct / num_samples, "num_samples": num_samples}
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.optimizer, self.optimizer_args, self.net.parameters(), self.lr)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from jsonargparse.typing import PositiveInt, restricted_number_type
 from lightning import LightningDataModule, LightningModule, Trainer
@@ -22,6 +21,13 @@ from project.messages import explain, shorten_help
 # as far as NumPy's seeds go
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
+# Trainer flags where 1 means one batch and 1.0 all of them
+NUM_OR_SHARE = {
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), int | float | None),
+    "limit_predict_batches": int | float | None,
+    "val_check_interval": int | float | str | None,
+}
+
 
 class Parser(LightningArgumentParser):
     """Reports mistakes as a UserError of two lines."""
@@ -30,6 +36,21 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # a parser inside the parser, whose message becomes part of another
             super().error(message, ex)
         raise UserError(f"{explain(message, self)}\nsee --help, or --print_config for every argument", 2) from ex
+
+    def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> list[str]:
+        """As Lightning's own, but "1" stays one batch.
+
+        typing takes Optional[Union[int, float]] for Optional[Union[float, int]] if that was made first, anywhere; then
+        --trainer.limit_val_batches 1 would mean 1.0, all batches.
+        """
+        if lightning_class is not Trainer:
+            return super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
+        added = self.add_class_arguments(
+            Trainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True, skip=set(NUM_OR_SHARE)
+        )
+        for name, number in NUM_OR_SHARE.items():
+            self.add_argument(f"--{nested_key}.{name}", type=number, default=None)
+        return [*added, *(f"{nested_key}.{name}" for name in NUM_OR_SHARE)]
 
     def format_help(self, *args: Any) -> str:
         shorten_help(self)
@@ -87,7 +108,7 @@ class TrainingCLI(LightningCLI):
         # complete and plain: enough to repeat the run
         to_repeat = self.config.clone()
         to_repeat.ckpt_path = None
-        self.plain_yaml = self.parser.dump(to_repeat, skip_none=False)
+        self.plain_yaml = self.parser.dump(to_repeat, skip_unset=False)
         self.plain_config: dict[str, Any] = yaml.safe_load(self.plain_yaml)
 
     def instantiate_classes(self) -> None:
@@ -100,14 +121,13 @@ class TrainingCLI(LightningCLI):
                 failures.append(error)
                 raise
 
-        for base in (LightningModule, LightningDataModule, torch.nn.Module):
-            self.parser.add_instantiator(build, base, subclasses=True)
         try:
-            self.config_init = self.parser.instantiate_classes(self.config)
+            self.config_init = self.parser.instantiate(self.config, instantiators=[(build, object, True)])
         except ValueError as error:
             # jsonargparse turns whatever a constructor raises into a ValueError of its own
             failure = failures[0] if failures else error
-            if isinstance(failure, ValueError):  # a constructor's word for an argument that it cannot take
+            # a constructor's word for an argument that it cannot take, or for a package that it wants
+            if isinstance(failure, ValueError | ModuleNotFoundError):
                 raise UserError(f"the config does not fit: {failure}", 2) from failure
             raise failure from None
         self.model: LightningModule = self.config_init.model

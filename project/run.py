@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ class Run:
     """
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
+        self.root = root
         self.is_new = folder is None
         try:
             self.folder = folder or _make_version(root / name)
@@ -49,6 +51,15 @@ class Run:
     def close(self) -> None:
         self.lock.release()
         (self.folder / ".lock").unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has happened, and those above it that are empty then, up to ROOT."""
+        self.close()
+        shutil.rmtree(self.folder)
+        for parent in self.folder.parents:
+            if parent == self.root or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
     def write(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""

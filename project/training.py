@@ -1,7 +1,6 @@
 """A training run from its command line to its test result."""
 
 import logging
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +50,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers")
     # a resumed run goes on in its own folder
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    # a run may go on without --patience or --keep_every_epoch
+    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
     # torch 2.15 on a call inside Lightning 2.6
     warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)` is deprecated")
 
@@ -84,7 +85,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         return fit_and_test(trainer, cli, checkpoint_path, run)
     except UserError:
         if run.is_new and (trainer is None or trainer.global_step == 0):
-            shutil.rmtree(run.folder)  # nothing happened in it
+            run.discard()
         raise
     finally:
         run.close()
@@ -121,10 +122,12 @@ def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback
     callbacks: list[Callback] = [RandomState(), RunRecorder(cli.plain_config), EpochLines()]
     if config.patience is not None:
         mode = "min" if "loss" in config.monitor else "max"
-        callbacks.append(EarlyStopping(config.monitor, patience=config.patience, mode=mode))
+        callbacks.append(EarlyStopping(config.monitor, patience=int(config.patience), mode=mode))
     if config.trainer.enable_checkpointing is not False:
         # the best one first: the last one then knows of it
-        callbacks.append(RunCheckpoint(run.checkpoints, "best", monitor))
+        in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
+        every = None if in_epoch else config.trainer.check_val_every_n_epoch
+        callbacks.append(RunCheckpoint(run.checkpoints, "best", monitor, every_n_epochs=every))
         if config.keep_every_epoch:
             callbacks.append(RunCheckpoint(run.checkpoints, "epoch_{epoch:03d}", keep_all=True))
         callbacks.append(RunCheckpoint(run.checkpoints, "last"))

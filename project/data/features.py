@@ -1,6 +1,7 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,21 +85,38 @@ class Features(TensorDataModule):
 
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str], Tensor]:
-    """Features float32 (N, columns - 1), the names of the classes in sorted order, labels int64 (N,)."""
+    """Features float32 (N, columns - 1), the names of the classes in sorted order, labels int64 (N,).
+
+    Raises UserError naming the line of a value that is missing or no finite number.
+    """
+    features: list[list[float]] = []
+    names: list[str] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, strict=True))
+            reader = csv.DictReader(file, strict=True)
+            if label_column not in (reader.fieldnames or []):
+                raise UserError(f"data.csv_path {path} has no column {label_column!r}: see --data.label_column")
+            for row in reader:
+                name = row.pop(label_column)
+                values = [to_number(value) for value in row.values()]
+                if not name or not all(map(math.isfinite, values)):
+                    raise UserError(
+                        f"{path}, line {reader.line_num}: a label and finite numbers belong there, not {name!r}, {row}"
+                    )
+                names.append(name)
+                features.append(values)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
-    if not rows or label_column not in rows[0]:
-        raise UserError(f"data.csv_path {path} has no rows with a column {label_column!r}: see --data.label_column")
-    features = []
-    for line, row in enumerate(rows, start=2):
-        try:
-            features.append([float(value) for name, value in row.items() if name != label_column])
-        except (ValueError, TypeError):
-            wrong = {name: value for name, value in row.items() if name != label_column}
-            raise UserError(f"{path}, line {line}: every feature is a number, not {wrong}") from None
-    classes = sorted({row[label_column] for row in rows})
+    if not names:
+        raise UserError(f"data.csv_path {path} has no rows below its header")
+    classes = sorted(set(names))
     index = {name: i for i, name in enumerate(classes)}
-    return torch.tensor(features), classes, torch.tensor([index[row[label_column]] for row in rows])
+    return torch.tensor(features), classes, torch.tensor([index[name] for name in names])
+
+
+def to_number(text: Any) -> float:
+    """The number in a cell, NaN where there is none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,73 @@
+"""What several test files share: a tiny run, and generated data in the layout of the real sets."""
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import datasets
+
+from project.training import main
+
+REPO = Path(__file__).parents[1]
+TINY = str(Path(__file__).with_name("tiny.yaml"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs in tmp_path."""
+
+    def run(*args: object, config: str = TINY) -> dict[str, Any]:
+        return main(["--config", config, "--trainer.default_root_dir", str(tmp_path), *map(str, args)])
+
+    return run
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    """MNIST's four files, with 300 training and 100 test images of noise."""
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for prefix, num in (("train", 300), ("t10k", 100)):
+        images = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, num, dtype=np.uint8)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, num, 28, 28) + images.tobytes())
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, num) + labels.tobytes())
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's files, with 5 x 60 training and 100 test images of noise, and torchvision told their checksums."""
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+
+    def write(name: str, content: dict[str, Any]) -> list[str]:
+        blob = pickle.dumps(content, protocol=2)
+        (folder / name).write_bytes(blob)
+        return [name, hashlib.md5(blob).hexdigest()]
+
+    def batch(num: int) -> dict[str, Any]:
+        images = rng.integers(0, 256, (num, 3072), dtype=np.uint8)
+        return {"data": images, "labels": rng.integers(0, 10, num).tolist()}
+
+    cifar10 = datasets.CIFAR10
+    monkeypatch.setattr(cifar10, "train_list", [write(f"data_batch_{i}", batch(60)) for i in range(1, 6)])
+    monkeypatch.setattr(cifar10, "test_list", [write("test_batch", batch(100))])
+    _, md5 = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
+    monkeypatch.setattr(cifar10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": md5})
+    return tmp_path / "data"

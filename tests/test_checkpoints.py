@@ -1,0 +1,154 @@
+import os
+import pickle
+import resource
+import signal
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from project.checkpoints import AtomicCheckpointIO, read_checkpoint
+from project.cli import load_run
+from project.errors import UserError
+
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def last(train: Train, tmp_path: Path) -> Path:
+    train("--trainer.max_epochs", 1)
+    return tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_a_sound_checkpoint_is_plain_and_rebuilds_the_run(last: Path) -> None:
+    checkpoint = read_checkpoint(last)
+    run = load_run(last)
+    assert type(run.model).__name__ == "Classifier"
+    assert run.datamodule.batch_size == 16
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(value, checkpoint["state_dict"][name])
+    assert load_run(last, ["--data.batch_size", "5"]).datamodule.batch_size == 5
+
+
+@pytest.mark.parametrize("how", ["half", "tail", "empty", "garbage"])
+def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
+    content = last.read_bytes()
+    last.write_bytes(
+        {"half": content[: len(content) // 2], "tail": content[:-10], "empty": b"", "garbage": b"?" * 5000}[how]
+    )
+    with pytest.raises(UserError, match=last.name) as caught:
+        read_checkpoint(last)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
+    content = last.read_bytes()
+    with zipfile.ZipFile(last) as archive:
+        records = [(info.header_offset, info.file_size) for info in archive.infolist() if info.file_size]
+    for offset, size in records:
+        header = 30 + int.from_bytes(content[offset + 26 : offset + 28], "little")
+        start = offset + header + int.from_bytes(content[offset + 28 : offset + 30], "little")
+        flipped = bytearray(content)
+        flipped[start + size // 2] ^= 1
+        last.write_bytes(flipped)
+        with pytest.raises(UserError, match="damaged"):
+            read_checkpoint(last)
+    assert len(records) > 10
+
+
+class Payload:
+    """Pickles to a call that makes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_checkpoint_that_would_run_code_is_refused_and_does_not_run_it(
+    train: Train, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proof = tmp_path / "proof"
+    path = tmp_path / "unsafe.ckpt"
+    content = {"state_dict": {}, "config": Payload(proof)}
+    if form == "torch":
+        torch.save(content, path)
+    else:
+        path.write_bytes(pickle.dumps(content))
+    with pytest.raises(SystemExit) as caught:
+        train("--ckpt_path", path)
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert len(error.splitlines()) <= 2
+    assert not proof.exists()
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_weights_without_a_run_are_no_checkpoint(tmp_path: Path) -> None:
+    torch.save({"layers.1.weight": torch.zeros(3)}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="no checkpoint of a run"):
+        read_checkpoint(tmp_path / "weights.pth")
+
+
+def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
+    with pytest.raises(UserError, match=r"last\.ckpt"):
+        read_checkpoint(last.with_name("lost.ckpt"))
+    with pytest.raises(UserError, match="folder"):
+        read_checkpoint(last.parent)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model.net.sizes", "[192,17,4]"), "another model"),
+        (("--model.net", "project.models.cnn.CIFAR10CNN", "--data.image_shape", "[3,32,32]"), "another model"),
+        (("--model.optimizer", "SGD"), "SGD"),
+        (("--trainer.max_epochs", 0), "max_epochs"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_the_config(
+    train: Train, last: Path, flags: tuple[Any, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = last.read_bytes()
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", last, *flags)
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 2
+    assert last.read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of a file stands for the end of the disk."""
+    train("--trainer.max_epochs", 1, "--model.net.sizes", "[192,100,4]")
+    last = tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
+    before = last.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            train("--trainer.max_epochs", 3, "--model.net.sizes", "[192,100,4]", "--ckpt_path", "last")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.code == 1
+    assert len(capsys.readouterr().err.splitlines()) <= 2
+    assert last.read_bytes() == before

@@ -1,0 +1,265 @@
+"""Mistakes on the command line and in configs, and what --help and --print_config show."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY
+from torch import nn
+
+from project.training import main
+
+Train = Callable[..., dict[str, Any]]
+TEXT = Path(TINY).read_text()
+
+
+def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        run()
+    error = capsys.readouterr().err.rstrip("\n")
+    assert caught.value.code == status, error
+    assert 1 <= len(error.splitlines()) <= 2, error
+    assert error.startswith("error: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.max_epoch", "3"], ["--trainer.max_epoch;", "--trainer.max_epochs?"]),
+        (["--data.batchsize", "3"], ["data.batchsize", "batch_size?"]),
+        (["--data.batch", "3"], ["data.batch;", "batch_size"]),
+        (["--model.net.size", "[1]"], ["model.net.size", "sizes?"]),
+        (["--modle.lr", "1"], ["--modle.lr", "--model.lr?"]),
+        (["--nam", "x"], ["--nam;", "--name?"]),
+        (["--foo=1"], ["--foo"]),
+        (["stray"], ["'stray'"]),
+        (["--data.batch_size", "-3"], ["data.batch_size", "-3"]),
+        (["--data.batch_size", "0"], ["data.batch_size", "0"]),
+        (["--data.batch_size", "abc"], ["data.batch_size", "abc"]),
+        (["--data.batch_size", "2.5"], ["data.batch_size", "2.5"]),
+        (["--data.val_fraction", "1"], ["data.val_fraction", "1"]),
+        (["--data.num_workers", "-1"], ["data.num_workers", "-1"]),
+        (["--data.pin_memory", "5"], ["data.pin_memory", "'5'"]),
+        (["--model.lr", "-1"], ["model.lr", "-1"]),
+        (["--model.lr", "fast"], ["model.lr", "fast"]),
+        (["--model.label_smoothing", "2"], ["model.label_smoothing", "2"]),
+        (["--model.scheduler_interval", "batch"], ["batch", "epoch, step"]),
+        (["--model.optimizer", "Addam"], ["Addam", "Adam?"]),
+        (["--model.optimizer_args.amsgrat", "1"], ["amsgrat", "amsgrad?"]),
+        (["--model.optimizer_args", "5"], ["optimizer_args", "5"]),
+        (["--model.scheduler", "CosineAnealingLR"], ["CosineAnealingLR", "CosineAnnealingLR?"]),
+        (["--model.net", "project.models.mlp.MPL"], ["MPL", "MLP?"]),
+        (["--model.net", "project.model.mlp.MLP"], ["project.model'", "project.models?"]),
+        (["--model.net", "MLP"], ["'MLP'", "project.models.mlp.MLP"]),
+        (["--model.net", "project.data.mnist.MNIST"], ["project.data.mnist.MNIST", "Module"]),
+        (["--model.net.activation", "foo"], ["foo", "relu"]),
+        (["--model.net.sizes", "[192]"], ["[192]"]),
+        (["--data", "project.data.mnist.MINST"], ["MINST", "MNIST?"]),
+        (["--trainer.max_epochs", "five"], ["trainer.max_epochs", "five"]),
+        (["--trainer.max_epochs", "-5"], ["max_epochs", "-5"]),
+        (["--trainer.max_epochs"], ["--trainer.max_epochs"]),
+        (["--trainer.precision", "17"], ["17", "16-mixed"]),
+        (["--trainer.strategy", "foo"], ["foo"]),
+        (["--trainer.accelerator", "foo"], ["foo", "cpu"]),
+        (["--trainer.devices", "abc"], ["abc"]),
+        (["--trainer.limit_val_batches", "2.5"], ["limit_val_batches", "2.5"]),
+        (["--trainer.max_time", "abc"], ["abc"]),
+        (["--trainer.callbacks", "Foo"], ["Foo"]),
+        (["--seed_everything", "abc"], ["abc"]),
+        (["--seed_everything", "-4"], ["-4"]),
+        (["--patience", "0"], ["patience", "0"]),
+        (["--monitor", "val/f1"], ["val/f1", "val/acc"]),
+        (["--name", "../x"], ["../x"]),
+        (["--patience", "3", "--data.val_fraction", "0"], ["--patience 3", "val_fraction"]),
+        (["--model.scheduler", "ReduceLROnPlateau", "--data.val_fraction", "0"], ["ReduceLROnPlateau", "val_fraction"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str]) -> None:
+    error = fails(capsys, 2, lambda: train(*flags))
+    for part in expected:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.accelerator", "gpu"], ["gpu", "cpu"]),
+        (["--trainer.accelerator", "auto", "--trainer.devices", "2"], ["2", "--trainer.strategy ddp"]),
+        (["--trainer.devices", "[1]"], ["[1]", "--trainer.devices 1"]),
+        (["--trainer.devices", "0"], ["0"]),
+        (["--trainer.devices", "999", "--trainer.strategy", "ddp"], ["999"]),
+        (["--ckpt_path", "last"], ["last", "tiny"]),
+        (["--ckpt_path", "best"], ["best", "tiny"]),
+        (["--ckpt_path", "none.ckpt"], ["none.ckpt"]),
+        (["--data.batch_size", "1000"], ["1000", "315"]),
+        (["--model.net.sizes", "[191,4]"], ["MLP", "(3, 8, 8)"]),
+        (["--model.net.sizes", "[192,3]"], ["3 outputs", "4 classes"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_is_not_there_or_does_not_fit(
+    train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("project.devices.num_gpus", lambda: 0)
+    error = fails(capsys, 1, lambda: train(*flags))
+    for part in expected:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["is empty"]),
+        ("\n# nothing\n", ["is empty"]),
+        ("hello", ["str"]),
+        ("- 1\n- 2\n", ["list"]),
+        ("a: [1\nb: }", ["line 2"]),
+        ("a: b: c", ["line 1"]),
+        ("trainer: 5\n", ["trainer", "5"]),
+        ("trainer: [1]\n", ["trainer", "[1]"]),
+        ("data: 5\n", ["data", "5"]),
+        (b"\x00\x01\x02", ["YAML"]),
+        (bytes(range(256)), ["text"]),
+        (TEXT.replace("max_epochs", "max_epoch"), ["trainer.max_epoch", "max_epochs?"]),
+        (TEXT.replace("lr:", "learning_rate:"), ["model.learning_rate", "lr"]),
+        (TEXT.replace("batch_size", "batchsize"), ["data.batchsize", "batch_size?"]),
+        (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
+        (TEXT + "modle: 3\n", ["modle", "model?"]),
+        (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
+        (TEXT.replace("batch_size: 16", "batch_size: 0"), ["batch_size", "0 is out of range"]),
+        (TEXT.replace("[192, 16, 4]", "[192, x, 4]"), ["sizes", "'x'"]),
+        (TEXT.replace("mlp.MLP", "mlp.MPL"), ["MPL", "MLP?"]),
+        (TEXT.replace("data.synthetic", "data.synthtic"), ["synthtic", "synthetic?"]),
+        (TEXT.split("model:")[0] + "data:" + TEXT.split("data:")[1], ["net", "missing"]),
+        (TEXT.split("data:")[0], ["data", "missing"]),
+    ],
+)
+def test_a_wrong_config(train: Train, tmp_path: Path, capsys: Any, text: str | bytes, expected: list[str]) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    error = fails(capsys, 2, lambda: train(config=str(path)))
+    for part in expected:
+        assert part in error
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
+    config = Path(__file__).parents[1] / "configs" / "mnist_mpl.yaml"
+    assert "mnist_mlp.yaml?" in fails(capsys, 2, lambda: main(["--config", str(config)]))
+    assert str(config.parent) in fails(capsys, 2, lambda: main(["--config", str(config.parent)]))
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
+def test_a_log_folder_that_cannot_be_written(train: Train, tmp_path: Path, capsys: Any, root: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = root if root.startswith("/") else str(tmp_path / root)
+    assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
+
+
+class Broken(nn.Module):
+    """A network with a bug of its own."""
+
+    def __init__(self, where: str = "forward") -> None:
+        super().__init__()
+        self.where = where
+        if where == "init":
+            raise KeyError("a bug")
+
+    def forward(self, x: Any) -> Any:
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(("where", "error"), [("init", KeyError), ("forward", RuntimeError)])
+def test_a_bug_in_the_users_code_keeps_its_traceback(
+    train: Train, monkeypatch: pytest.MonkeyPatch, where: str, error: type[Exception]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(error, match="a bug") as caught:
+        train("--model.net", "test_cli.Broken", "--model.net.where", where)
+    assert caught.traceback[-1].path == Path(__file__)
+
+
+def printed(capsys: Any, *args: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as caught:
+        main([*args, "--print_config"])
+    assert not caught.value.code
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None:
+    default = printed(capsys)
+    assert default["data"]["class_path"] == "project.data.synthetic.SyntheticImages"
+    assert default["model"]["init_args"]["optimizer_args"] == {"momentum": 0.9}
+    own = printed(capsys, "--config", TINY)
+    assert own["model"]["init_args"]["optimizer"] == "Adam"
+    assert not own["model"]["init_args"].get("optimizer_args")
+    assert own["name"] == "tiny"
+
+
+def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earlier(capsys: Any, tmp_path: Path) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
+    found = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
+    assert found["model"]["init_args"]["lr"] == 0.5
+    assert found["model"]["init_args"]["optimizer"] == "Adam"
+    assert found["trainer"]["max_epochs"] == 9
+
+
+def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
+    found = printed(
+        capsys,
+        *("--config", TINY, "--data.batch_size", "256", "--data.data_dir", "x", "--model.lr", "0.1"),
+        *("--model.optimizer", "SGD", "--model.optimizer_args.momentum", "0.9", "--model.optimizer_args.nesterov=true"),
+        *("--trainer.gradient_clip_val", "1", "--seed_everything", "7", "--name", "try2", "--model.net.sizes", "[2,3]"),
+    )
+    data, model = found["data"]["init_args"], found["model"]["init_args"]
+    assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (256, "x", 0.1, 7)
+    assert model["optimizer_args"] == {"momentum": 0.9, "nesterov": True}
+    assert model["net"]["init_args"]["sizes"] == [2, 3]
+    assert found["trainer"]["gradient_clip_val"] == 1
+
+
+def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
+    flags = ("--trainer.limit_val_batches", "1", "--trainer.val_check_interval", "3", "--trainer.limit_test_batches")
+    found = printed(capsys, "--config", TINY, *flags, "0.5")["trainer"]
+    assert [found[key] for key in ("limit_val_batches", "val_check_interval", "limit_test_batches")] == [1, 3, 0.5]
+    assert isinstance(found["limit_val_batches"], int)
+    config = tmp_path / "one.yaml"
+    config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
+    found = printed(capsys, "--config", TINY, "--config", str(config))["trainer"]
+    assert isinstance(found["limit_test_batches"], int)
+    assert isinstance(found["limit_val_batches"], float)
+
+
+def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 100
+    for flag in ("--config", "--ckpt_path", "--trainer.precision", "--data", "--model", "--patience", "--monitor"):
+        assert flag in text
+
+
+def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_data(capsys: Any, tmp_path: Path) -> None:
+    main(
+        [
+            *("--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"),
+            *("--data.num_train", "200", "--data.num_test", "50", "--trainer.accelerator", "cpu"),
+        ]
+    )
+    first = capsys.readouterr().out.splitlines()[:2]
+    assert "makes itself" in first[0]
+    assert "python scripts/train.py --config configs/cifar10_cnn.yaml" in first[1]
+
+
+def test_one_line_tells_the_devices(train: Train, capsys: Any) -> None:
+    train("--trainer.fast_dev_run", "true")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Device: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("Device: CPU (")

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from project.errors import UserError
+from project.optim import build_optimizer, build_scheduler
+
+
+def parameter() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(3))]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("SGD", {}, torch.optim.SGD),
+        ("SGD", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD),
+        ("Adam", {"eps": 1e-6}, torch.optim.Adam),
+        ("AdamW", {"weight_decay": 0.1}, torch.optim.AdamW),
+        ("Adagrad", {}, torch.optim.Adagrad),
+        ("torch.optim.RMSprop", {}, torch.optim.RMSprop),
+    ],
+)
+def test_any_optimizer_by_name(name: str, args: dict, expected: type) -> None:
+    optimizer = build_optimizer(name, args, parameter(), lr=0.25)
+    assert type(optimizer) is expected
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    for key, value in args.items():
+        assert optimizer.param_groups[0][key] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("Addam", {}, "did you mean Adam"),
+        ("sgd", {}, "did you mean SGD"),
+        ("Optimizer", {}, "no optimizer"),
+        ("torch.nn.Linear", {}, "no optimizer"),
+        ("nowhere.SGD", {}, "cannot be imported"),
+        ("SGD", {"momentun": 0.9}, "did you mean momentum"),
+        ("SGD", {"momentum": -1}, "Invalid momentum"),
+        ("SGD", {"momentum": "high"}, "high"),
+        ("SGD", {"lr": 0.1}, "--model.lr"),
+    ],
+)
+def test_a_mistake_names_the_way_out(name: str, args: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        build_optimizer(name, args, parameter(), lr=0.1)
+    assert caught.value.status == 2
+
+
+def rates(name: str, args: dict, num_steps: int) -> list[float]:
+    optimizer = build_optimizer("SGD", {}, parameter(), lr=1.0)
+    scheduler = build_scheduler(name, args, optimizer, num_steps)
+    found = []
+    for _ in range(num_steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_warmup_is_linear_then_the_cosine_ends_at_zero() -> None:
+    found = rates("WarmupCosineLR", {"warmup_steps": 4}, 20)
+    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
+    expected = [(1 + math.cos(math.pi * step / 16)) / 2 for step in range(16)]
+    assert found[4:] == pytest.approx(expected)
+
+
+def test_the_length_of_the_training_is_filled_in() -> None:
+    cosine = rates("CosineAnnealingLR", {}, 10)
+    assert cosine[5] == pytest.approx(0.5)
+    assert rates("CosineAnnealingLR", {"T_max": 20}, 10)[5] == pytest.approx(0.853553)
+    one_cycle = rates("OneCycleLR", {"max_lr": 2.0}, 10)
+    assert max(one_cycle) == pytest.approx(2.0)
+    assert rates("OneCycleLR", {"max_lr": 2.0, "epochs": 2, "steps_per_epoch": 5}, 10) == one_cycle
+
+
+def test_torchs_step_schedule() -> None:
+    assert rates("StepLR", {"step_size": 2, "gamma": 0.5}, 5) == [1, 1, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("CosineAnealingLR", {}, "did you mean CosineAnnealingLR"),
+        ("StepLR", {}, "step_size"),
+        ("StepLR", {"stepsize": 3}, "did you mean step_size"),
+        ("WarmupCosineLR", {"warmup_steps": -1}, "negative"),
+        ("LambdaLR", {}, "lr_lambda"),
+    ],
+)
+def test_a_wrong_scheduler(name: str, args: dict, message: str) -> None:
+    optimizer = build_optimizer("SGD", {}, parameter(), lr=1.0)
+    with pytest.raises(UserError, match=message):
+        build_scheduler(name, args, optimizer, num_steps=10)

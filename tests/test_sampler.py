@@ -1,0 +1,58 @@
+from itertools import chain
+
+import pytest
+
+from project.data.sampler import EpochBatchSampler
+
+
+def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:
+    sampler.set_epoch(number)
+    return list(sampler)
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(100, 10), (103, 10), (7, 10), (1, 1)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_evaluation_sees_every_sample_once_whatever_the_ranks(
+    num_samples: int, batch_size: int, num_ranks: int
+) -> None:
+    samplers = [EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks) for r in range(num_ranks)]
+    batches = [epoch(sampler) for sampler in samplers]
+    assert sorted(chain(*chain(*batches))) == list(range(num_samples))
+    assert [len(b) for b in batches] == [len(sampler) for sampler in samplers]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice(num_ranks: int) -> None:
+    samplers = [
+        EpochBatchSampler(103, 8, shuffle=True, drop_last=True, seed=5, rank=r, num_ranks=num_ranks)
+        for r in range(num_ranks)
+    ]
+    batches = [epoch(sampler, 3) for sampler in samplers]
+    assert {len(b) for b in batches} == {103 // (8 * num_ranks)}
+    assert all(len(batch) == 8 for batch in chain(*batches))
+    seen = list(chain(*chain(*batches)))
+    assert len(seen) == len(set(seen))
+
+
+def test_the_ranks_together_make_the_batches_of_one_process() -> None:
+    one = epoch(EpochBatchSampler(100, 20, shuffle=True, drop_last=True, seed=1))
+    two = [
+        epoch(EpochBatchSampler(100, 10, shuffle=True, drop_last=True, seed=1, rank=r, num_ranks=2)) for r in range(2)
+    ]
+    assert [sorted(batch) for batch in one] == [sorted(a + b) for a, b in zip(*two, strict=True)]
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    def order(seed: int, number: int) -> list[list[int]]:
+        return epoch(EpochBatchSampler(50, 5, shuffle=True, seed=seed), number)
+
+    assert order(1, 0) == order(1, 0)
+    assert len({str(order(seed, number)) for seed in (0, 1, 2) for number in (0, 1, 2)}) == 9
+
+
+def test_a_pass_can_start_in_the_middle_once() -> None:
+    sampler = EpochBatchSampler(50, 5, shuffle=True, seed=1)
+    whole = epoch(sampler, 2)
+    sampler.first_batch = 4
+    assert epoch(sampler, 2) == whole[4:]
+    assert epoch(sampler, 2) == whole

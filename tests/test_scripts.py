@@ -1,0 +1,216 @@
+"""evaluate.py, predict.py and export.py, in process and, once each, as a user starts them."""
+
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPO
+from PIL import Image
+
+from project.cli import load_run
+from project.data.image_files import read_image
+from project.models.mlp import MLP
+
+Train = Callable[..., dict[str, Any]]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
+
+
+@pytest.fixture
+def run(train: Train, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A run's folder and its metrics."""
+    metrics = train("--trainer.max_epochs", 3)
+    return tmp_path / "tiny" / "version_0", metrics
+
+
+def best(run: tuple[Path, Any]) -> str:
+    return str(run[0] / "checkpoints" / "best.ckpt")
+
+
+def test_evaluate_returns_the_numbers_of_the_training(run: Any, capsys: Any) -> None:
+    capsys.readouterr()
+    evaluate(["--ckpt_path", best(run)])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == {key: value for key, value in run[1].items() if key.startswith("test/")}
+    assert set(found) == {"test/acc", "test/loss", "test/num_samples"}
+
+
+def test_evaluate_takes_flags_of_data_and_trainer(run: Any) -> None:
+    found = evaluate(["--ckpt_path", best(run), "--data.batch_size", "7", "--trainer.precision", "64-true"])
+    assert found["test/acc"] == pytest.approx(run[1]["test/acc"])
+    assert found["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
+    assert evaluate(["--ckpt_path", best(run), "--trainer.limit_test_batches", "1"])["test/num_samples"] == 16
+
+
+def test_evaluate_keeps_what_changes_the_number_and_not_the_devices_of_the_run(train: Train, tmp_path: Path) -> None:
+    metrics = train("--trainer.precision", "bf16-mixed", "--trainer.limit_test_batches", 2, "--data.batch_size", 5)
+    found = evaluate(["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")])
+    assert found == {key: value for key, value in metrics.items() if key.startswith("test/")}
+
+
+def test_evaluate_works_from_any_folder_and_writes_nothing(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    before = sorted(run[0].rglob("*"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    evaluate(["--ckpt_path", best(run)])
+    assert sorted(run[0].rglob("*")) == before
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        run()
+    error = capsys.readouterr().err.rstrip("\n")
+    assert caught.value.code == status, error
+    assert 1 <= len(error.splitlines()) <= 2, error
+    return error
+
+
+@pytest.mark.parametrize("main", [evaluate, predict, export])
+def test_mistakes_common_to_the_scripts(main: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
+    image = ["x.png"] if main is predict else []
+    assert "none.ckpt" in fails(capsys, 1, lambda: main(["--ckpt_path", str(tmp_path / "none.ckpt"), *image]))
+    assert "--ckpt_path" in fails(capsys, 2, lambda: main([*image]))
+    assert "--ckpt" in fails(capsys, 2, lambda: main(["--ckpt", "x", "--ckpt_path", "y", *image]))
+
+
+def test_evaluate_refuses_other_flags(run: Any, capsys: Any) -> None:
+    assert "--model.lr" in fails(capsys, 2, lambda: evaluate(["--ckpt_path", best(run), "--model.lr", "1"]))
+    wrong = ["--ckpt_path", best(run), "--data.batchsize", "1"]
+    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
+
+
+def test_exported_weights_give_the_same_outputs_in_plain_torch(run: Any, tmp_path: Path) -> None:
+    output = tmp_path / "tiny.pth"
+    assert export(["--ckpt_path", best(run), "--format", "pth", "--output", str(output)]) == output
+    net = MLP([192, 16, 4])
+    net.load_state_dict(torch.load(output, weights_only=True))
+    checkpoint = torch.load(best(run), weights_only=True)["state_dict"]
+    reference = MLP([192, 16, 4])
+    reference.load_state_dict({name.removeprefix("net."): value for name, value in checkpoint.items()})
+    x = torch.rand(5, 3, 8, 8)
+    assert torch.equal(net(x), reference(x))
+    assert export(["--ckpt_path", best(run)]) == run[0] / "checkpoints" / "best.pth"
+
+
+def test_export_refuses_a_folder_that_is_not_there(run: Any, capsys: Any) -> None:
+    assert "nowhere" in fails(capsys, 2, lambda: export(["--ckpt_path", best(run), "--output", "nowhere/x.pth"]))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder with an image of each mode, in several sizes, and one of them cut short."""
+    folder = tmp_path / "images"
+    (folder / "below").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i, mode in enumerate(["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "F", "I"]):
+        size = (11 + 7 * i, 40 - 3 * i, 3)
+        suffix = "tiff" if mode in ("CMYK", "F", "I") else "png"
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).convert(mode).save(folder / f"{mode}.{suffix}")
+    Image.fromarray(rng.integers(0, 2**16, (9, 9), dtype=np.uint16)).save(folder / "below" / "deep.png")
+    (folder / "broken.png").write_bytes((folder / "RGB.png").read_bytes()[:100])
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
+    run: Any, images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    output = tmp_path / "predictions.csv"
+    command = ["--ckpt_path", best(run), str(images), str(images / "notes.txt"), "none.png", "--output", str(output)]
+    with pytest.raises(SystemExit) as caught:
+        predict(command)
+    assert caught.value.code == 1
+    errors = capsys.readouterr().err
+    for name in ("broken.png", "notes.txt", "none.png"):
+        assert errors.count(name) == 1
+    rows = list(csv.DictReader(output.read_text().splitlines()))
+    assert sorted(Path(row["file"]).name for row in rows) == sorted(
+        path.name for path in images.rglob("*.*") if path.name not in ("broken.png", "notes.txt")
+    )
+    for row in rows:
+        assert row["class"] in {f"stripes_{i}" for i in range(4)}
+        assert 0.25 <= float(row["probability"]) <= 1
+
+
+def test_predict_agrees_with_the_network_on_images_of_the_test_set(run: Any, tmp_path: Path, capsys: Any) -> None:
+    loaded = load_run(Path(best(run)))
+    loaded.datamodule.setup("test")
+    inputs = loaded.datamodule.splits["test"].inputs[:30]
+    files = []
+    for i, image in enumerate(inputs):
+        files.append(str(tmp_path / f"{i:02d}.png"))
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(files[-1])
+    with torch.no_grad():
+        expected = loaded.model.eval()(loaded.datamodule.normalize(inputs)).softmax(1).max(1)
+    capsys.readouterr()
+    predict(["--ckpt_path", best(run), *files])
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[1] for row in table] == [f"stripes_{i}" for i in expected.indices.tolist()]
+    assert [float(row[2]) for row in table] == pytest.approx(expected.values.tolist(), abs=1e-4)
+
+
+def test_predict_refuses_a_network_that_is_not_for_images(train: Train, tmp_path: Path, capsys: Any) -> None:
+    config = str(REPO / "configs" / "small_net.yaml")
+    train("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu", config=config)
+    path = tmp_path / "small_net" / "version_0" / "checkpoints" / "best.ckpt"
+    assert "Features" in fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "I", "L"])
+def test_white_stays_white_and_grey_grey_in_every_depth(tmp_path: Path, mode: str) -> None:
+    white = {"I;16": 65535, "F": 1.0, "I": 65535, "L": 255}[mode]
+    values = np.full((8, 8), white, dtype={"I;16": np.uint16, "F": np.float32, "I": np.int32, "L": np.uint8}[mode])
+    values[:, :4] = values[0, 0] / 2
+    Image.fromarray(values).save(tmp_path / "x.tiff")
+    pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))
+    assert pixels.shape == (1, 8, 8)
+    assert pixels[0, 0, 7] == 255
+    assert abs(int(pixels[0, 0, 0]) - 127) <= 1
+
+
+def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_path: Path) -> None:
+    Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert (read_image(tmp_path / "clear.png", (3, 8, 8)) == 255).all()
+    photo = Image.new("L", (16, 8))
+    photo.paste(255, (0, 0, 8, 8))  # left half white
+    exif = photo.getexif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    photo.save(tmp_path / "photo.png", exif=exif)
+    upright = read_image(tmp_path / "photo.png", (1, 16, 8))
+    assert upright[0, 0].min() > 200
+    assert upright[0, -1].max() < 50
+
+
+def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
+    def start(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(REPO / "scripts" / name), "--ckpt_path", best(run), *args]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    found = start("evaluate.py")
+    assert found.returncode == 0, found.stderr
+    assert found.stderr == ""
+    assert json.loads(found.stdout.splitlines()[-1])["test/acc"] == run[1]["test/acc"]
+    assert start("export.py", "--output", "x.pth").returncode == 0
+    assert (tmp_path / "x.pth").exists()
+    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
+    assert "black.png" in start("predict.py", "black.png").stdout

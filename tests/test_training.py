@@ -1,0 +1,365 @@
+"""Whole runs of tests/tiny.yaml through main(args)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import REPO, TINY
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from project.data.sampler import EpochBatchSampler
+from project.data.synthetic import SyntheticImages
+from project.models.mlp import MLP
+
+Train = Callable[..., dict[str, Any]]
+
+
+def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return checkpoint(folder, name)["state_dict"]
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path) -> None:
+    result = train("--trainer.max_epochs", 6, "--data.num_train", 1000)
+    folder = tmp_path / "tiny" / "version_0"
+    assert result["test/acc"] > 0.6  # chance is 0.25
+    assert result["test/num_samples"] == 75
+    assert result["epochs"] == 6
+    assert result["steps"] == 6 * (900 // 16)
+    assert result["train_seconds"] > 0
+    assert json.loads((folder / "metrics.json").read_text()) == result
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    environment = (folder / "environment.txt").read_text()
+    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "devices in use: 1 x cpu"):
+        assert word in environment
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["num_train"] == 1000
+    assert config["data"]["init_args"]["val_fraction"] == 0.1  # defaults too
+    assert config["seed_everything"] == 42
+
+
+def test_the_curves_are_written_on_log_steps_and_every_epoch(train: Train, tmp_path: Path) -> None:
+    result = train()
+    found = curves(tmp_path / "tiny" / "version_0")
+    steps = 2 * (315 // 16)
+    log_steps = list(range(4, steps, 5))
+    for tag in ("train/loss", "train/acc", "lr"):
+        assert [step for step, _ in found[tag]] == log_steps
+    for tag in ("val/loss", "val/acc"):
+        assert [step for step, _ in found[tag]] == [steps // 2 - 1, steps - 1]
+    assert found["test/acc"] == [(steps, pytest.approx(result["test/acc"]))]
+    assert "test/loss" in found
+    assert found["lr"][0][1] == pytest.approx(0.01)
+
+
+def test_hyper_parameters_are_in_the_hparams_tab_with_the_final_metrics(train: Train, tmp_path: Path) -> None:
+    train()
+    events = EventAccumulator(str(tmp_path / "tiny" / "version_0"))
+    events.Reload()
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    for word in (b"model.lr", b"model.optimizer", b"Adam", b"project.models.mlp.MLP", b"data.batch_size", b"seed"):
+        assert word in content
+    experiment = events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert b"test/acc" in experiment
+
+
+def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(
+    train: Train, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train("--seed_everything", seed, "--name", name)
+    found = {name: curves(tmp_path / name / "version_0") for name in "abc"}
+    assert found["a"] == found["b"]
+    assert found["a"]["train/loss"] != found["c"]["train/loss"]
+    assert equal(weights(tmp_path / "a" / "version_0"), weights(tmp_path / "b" / "version_0"))
+
+
+def test_train_metrics_are_means_since_the_last_log_step(train: Train, tmp_path: Path) -> None:
+    """Against a plain loop over the same batches."""
+    train("--trainer.max_epochs", 1)
+    found = curves(tmp_path / "tiny" / "version_0")
+
+    seed_everything(42, workers=True)
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, noise=0.05)
+    net = MLP([192, 16, 4])
+    data.setup("fit")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses: list[float] = []
+    correct: list[int] = []
+    for indices in EpochBatchSampler(315, 16, shuffle=True, drop_last=True, seed=42):
+        x, y = data.splits["train"].__getitems__(indices)
+        logits = net(data.normalize(x))
+        loss = nn.functional.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        correct.append(int((logits.argmax(1) == y).sum()))
+    for i, (step, value) in enumerate(found["train/loss"]):
+        assert step == 5 * i + 4
+        assert value == pytest.approx(sum(losses[5 * i : 5 * i + 5]) / 5, rel=1e-5)
+    for i, (_, value) in enumerate(found["train/acc"]):
+        assert value == pytest.approx(sum(correct[5 * i : 5 * i + 5]) / 80)
+
+
+RESUMES = [
+    (),
+    ("--trainer.accumulate_grad_batches", 3),
+    ("--data.num_workers", 2),
+    ("--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1, "--model.scheduler_args.gamma", 0.5),
+    ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
+    ("--model.scheduler", "WarmupCosineLR", "--model.scheduler_interval", "step"),
+    ("--trainer.val_check_interval", 0.3),
+    ("--trainer.check_val_every_n_epoch", 2),
+    ("--data.val_fraction", 0),
+    ("--trainer.limit_val_batches", 0),
+    ("--model.net", "test_training.Noisy"),
+]
+
+
+class Noisy(nn.Module):
+    """A network with dropout, whose random numbers must go on where they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("flags", RESUMES, ids=lambda flags: " ".join(map(str, flags)) or "plain")
+def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
+    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
+    whole = train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", 2)
+    cut = [*flags, "--trainer.max_epochs", 4, "--name", "cut", "--trainer.callbacks", "test_training.Interrupt"]
+    with pytest.raises(InterruptedRunError):
+        train(*cut)
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
+    resumed = train(*cut, "--ckpt_path", "last")
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert not (tmp_path / "cut" / "version_1").exists()
+    assert equal(*map(weights, folders))
+    assert equal(*(weights(folder, "best") for folder in folders))
+    expected, found = map(curves, folders)
+    assert found == expected
+    assert {**resumed, "train_seconds": 0} == {**whole, "train_seconds": 0}
+
+
+class InterruptedRunError(Exception):
+    """Stands for whatever ends a process in the middle of an epoch."""
+
+
+class Interrupt(Callback):
+    at_epoch: int | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.current_epoch == self.at_epoch and trainer.fit_loop.epoch_loop.batch_idx == 7:
+            raise InterruptedRunError
+
+
+@pytest.mark.parametrize("name", ["best", "epoch_001"])
+def test_a_new_run_can_start_from_any_other_checkpoint(train: Train, tmp_path: Path, name: str) -> None:
+    train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
+    folder = tmp_path / "tiny" / "version_0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    train("--trainer.max_epochs", 4, "--ckpt_path", path)
+    assert checkpoint(tmp_path / "tiny" / "version_1")["epoch"] == 3
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    train("--trainer.max_epochs", 3, "--name", "fresh")
+    train("--trainer.max_epochs", 3, "--ckpt_path", path)
+    assert equal(weights(tmp_path / "tiny" / "version_2"), weights(tmp_path / "fresh" / "version_0"))
+
+
+def test_resuming_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_path: Path) -> None:
+    flags = ("--trainer.val_check_interval", 0.3, "--monitor", "val/loss")
+    train("--trainer.max_epochs", 1, *flags, "--model.lr", 0.2)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    step = torch.load(best, weights_only=True)["global_step"]
+    assert step % 19 != 0, "the best checkpoint of this test lies in the middle of an epoch"
+    train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--ckpt_path", best)
+    train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--name", "whole")
+    assert equal(weights(tmp_path / "tiny" / "version_1"), weights(tmp_path / "whole" / "version_0"))
+
+
+def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train()
+    again = train("--ckpt_path", "last")
+    assert again == {**first, "train_seconds": again["train_seconds"]}
+    assert "--trainer.max_epochs 4 would go on" in capsys.readouterr().out
+    assert train("--ckpt_path", "last", "--trainer.max_epochs", 3)["epochs"] == 3
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["version_0"]
+
+
+def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> None:
+    train("--trainer.max_epochs", 3)
+    (tmp_path / "tiny").rename(tmp_path / "moved")
+    best = checkpoint(tmp_path / "moved" / "version_0", "best")["epoch"]
+    # a learning rate that spoils the weights: no later epoch is better
+    train(
+        "--name", "moved", "--ckpt_path", "last", "--trainer.max_epochs", 5, "--model.optimizer_args.weight_decay", 1e3
+    )
+    assert checkpoint(tmp_path / "moved" / "version_0")["epoch"] == 4
+    assert checkpoint(tmp_path / "moved" / "version_0", "best")["epoch"] in range(best, 5)
+    score = checkpoint(tmp_path / "moved" / "version_0")["callbacks"]["RunCheckpoint/best"]
+    assert score["best_model_path"] == str(tmp_path / "moved" / "version_0" / "checkpoints" / "best.ckpt")
+
+
+def test_kill_9_in_mid_epoch_and_the_same_command_goes_on_to_the_same_weights(train: Train, tmp_path: Path) -> None:
+    flags = ["--trainer.max_epochs", "12", "--data.num_train", "1500"]
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+        *flags,
+    ]
+    process = subprocess.Popen([*command, "--name", "killed"], cwd=REPO, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Epoch 3 "):
+            break
+    time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    folder = tmp_path / "killed" / "version_0"
+    assert not (folder / "metrics.json").exists()
+    train(*flags, "--name", "killed", "--ckpt_path", "last")
+    train(*flags, "--name", "whole")
+    assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
+
+
+def test_nothing_is_selected_on_test_data(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--data.val_fraction", 0, "--trainer.max_epochs", 3, "--model.lr", 0.5)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder, "best"), weights(folder, "last"))
+    assert checkpoint(folder, "best")["epoch"] == 2
+    assert "measured on the test set" in capsys.readouterr().out
+    assert len(curves(folder)["val/acc"]) == 3
+
+
+def test_best_is_the_best_epoch_by_the_monitor(train: Train, tmp_path: Path) -> None:
+    train("--trainer.max_epochs", 5, "--monitor", "val/loss", "--keep_every_epoch", "true", "--model.lr", 0.05)
+    folder = tmp_path / "tiny" / "version_0"
+    losses = [value for _, value in curves(folder)["val/loss"]]
+    assert checkpoint(folder, "best")["epoch"] == losses.index(min(losses))
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("epoch_*"))
+    assert kept == [f"epoch_{i:03d}.ckpt" for i in range(5)]
+
+
+def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
+    assert train("--trainer.max_epochs", 50, "--patience", 2, "--model.lr", 1e-9)["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trainer.fast_dev_run", "true"),
+        ("--trainer.enable_checkpointing", "false"),
+        ("--trainer.logger", "false"),
+        ("--trainer.limit_val_batches", 0),
+        ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
+        ("--trainer.max_steps", 5),
+        ("--trainer.max_time", "00:00:10:00"),
+        ("--trainer.precision", "bf16-mixed"),
+        ("--trainer.precision", "bf16-true"),
+        ("--trainer.precision", "64-true"),
+        ("--trainer.gradient_clip_val", 0.1),
+        ("--trainer.accumulate_grad_batches", 2),
+        ("--trainer.log_every_n_steps", 0),
+        ("--trainer.num_sanity_val_steps", 0),
+        ("--trainer.enable_progress_bar", "true"),
+        ("--trainer.enable_model_summary", "true"),
+        ("--trainer.profiler", "simple"),
+        ("--trainer.deterministic", "true"),
+        ("--trainer.callbacks", "lightning.pytorch.callbacks.LearningRateMonitor"),
+        ("--model.label_smoothing", 0.1),
+        ("--model.optimizer", "AdamW", "--model.optimizer_args.weight_decay", 0.1),
+        ("--model.optimizer", "LBFGS"),
+        ("--seed_everything", "true"),
+        ("--data.num_workers", 2),
+        ("--data.drop_last", "false"),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    result = train(*flags)
+    assert result["test/num_samples"] == (16 if "fast_dev_run" in flags[0] else 75)
+    folder = tmp_path / "tiny" / "version_0"
+    if "fast_dev_run" in flags[0]:
+        assert not list(tmp_path.iterdir())
+        return
+    assert (folder / "metrics.json").exists()
+    assert bool(list(folder.glob("events*"))) == (flags[0] != "--trainer.logger")
+    assert (folder / "checkpoints").exists() == (flags[0] != "--trainer.enable_checkpointing")
+
+
+def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
+    train("--trainer.overfit_batches", 1, "--trainer.max_epochs", 60, "--trainer.log_every_n_steps", 1)
+    assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
+
+
+def test_16_mixed_on_the_cpu_says_what_happens_instead(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--trainer.precision", "16-mixed")
+    assert "16-mixed needs a GPU: training in bf16-mixed" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
+def test_training_on_a_gpu(train: Train, tmp_path: Path, precision: str) -> None:
+    result = train(
+        *("--trainer.accelerator", "gpu", "--trainer.devices", 1, "--trainer.precision", precision),
+        *("--trainer.max_epochs", 6, "--data.num_train", 1000),
+    )
+    assert result["test/acc"] > 0.6
+    saved = checkpoint(tmp_path / "tiny" / "version_0")
+    assert ("MixedPrecision" in saved) == (precision == "16-mixed")  # the GradScaler's state
+
+
+def test_two_runs_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
+    processes = [subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["version_0", "version_1"]
+    assert all((path / "metrics.json").exists() for path in (tmp_path / "tiny").iterdir())
+
+
+def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path) -> None:
+    first = train("--model.lr", 0.02, "--data.batch_size", 8, "--seed_everything", 3)
+    again = train(config=str(tmp_path / "tiny" / "version_0" / "config.yaml"))
+    assert again == {**first, "train_seconds": again["train_seconds"]}
+    assert equal(*(weights(tmp_path / "tiny" / f"version_{i}") for i in range(2)))

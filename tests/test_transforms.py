@@ -1,0 +1,52 @@
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from project.data.transforms import random_crop, random_flip, to_float
+
+
+def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:
+    return torch.randint(0, 256, (num, channels, size, size), dtype=torch.uint8)
+
+
+def test_to_float_is_torchvisions_scaling_and_normalisation() -> None:
+    x = images()
+    reference = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])])
+    torch.testing.assert_close(to_float(x, 0.5, 0.25), reference(x))
+    assert to_float(x).min() >= 0
+    assert to_float(x).max() <= 1
+
+
+def test_a_flipped_image_is_itself_or_its_mirror_and_both_happen() -> None:
+    x = images(200)
+    flipped = random_flip(x)
+    same = (flipped == x).flatten(1).all(1)
+    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
+    assert (same | mirrored).all()
+    assert 60 < same.sum() < 140
+    assert flipped.dtype == x.dtype
+
+
+@pytest.mark.parametrize("padding", [1, 4])
+def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding: int) -> None:
+    x = images(600, size=6)
+    crops = random_crop(x, padding)
+    assert crops.shape == x.shape
+    assert crops.dtype == x.dtype
+    padded = torch.nn.functional.pad(x, [padding] * 4)
+    shifts = range(2 * padding + 1)
+    windows = torch.stack([padded[:, :, t : t + 6, left : left + 6] for t in shifts for left in shifts])
+    found = (windows == crops).flatten(2).all(2)  # (shifts, images)
+    assert found.any(0).all()
+    assert found.any(1).all()
+
+
+def test_random_transforms_follow_the_seed() -> None:
+    x = images()
+
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return random_flip(random_crop(x, 2))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
