@@ -170,14 +170,14 @@ class RunRecorder(Callback):
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", ...}."""
+    plumbing = ("data_dir", "num_workers", "pin_memory", "persistent_workers")  # changes no result
     flat: dict[str, Any] = {"seed": config["seed_everything"]}
 
     def add(key: str, value: Any) -> None:
         if isinstance(value, dict):
             for name, inner in value.items():
-                skipped = name in ("class_path", "init_args")
-                add(key if skipped else f"{key}.{name}", inner)
-        elif value is not None:
+                add(key if name in ("class_path", "init_args") else f"{key}.{name}", inner)
+        elif value is not None and key.rpartition(".")[2] not in plumbing:
             flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
 
     add("model", config["model"])

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from project.errors import UserError
+from project.run import Run, find_checkpoint, folder_to_continue, hyper_parameters
+
+
+def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
+    runs = [Run(tmp_path, "a") for _ in range(3)]
+    assert [run.folder.name for run in runs] == ["version_0", "version_1", "version_2"]
+    for run in runs:
+        run.close()
+    (tmp_path / "a" / "version_1").rmdir()
+    (tmp_path / "a" / "version_9").mkdir()
+    (tmp_path / "a" / "version_x").mkdir()
+    assert Run(tmp_path, "a").folder.name == "version_10"
+    assert Run(tmp_path, "b/c").folder == tmp_path / "b" / "c" / "version_0"
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
+    first = Run(tmp_path, "a")
+    with pytest.raises(UserError, match="in use"):
+        Run(tmp_path, "a", first.folder)
+    first.close()
+    Run(tmp_path, "a", first.folder).close()
+    assert not list(first.folder.iterdir())
+
+
+def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    Run(tmp_path, "a").discard()
+    Run(tmp_path, "b/c").discard()
+    assert not list(tmp_path.iterdir())
+    kept = Run(tmp_path, "a")
+    Run(tmp_path, "a").discard()
+    assert kept.folder.is_dir()
+
+
+def test_last_and_best_mean_the_newest_run_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run"):
+        find_checkpoint("last", tmp_path, "a")
+    for version, name in ((2, "last"), (9, "last"), (2, "best"), (10, "other")):
+        folder = tmp_path / "a" / f"version_{version}" / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.ckpt").touch()
+    last = find_checkpoint("last", tmp_path, "a")
+    best = find_checkpoint("best", tmp_path, "a")
+    assert last == tmp_path / "a" / "version_9" / "checkpoints" / "last.ckpt"
+    assert best == tmp_path / "a" / "version_2" / "checkpoints" / "best.ckpt"
+    assert folder_to_continue(last, tmp_path, "a") == tmp_path / "a" / "version_9"
+    assert folder_to_continue(best, tmp_path, "a") is None
+    assert folder_to_continue(last, tmp_path, "b") is None
+
+
+def test_hyper_parameters_are_flat_and_plain() -> None:
+    config = {
+        "seed_everything": 3,
+        "model": {
+            "class_path": "x.Classifier",
+            "init_args": {"net": {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}, "lr": 0.1, "scheduler": None},
+        },
+        "data": {"class_path": "x.Data", "init_args": {"batch_size": 5, "num_workers": 2}},
+        "trainer": dict.fromkeys(("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val"), 7),
+    }
+    found = hyper_parameters(config)
+    assert found["model"] == "x.Classifier"
+    assert found["model.net"] == "x.Net"
+    assert found["model.net.sizes"] == "[1, 2]"
+    assert found["data.batch_size"] == 5
+    assert "model.scheduler" not in found
+    assert "data.num_workers" not in found
+    assert all(isinstance(value, bool | int | float | str) for value in found.values())
