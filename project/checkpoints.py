@@ -13,6 +13,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from project.errors import UserError
 
@@ -119,6 +120,11 @@ class RunCheckpoint(ModelCheckpoint):
             raise UserError(
                 f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
             )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # SIGTERM, as from a cluster that wants the machine back: Lightning stops between two batches
+        if isinstance(exception, SIGTERMException) and self.filename == "last":
+            trainer.save_checkpoint(Path(self.own_folder) / "last.ckpt")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far where the run goes on in its folder, also if that has been moved."""

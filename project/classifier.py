@@ -26,8 +26,9 @@ class Classifier(LightningModule):
         lr: Learning rate.
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another one.
         optimizer_args: Its other arguments, such as {momentum: 0.9}.
-        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR, or WarmupCosineLR (linear warm-up,
-            then cosine), or the import path of another one. None keeps the learning rate.
+        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; or WarmupCosineLR (linear warm-up,
+            then cosine), or FinalDecayLR (constant, then down to 0); or the import path of another one. None keeps
+            the learning rate.
         scheduler_args: Its arguments, such as {warmup_steps: 500}. The length of the training (T_max, total_steps)
             is filled in. ReduceLROnPlateau watches val/loss, with {mode: max} val/acc.
         scheduler_interval: Step the scheduler after every "epoch" or every "step".

@@ -1,6 +1,7 @@
 """The command line of training: from flags and configs to a finished run."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,8 +122,12 @@ class TrainingCLI(LightningCLI):
                 failures.append(error)
                 raise
 
+        with warnings.catch_warnings():
+            # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.parser.add_instantiator(build, object, subclasses=True)
         try:
-            self.config_init = self.parser.instantiate(self.config, instantiators=[(build, object, True)])
+            self.config_init = self.parser.instantiate(self.config)
         except ValueError as error:
             # jsonargparse turns whatever a constructor raises into a ValueError of its own
             failure = failures[0] if failures else error

@@ -34,6 +34,22 @@ class WarmupCosineLR(LambdaLR):
         super().__init__(optimizer, factor)
 
 
+class FinalDecayLR(LambdaLR):
+    """Constant, then a straight line down to 0 over the last `decay_fraction` of `total_steps`.
+
+    The steady part is that of a constant rate, whatever the length of the training, and the last one takes out its
+    noise. Zhai et al., "Scaling vision transformers", 2022, call it a cooldown.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, decay_fraction: float = 0.1) -> None:
+        if not 0 < decay_fraction <= 1:
+            raise ValueError(f"decay_fraction {decay_fraction} is not in (0, 1]")
+        super().__init__(optimizer, lambda step: min(1.0, (1 - step / total_steps) / decay_fraction))
+
+
+OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
+
+
 def build_optimizer(name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float) -> Optimizer:
     """An optimiser of torch.optim by class name, or any other by its full import path.
 
@@ -44,14 +60,12 @@ def build_optimizer(name: str, args: dict[str, Any], parameters: Iterable[Parame
 
 
 def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int) -> LRScheduler:
-    """A scheduler of torch.optim.lr_scheduler by class name, WarmupCosineLR, or any other by its full import path.
+    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its full import path.
 
     num_steps: how often it will step in the whole training; the schedulers' `T_max` or `total_steps` unless given.
     Raises UserError for an unknown name and for arguments that the class does not take.
     """
-    scheduler_class = (
-        WarmupCosineLR if name == "WarmupCosineLR" else _find_class("scheduler", name, lr_scheduler, LRScheduler)
-    )
+    scheduler_class = OWN_SCHEDULERS.get(name) or _find_class("scheduler", name, lr_scheduler, LRScheduler)
     accepted = inspect.signature(scheduler_class).parameters
     # OneCycleLR computes total_steps from these two
     own_length = {"epochs", "steps_per_epoch"} & args.keys()
@@ -71,7 +85,7 @@ def _find_class(kind: str, name: str, module: Any, base: type) -> type:
     if isinstance(found, type) and issubclass(found, base) and found is not base:
         return found
     known = [n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base]
-    lower = {n.lower(): n for n in [*known, *(["WarmupCosineLR"] if kind == "scheduler" else [])]}
+    lower = {n.lower(): n for n in [*known, *(OWN_SCHEDULERS if kind == "scheduler" else [])]}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     hint = f"did you mean {lower[near[0]]}?" if near else f"try {', '.join(sorted(lower.values()))}"
     raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}: {hint}", status=2)

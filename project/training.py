@@ -1,6 +1,8 @@
 """A training run from its command line to its test result."""
 
 import logging
+import signal
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, read_checkpoint
 from project.checks import check_network, check_resume, check_selection
@@ -152,6 +154,9 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
         results = trainer.test(model, data, ckpt_path=tested, verbose=False)
     except MisconfigurationException as error:
         raise UserError(str(error).splitlines()[0]) from error
+    except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
+        print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     values = {**results[0], **values} if results else values
     if "test/num_samples" in values:
         values["test/num_samples"] = int(values["test/num_samples"])

@@ -69,6 +69,11 @@ def test_warmup_is_linear_then_the_cosine_ends_at_zero() -> None:
     assert found[4:] == pytest.approx(expected)
 
 
+def test_the_final_decay_is_constant_then_a_line_to_zero() -> None:
+    assert rates("FinalDecayLR", {"decay_fraction": 0.5}, 8) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates("FinalDecayLR", {}, 20) == pytest.approx([1] * 19 + [0.5])
+
+
 def test_the_length_of_the_training_is_filled_in() -> None:
     cosine = rates("CosineAnnealingLR", {}, 10)
     assert cosine[5] == pytest.approx(0.5)
@@ -89,6 +94,8 @@ def test_torchs_step_schedule() -> None:
         ("StepLR", {}, "step_size"),
         ("StepLR", {"stepsize": 3}, "did you mean step_size"),
         ("WarmupCosineLR", {"warmup_steps": -1}, "negative"),
+        ("FinalDecayLR", {"decay_fraction": 0}, "decay_fraction 0"),
+        ("FinalDecay", {}, "did you mean FinalDecayLR"),
         ("LambdaLR", {}, "lr_lambda"),
     ],
 )

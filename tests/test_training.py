@@ -1,7 +1,6 @@
 """Whole runs of tests/tiny.yaml through main(args)."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -236,8 +235,11 @@ def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> 
     assert score["best_model_path"] == str(tmp_path / "moved" / "version_0" / "checkpoints" / "best.ckpt")
 
 
-def test_kill_9_in_mid_epoch_and_the_same_command_goes_on_to_the_same_weights(train: Train, tmp_path: Path) -> None:
-    flags = ["--trainer.max_epochs", "12", "--data.num_train", "1500"]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
+    train: Train, tmp_path: Path, number: signal.Signals
+) -> None:
+    flags = ["--trainer.max_epochs", "8", "--data.num_train", "4000"]
     command = [
         sys.executable,
         "scripts/train.py",
@@ -253,14 +255,17 @@ def test_kill_9_in_mid_epoch_and_the_same_command_goes_on_to_the_same_weights(tr
         if line.startswith("Epoch 3 "):
             break
     time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait() == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number]
     process.stdout.close()
     folder = tmp_path / "killed" / "version_0"
     assert not (folder / "metrics.json").exists()
+    if number == signal.SIGTERM:
+        assert checkpoint(folder)["global_step"] % (3600 // 16), "the state in the middle of the epoch is kept"
     train(*flags, "--name", "killed", "--ckpt_path", "last")
     train(*flags, "--name", "whole")
     assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
+    assert curves(folder) == curves(tmp_path / "whole" / "version_0")
 
 
 def test_nothing_is_selected_on_test_data(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
