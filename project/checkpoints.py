@@ -104,6 +104,7 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,  # the file is replaced, not numbered
         )
         self.own_folder = str(self.dirpath)
+        self.step_at_epoch_end = 0
 
     @property
     def state_key(self) -> str:
@@ -113,6 +114,7 @@ class RunCheckpoint(ModelCheckpoint):
         # without a validation yet, as with max_steps in the first epoch, there is nothing to compare
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
+            self.step_at_epoch_end = trainer.global_step
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = [name for name in trainer.callback_metrics if name not in ("epoch", "step")]
@@ -122,8 +124,10 @@ class RunCheckpoint(ModelCheckpoint):
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # SIGTERM, as from a cluster that wants the machine back: Lightning stops between two batches
-        if isinstance(exception, SIGTERMException) and self.filename == "last":
+        # SIGTERM, as from a cluster that wants the machine back: Lightning stops between two batches. It cannot go on
+        # from the middle of a validation; and when an epoch has ended, the checkpoint is there already.
+        between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
+        if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
             trainer.save_checkpoint(Path(self.own_folder) / "last.ckpt")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

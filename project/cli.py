@@ -175,8 +175,8 @@ def arguments(args: Sequence[str] | None) -> list[str]:
 
 def make_paths_absolute(config: Any) -> None:
     """Paths in flags are relative to the working folder; the saved config must mean the same from anywhere."""
-    data = config.data.init_args
-    for key, value in vars(data).items():
+    data = config.data.get("init_args") or {}
+    for key, value in dict(data).items():
         if key.endswith(("_dir", "_path")) and isinstance(value, str):
             data[key] = str(Path(value).absolute())
     if config.trainer.default_root_dir is not None:

@@ -43,11 +43,28 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         return train(TrainingCLI(args))
 
 
+# beginnings of Lightning's lines that advertise, or say what we say ourselves
+CHATTER = (
+    "💡",
+    "GPU available",
+    "TPU available",
+    "LOCAL_RANK",
+    "Seed set",
+    "Restor",
+    "Loaded",
+    "`Trainer.fit` stopped",
+)
+
+
+def is_wanted(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(CHATTER)
+
+
 def quiet_lightning() -> None:
-    """Leave out what Lightning says of itself; what concerns the run is printed by us."""
+    """Leave out what Lightning says of itself."""
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)  # shown if asked for
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(is_wanted)
     # data in memory needs no workers
     warnings.filterwarnings("ignore", message=".*does not have many workers")
     # a resumed run goes on in its own folder
@@ -77,7 +94,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     trainer: Trainer | None = None
     try:
         trainer = cli.make_trainer(
-            logger=make_logger(config.trainer.logger, run, checkpoint),
+            logger=make_logger(cli.config_init.trainer.logger, run, checkpoint),
             callbacks=make_callbacks(cli, run, selecting),
             plugins=[AtomicCheckpointIO()],
         )
@@ -142,7 +159,7 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
     if run:
         print(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}", flush=True)
     try:
-        trainer.fit(model, data, ckpt_path=checkpoint_path)
+        trainer.fit(model, data, ckpt_path=checkpoint_path, weights_only=True)
         recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
         values = {
             "epochs": trainer.current_epoch,
@@ -150,20 +167,23 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
             "train_seconds": round(recorder.total_seconds(), 3),
         }
         best = run.checkpoints / "best.ckpt" if run else None
-        tested = best if best and best.is_file() else None
-        results = trainer.test(model, data, ckpt_path=tested, verbose=False)
+        tested = best if best and best.is_file() and trainer.checkpoint_callbacks else None
+        results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
     except MisconfigurationException as error:
         raise UserError(str(error).splitlines()[0]) from error
     except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
         print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
-    values = {**results[0], **values} if results else values
-    if "test/num_samples" in values:
-        values["test/num_samples"] = int(values["test/num_samples"])
+    found: dict[str, Any] = dict(results[0]) if results else {}
+    if "test/num_samples" in found:
+        found["test/num_samples"] = int(found["test/num_samples"])
+    values = found | values
     if run and trainer.is_global_zero:
         run.write_metrics(values)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-    numbers = ", ".join(f"{key} {value:.4g}" for key, value in values.items() if key.startswith("test/"))
+    numbers = ", ".join(
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
+    )
     print(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
     print(f"Test of {what}: {numbers}")
     print(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")

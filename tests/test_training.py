@@ -185,6 +185,39 @@ class Interrupt(Callback):
             raise InterruptedRunError
 
 
+class Terminate(Callback):
+    """Sends SIGTERM to the own process when a batch of the second epoch ends."""
+
+    at_batch: int | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.current_epoch == 1 and trainer.fit_loop.epoch_loop.batch_idx == self.at_batch:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("at_batch", [0, 7, 17, 18], ids=["first", "middle", "last but one", "last"])
+def test_sigterm_keeps_the_state_between_two_batches(
+    train: Train, tmp_path: Path, at_batch: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate")
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", at_batch)
+    with pytest.raises(SystemExit) as caught:
+        train(*flags, "--name", "cut")
+    assert caught.value.code == 143
+    assert "--ckpt_path last" in capsys.readouterr().err
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    # after the last batch comes the validation, and Lightning cannot go on in the middle of one
+    assert checkpoint(folders[1])["global_step"] == (19 if at_batch == 18 else 19 + at_batch + 1)
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+    assert equal(*(weights(folder, "best") for folder in folders))
+    expected, found = map(curves, folders)
+    assert found == expected
+
+
 @pytest.mark.parametrize("name", ["best", "epoch_001"])
 def test_a_new_run_can_start_from_any_other_checkpoint(train: Train, tmp_path: Path, name: str) -> None:
     train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
@@ -239,29 +272,21 @@ def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> 
 def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, number: signal.Signals
 ) -> None:
-    flags = ["--trainer.max_epochs", "8", "--data.num_train", "4000"]
-    command = [
-        sys.executable,
-        "scripts/train.py",
-        "--config",
-        TINY,
-        "--trainer.default_root_dir",
-        str(tmp_path),
-        *flags,
-    ]
-    process = subprocess.Popen([*command, "--name", "killed"], cwd=REPO, stdout=subprocess.PIPE, text=True)
+    flags = ["--trainer.max_epochs", "5", "--data.num_train", "2000"]
+    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
+    process = subprocess.Popen([*command, *flags, "--name", "killed"], cwd=REPO, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Epoch 3 "):
             break
-    time.sleep(0.05)
+    time.sleep(0.03)
     process.send_signal(number)
     assert process.wait() == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number]
     process.stdout.close()
     folder = tmp_path / "killed" / "version_0"
     assert not (folder / "metrics.json").exists()
     if number == signal.SIGTERM:
-        assert checkpoint(folder)["global_step"] % (3600 // 16), "the state in the middle of the epoch is kept"
+        assert checkpoint(folder)["global_step"] % (1800 // 16), "the state in the middle of the epoch is kept"
     train(*flags, "--name", "killed", "--ckpt_path", "last")
     train(*flags, "--name", "whole")
     assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
