@@ -26,6 +26,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
+        for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+            if key in checkpoint:  # runs are rebuilt from their config, these are for the reader
+                checkpoint[key] = plain(checkpoint[key])
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,10 +41,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             staged.replace(path)
         except OSError as error:
             staged.unlink(missing_ok=True)
+            hint = "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
             raise UserError(
-                f"{path} cannot be written: {error.strerror}; the checkpoints saved before are whole\n"
-                "make room, then go on with --ckpt_path last"
+                f"{path} cannot be written: {error.strerror}; what was saved before is whole\nmake room, then {hint}"
             ) from error
+
+
+def plain(value: Any) -> Any:
+    """The value with everything in it that safe loading refuses, such as paths, turned into text."""
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value if value is None or isinstance(value, torch.Tensor) else str(value)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -50,16 +65,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     torch.save writes a zip archive with a CRC-32 of each record, which torch.load does not look at.
     Raises UserError for a file that is missing, damaged, unsafe or not of a run.
     """
-    if not path.is_file():
-        near = sorted((path if path.is_dir() else path.parent).glob("**/*.ckpt"))
-        hint = (
-            f"there is {', '.join(map(str, near[-3:]))}" if near else "a run's are in logs/NAME/version_N/checkpoints"
-        )
-        raise UserError(f"checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}: {hint}")
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if not is_file:
+        folder = path if is_folder else path.parent
+        near = sorted(file for pattern in ("*.ckpt", "checkpoints/*.ckpt") for file in folder.glob(pattern))
+        hint = f"there is {', '.join(map(str, near[-3:]))}" if near else "see logs/NAME/version_N/checkpoints"
+        raise UserError(f"checkpoint {path} {'is a folder' if is_folder else 'does not exist'}: {hint}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
         raise UserError(f"checkpoint {path} is cut short or no checkpoint at all: {error}") from error
     if damaged:
         raise UserError(f"checkpoint {path} is damaged: the checksum of its record {damaged} is wrong")
@@ -71,7 +89,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     except (RuntimeError, EOFError, KeyError, ValueError) as error:
         raise UserError(f"checkpoint {path} is damaged: {str(error).splitlines()[0]}") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "config"} <= checkpoint.keys():
+    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
+    weights, config = checkpoint.get("state_dict"), checkpoint.get("config")
+    sound = isinstance(weights, dict) and isinstance(config, dict) and {"model", "data", "trainer"} <= config.keys()
+    if not sound:
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
     return checkpoint
 
@@ -115,13 +136,6 @@ class RunCheckpoint(ModelCheckpoint):
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = [name for name in trainer.callback_metrics if name not in ("epoch", "step")]
-        if self.monitor and self.monitor not in metrics and not self.monitor.startswith("train/"):
-            raise UserError(
-                f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
-            )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # SIGTERM, as from a cluster that wants the machine back: Lightning stops between two batches. It cannot go on

@@ -1,21 +1,25 @@
 """What must hold before a run starts, and the words for it where it does not."""
 
+import json
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from lightning import LightningDataModule, LightningModule
+from torch.nn.parameter import is_lazy
 
 from project.data.datamodule import TensorDataModule
 from project.errors import UserError
 from project.messages import did_you_mean
 
 
-def check_config_file(path: Path) -> str:
-    """The path as text. Raises UserError for a config that is missing, unreadable or not a mapping."""
+def check_config_file(path: Path) -> None:
+    """Raises UserError for a config that is missing, unreadable or not a mapping."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        json.dumps(content, default=str, skipkeys=True)
     except OSError as error:
         near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
         raise UserError(f"--config {path}: {error.strerror}{near}", 2) from error
@@ -23,6 +27,8 @@ def check_config_file(path: Path) -> str:
         raise UserError(
             f"--config {path} is not a text file; give a YAML file such as configs/mnist_mlp.yaml", 2
         ) from error
+    except ValueError as error:
+        raise UserError(f"--config {path}: a part of it refers to itself", 2) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -37,29 +43,29 @@ def check_config_file(path: Path) -> str:
             raise UserError(f"--config {path}: {key} is {content[key]!r}, where keys with values belong", 2)
     if isinstance(content.get("trainer"), str):
         raise UserError(f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2)
-    return str(path)
 
 
-def check_network(model: LightningModule, data: TensorDataModule) -> None:
-    """Try `model.net`, where there is one, on two samples, and print its size.
+def check_network(model: LightningModule, data: TensorDataModule, split: str = "train") -> None:
+    """Try `model.net`, where there is one, on two samples of a split, and print its size.
 
     Raises UserError if it cannot take them or has fewer outputs than there are classes.
     """
     net = getattr(model, "net", None)
     if not isinstance(net, torch.nn.Module):
         return
-    inputs = data.normalize(data.splits["train"].inputs[:2])
+    inputs = data.normalize(data.splits[split].inputs[:2])
     was_training = net.training
     with torch.no_grad():
         try:
             outputs = net.eval()(inputs)
         except RuntimeError as error:
-            if "shapes cannot be multiplied" in str(error) or "channels" in str(error):
-                raise UserError(
-                    f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}: "
-                    f"{str(error).splitlines()[0]}\nchange the arguments of model.net or of data"
-                ) from error
-            raise
+            file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+            if Path(torch.__file__).parent not in file.parents:  # a bug of the network's own
+                raise
+            raise UserError(
+                f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}: "
+                f"{str(error).splitlines()[0]}\nchange the arguments of model.net or of data"
+            ) from error
     net.train(was_training)
     if outputs.shape[-1] < len(data.classes):
         raise UserError(
@@ -87,6 +93,8 @@ def check_selection(config: Any, model: LightningModule, data: LightningDataModu
 def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs: int | None, path: Path) -> None:
     """Raise UserError where the training of the checkpoint cannot go on with this config."""
     check_weights(checkpoint, model, path)
+    if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
+        raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
     saved = checkpoint["config"]["model"].get("init_args", {}).get("optimizer")
     own = getattr(model, "optimizer", saved)
     if saved != own:
@@ -100,8 +108,11 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs:
 
 def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
     """Raise UserError if the checkpoint's weights are those of another network."""
-    saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
-    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    saved = {name: tuple(getattr(value, "shape", ())) for name, value in checkpoint["state_dict"].items()}
+    # a lazy layer has no shape yet
+    own = {
+        name: saved.get(name) if is_lazy(value) else tuple(value.shape) for name, value in model.state_dict().items()
+    }
     if saved == own:
         return
     name = next(name for name in {**saved, **own} if saved.get(name) != own.get(name))

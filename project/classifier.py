@@ -1,16 +1,18 @@
 """The LightningModule around any classification network: loss, metrics, optimiser, schedule."""
 
+import math
 from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from lightning import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import SumMetric
 
-from project.optim import build_optimizer, build_scheduler
+from project.optim import build_optimizer, build_scheduler, schedule_at
 
 Batch = tuple[Tensor, Tensor]
 
@@ -65,9 +67,7 @@ class Classifier(LightningModule):
         """Sums since the last log step."""
         self.last_log_step = 0
         # a wrong argument is found here, before anything has been written
-        dummy = build_optimizer(optimizer, self.optimizer_args, [nn.Parameter(torch.zeros(1))], self.lr)
-        if scheduler:
-            build_scheduler(scheduler, self.scheduler_args, dummy, num_steps=10**6)
+        schedule_at(3, optimizer, self.optimizer_args, self.lr, scheduler, self.scheduler_args, num_steps=100)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -77,6 +77,9 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
+        self.step_lr = self.trainer.optimizers[0].param_groups[0][
+            "lr"
+        ]  # the schedule moves on before the step is logged
         logits = self.net(x).float()
         loss = functional.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         self.train_sums["loss"] += loss.detach() * len(y)
@@ -93,7 +96,7 @@ class Classifier(LightningModule):
         sums = self.train_sums
         self.log("train/loss", sums["loss"] / sums["samples"], prog_bar=True)
         self.log("train/acc", sums["correct"] / sums["samples"])
-        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.log("lr", self.step_lr)
         self.train_sums = {name: torch.zeros_like(value) for name, value in sums.items()}
         self.last_log_step = self.global_step
 
@@ -133,12 +136,27 @@ class Classifier(LightningModule):
         optimizer = build_optimizer(self.optimizer, self.optimizer_args, self.net.parameters(), self.lr)
         if self.scheduler is None:
             return optimizer
-        num_steps = self.trainer.max_epochs or -1
-        if self.scheduler_interval == "step":
-            num_steps = int(min(self.trainer.estimated_stepping_batches, 2**31))
-        scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, num_steps)
+        scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, self._num_scheduler_steps())
         config = {"scheduler": scheduler, "interval": self.scheduler_interval, "reduce_on_plateau": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def _num_scheduler_steps(self) -> int | None:
+        """How often the scheduler steps in the whole training; None if the training has no end.
+
+        Lightning's estimated_stepping_batches would start the loaders, before a resumed run knows its epoch.
+        """
+        trainer: Any = self.trainer
+        loader = trainer.datamodule.train_dataloader() if trainer.datamodule else None
+        if loader is None:
+            return int(min(trainer.estimated_stepping_batches, 2**31))
+        limit = trainer.limit_train_batches
+        num_batches = min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+        steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
+        ends = [trainer.max_epochs * steps_per_epoch] if (trainer.max_epochs or -1) >= 0 else []
+        ends += [trainer.max_steps] if trainer.max_steps >= 0 else []
+        if not ends:
+            return None
+        return min(ends) if self.scheduler_interval == "step" else math.ceil(min(ends) / steps_per_epoch)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         if not isinstance(scheduler, ReduceLROnPlateau):  # that one steps after validation
@@ -151,3 +169,20 @@ class Classifier(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = {name: torch.tensor(value) for name, value in checkpoint["train_sums"].items()}
         self.last_log_step = checkpoint["last_log_step"]
+        if self.trainer.state.fn == TrainerFn.FITTING and self.scheduler and checkpoint["lr_schedulers"]:
+            self._stretch_schedule(checkpoint)
+
+    def _stretch_schedule(self, checkpoint: dict[str, Any]) -> None:
+        """If the training has become longer or shorter, put the schedule where it would be had it always been so."""
+        num_steps = self._num_scheduler_steps()
+        (saved,) = checkpoint["lr_schedulers"]
+        if num_steps is None or saved.get("T_max", saved.get("total_steps", num_steps)) == num_steps:
+            return
+        optimizer, scheduler = schedule_at(
+            *(saved["last_epoch"], self.optimizer, self.optimizer_args, self.lr),
+            *(self.scheduler, self.scheduler_args, num_steps),
+        )
+        assert scheduler is not None
+        checkpoint["lr_schedulers"] = [scheduler.state_dict()]
+        for group in checkpoint["optimizer_states"][0]["param_groups"]:
+            group.update({key: value for key, value in optimizer.param_groups[0].items() if key != "params"})

@@ -1,6 +1,7 @@
 """The command line of training: from flags and configs to a finished run."""
 
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +87,6 @@ class TrainingCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="Seed; true draws one.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"model": {"class_path": "project.classifier.Classifier"}})
         parser.set_defaults({"trainer.use_distributed_sampler": False})  # our own sampler shares the batches out
         parser.add_argument("--name", type=str, default="run", help="The run's folder is ROOT/NAME/version_N.")
         parser.add_argument(
@@ -104,6 +104,7 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         make_paths_absolute(self.config)
+        make_plain(self.config)
         trainer = self.config.trainer
         check_devices(trainer.accelerator, trainer.devices, trainer.strategy)
         # complete and plain: enough to repeat the run
@@ -130,10 +131,12 @@ class TrainingCLI(LightningCLI):
             self.config_init = self.parser.instantiate(self.config)
         except ValueError as error:
             # jsonargparse turns whatever a constructor raises into a ValueError of its own
-            failure = failures[0] if failures else error
+            if not failures:
+                raise UserError(explain(str(error), self.parser), 2) from error
+            failure = failures[0]
             # a constructor's word for an argument that it cannot take, or for a package that it wants
-            if isinstance(failure, ValueError | ModuleNotFoundError):
-                raise UserError(f"the config does not fit: {failure}", 2) from failure
+            if (isinstance(failure, ValueError) and is_raised_on_purpose(failure)) or isinstance(failure, ImportError):
+                raise UserError(f"the config does not fit: {str(failure).strip().splitlines()[0]}", 2) from failure
             raise failure from None
         self.model: LightningModule = self.config_init.model
         self.datamodule: LightningDataModule = self.config_init.data
@@ -141,36 +144,55 @@ class TrainingCLI(LightningCLI):
     def make_trainer(self, **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top; callbacks and plugins add to theirs."""
         config = {**self.config_init.trainer, **arguments}
-        if config["enable_progress_bar"] is None:
-            config["enable_progress_bar"] = sys.stdout.isatty()
         for key in ("callbacks", "plugins"):
             own = self.config_init.trainer[key] or []
             config[key] = [*(own if isinstance(own, list) else [own]), *arguments.get(key, [])]
-        if config["enable_progress_bar"] and not any(isinstance(c, ProgressBar) for c in config["callbacks"]):
+        own_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
+        if config["enable_progress_bar"] is None:
+            config["enable_progress_bar"] = own_bar or sys.stdout.isatty()
+        if config["enable_progress_bar"] and not own_bar:
             config["callbacks"].append(TQDMProgressBar(refresh_rate=50))  # a refresh costs as much as a small step
+        for key in ("accumulate_grad_batches", "check_val_every_n_epoch"):
+            if config[key] is not None and config[key] < 1:
+                raise UserError(f"trainer.{key} {config[key]}: 1 is the least", 2)
         if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
             print(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
         try:
             return Trainer(**config)
-        except (MisconfigurationException, ValueError, TypeError) as error:
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
 
 
-def arguments(args: Sequence[str] | None) -> list[str]:
-    """The command line with its --config flags in front, so that the other flags always win over the files."""
-    args = list(sys.argv[1:] if args is None else args)
+def is_raised_on_purpose(error: Exception) -> bool:
+    """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return (where.line or "").startswith("raise ")
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """The command line in the order in which it counts: the system's class, the --config files, all other flags.
+
+    The class comes first, so that arguments are never taken for those of another class; it is the Classifier unless
+    a flag or a file names another one.
+    """
+    args = list(args)
+    model = ["--model", "project.classifier.Classifier"]
     configs: list[str] = []
     others: list[str] = []
     while args:
-        arg = args.pop(0)
-        if arg in ("--config", "-c") and args:
-            configs += ["--config", check_config_file(Path(args.pop(0)))]
-        elif arg.startswith("--config="):
-            configs += ["--config", check_config_file(Path(arg.removeprefix("--config=")))]
+        arg, has_value, value = args.pop(0).partition("=")
+        if arg in ("--config", "-c", "--model", "--model.class_path") and (has_value or args):
+            value = value if has_value else args.pop(0)
+            if arg.startswith("--model"):
+                model = ["--model", value]
+                others += model  # again, for where a file names a class too
+            else:
+                configs += ["--config", value]
+                check_config_file(Path(value))
         else:
-            others.append(arg)
-    return configs + others
+            others.append(arg + has_value + value)
+    return model + configs + others
 
 
 def make_paths_absolute(config: Any) -> None:
@@ -181,6 +203,15 @@ def make_paths_absolute(config: Any) -> None:
             data[key] = str(Path(value).absolute())
     if config.trainer.default_root_dir is not None:
         config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
+
+
+def make_plain(config: Any) -> None:
+    """Numbers of jsonargparse's restricted types, such as PositiveInt, become plain ones: a class that asks for a plain
+    number could not be dumped with the others."""
+    for key, value in list(config.items()):
+        for plain in (int, float):
+            if isinstance(value, plain) and type(value) not in (plain, bool):
+                config[key] = plain(value)
 
 
 def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:

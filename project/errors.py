@@ -41,6 +41,17 @@ def short_errors() -> Iterator[None]:
         sys.exit(1)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole or not at all: an earlier one survives a full disk."""
+    staged = path.with_name(f".{path.name}.part")
+    try:
+        staged.write_text(text, encoding="utf-8", newline="")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror}; what was saved before is whole") from error
+
+
 class ScriptParser(argparse.ArgumentParser):
     """An argument parser without abbreviations that reports mistakes as UserError."""
 

@@ -116,7 +116,8 @@ def _reason(message: str, name: str) -> str:
     expected = [_type_name(t) for t in re.findall(r"Expected an? (.+?)(?:\. Got value|$)", message, re.M)]
     if wanted := list(dict.fromkeys(t for t in expected if t not in ("NoneType", "path"))):
         return f"{given!r} is not valid, expected {' or '.join(wanted)}"
-    return " ".join(message.split())
+    text = " ".join(message.split())
+    return text if len(text) < 200 else f"{given[:100]} does not fit there"
 
 
 def _type_name(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from project.errors import UserError
 
@@ -32,6 +32,7 @@ class WarmupCosineLR(LambdaLR):
             return (1 + math.cos(math.pi * min(progress, 1))) / 2
 
         super().__init__(optimizer, factor)
+        self.total_steps = total_steps
 
 
 class FinalDecayLR(LambdaLR):
@@ -44,7 +45,8 @@ class FinalDecayLR(LambdaLR):
     def __init__(self, optimizer: Optimizer, total_steps: int, decay_fraction: float = 0.1) -> None:
         if not 0 < decay_fraction <= 1:
             raise ValueError(f"decay_fraction {decay_fraction} is not in (0, 1]")
-        super().__init__(optimizer, lambda step: min(1.0, (1 - step / total_steps) / decay_fraction))
+        super().__init__(optimizer, lambda step: min(1.0, max(0.0, 1 - step / total_steps) / decay_fraction))
+        self.total_steps = total_steps
 
 
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
@@ -59,10 +61,11 @@ def build_optimizer(name: str, args: dict[str, Any], parameters: Iterable[Parame
     return _build("optimizer", optimizer_class, args, parameters, lr=lr)
 
 
-def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int) -> LRScheduler:
+def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
     """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its full import path.
 
-    num_steps: how often it will step in the whole training; the schedulers' `T_max` or `total_steps` unless given.
+    num_steps: how often it will step in the whole training, None if that has no end; the schedulers' `T_max` or
+    `total_steps` unless given.
     Raises UserError for an unknown name and for arguments that the class does not take.
     """
     scheduler_class = OWN_SCHEDULERS.get(name) or _find_class("scheduler", name, lr_scheduler, LRScheduler)
@@ -70,7 +73,41 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
     # OneCycleLR computes total_steps from these two
     own_length = {"epochs", "steps_per_epoch"} & args.keys()
     length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length}
+    if num_steps is None and length.keys() - args.keys():
+        raise UserError(f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2)
     return _build("scheduler", scheduler_class, length | args, optimizer)
+
+
+def schedule_at(
+    step: int,
+    optimizer: str,
+    optimizer_args: dict[str, Any],
+    lr: float,
+    scheduler: str | None,
+    scheduler_args: dict[str, Any],
+    num_steps: int,
+) -> tuple[Optimizer, LRScheduler | None]:
+    """An optimiser of one number, and its scheduler, after `step` steps.
+
+    Raises UserError for names and arguments that do not work.
+    """
+    parameter = Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    built = build_optimizer(optimizer, optimizer_args, [parameter], lr)
+    schedule = build_scheduler(scheduler, scheduler_args, built, num_steps) if scheduler else None
+    what = f"model.optimizer {optimizer} with {optimizer_args}" + (
+        f", {scheduler} with {scheduler_args}" if scheduler else ""
+    )
+    try:
+        for _ in range(step):
+            built.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
+            if isinstance(schedule, ReduceLROnPlateau):
+                schedule.step(0.0)
+            elif schedule is not None:
+                schedule.step()
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
+    return built, schedule
 
 
 def _find_class(kind: str, name: str, module: Any, base: type) -> type:

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 import re
 import shutil
@@ -18,7 +19,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from project.errors import UserError
+from project.errors import UserError, write_whole
 
 LOGS = Path(__file__).parents[1] / "logs"
 
@@ -63,12 +64,18 @@ class Run:
 
     def write(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
-        staged = self.folder / f".{name}.part"
-        staged.write_text(text, encoding="utf-8")
-        staged.replace(self.folder / name)
+        write_whole(self.folder / name, text)
 
     def write_metrics(self, values: dict[str, Any]) -> None:
-        self.write("metrics.json", json.dumps(values, indent=2) + "\n")
+        self.write("metrics.json", json_text(values, indent=2) + "\n")
+
+
+def json_text(values: dict[str, Any], indent: int | None = None) -> str:
+    """JSON, which has no NaN and no infinity: null in their place."""
+    known = {
+        key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in values.items()
+    }
+    return json.dumps(known, indent=indent, allow_nan=False)
 
 
 def _make_version(folder: Path) -> Path:
@@ -136,11 +143,18 @@ def _git_commit() -> str:
 
 
 class RunRecorder(Callback):
-    """Puts the run's config into its checkpoints and its hyper-parameters into TensorBoard's HPARAMS tab, and keeps
-    the seconds of training, of all its parts where it has been resumed."""
+    """Writes down what a run is, when its training starts: its config and environment into its folder, the config into
+    its checkpoints, the hyper-parameters into TensorBoard's HPARAMS tab; and its seconds of training, resumed or not.
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    config, text: the config, as values and as YAML.
+    monitor: a metric that validation must log.
+    """
+
+    def __init__(self, config: dict[str, Any], text: str, run: Run | None = None, monitor: str | None = None) -> None:
         self.config = config
+        self.text = text
+        self.run = run
+        self.monitor = monitor
         self.train_seconds = 0.0
         self.start: float | None = None
 
@@ -156,6 +170,22 @@ class RunRecorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
+        if self.run and trainer.is_global_zero:
+            self.run.write("config.yaml", self.text)
+            with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
+                file.write(describe_environment(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
+        if isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.flush()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = trainer.callback_metrics
+        if self.monitor and self.monitor not in metrics:
+            raise UserError(
+                f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
+            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, read_checkpoint
 from project.checks import check_network, check_resume, check_selection
@@ -19,8 +19,8 @@ from project.cli import TrainingCLI, arguments
 from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import UserError, short_errors
-from project.progress import EpochLines
-from project.run import LOGS, Run, RunRecorder, describe_environment, find_checkpoint, folder_to_continue
+from project.progress import EpochLines, Patience
+from project.run import LOGS, Run, RunRecorder, find_checkpoint, folder_to_continue
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
 
@@ -32,15 +32,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """
     with short_errors():
         quiet_lightning()
-        args = arguments(args)
-        if "--config" not in args:
+        args = list(sys.argv[1:] if args is None else args)
+        if not any(arg.partition("=")[0] in ("--config", "-c") for arg in args):
             args = ["--config", str(DEFAULT_CONFIG), *args]
             if "-h" not in args and not any(arg.startswith(("--help", "--print_config")) for arg in args):
                 print(
                     "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
                     "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
                 )
-        return train(TrainingCLI(args))
+        return train(TrainingCLI(arguments(args)))
 
 
 # beginnings of Lightning's lines that advertise, or say what we say ourselves
@@ -89,21 +89,19 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     selecting = check_selection(config, cli.model, cli.datamodule)
 
     if config.trainer.fast_dev_run:
-        return fit_and_test(cli.make_trainer(callbacks=[RunRecorder(cli.plain_config)]), cli, checkpoint_path, None)
+        return fit_and_test(
+            cli.make_trainer(callbacks=[RunRecorder(cli.plain_config, cli.plain_yaml)]), cli, checkpoint_path, None
+        )
     run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
-    trainer: Trainer | None = None
     try:
         trainer = cli.make_trainer(
             logger=make_logger(cli.config_init.trainer.logger, run, checkpoint),
             callbacks=make_callbacks(cli, run, selecting),
             plugins=[AtomicCheckpointIO()],
         )
-        run.write("config.yaml", cli.plain_yaml)
-        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
-            file.write(describe_environment(trainer))
         return fit_and_test(trainer, cli, checkpoint_path, run)
-    except UserError:
-        if run.is_new and (trainer is None or trainer.global_step == 0):
+    except (UserError, OSError):
+        if run.is_new and not list(run.checkpoints.glob("*.ckpt")):
             run.discard()
         raise
     finally:
@@ -112,9 +110,9 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
 
 def prepare(model: LightningModule, data: LightningDataModule) -> None:
     """Load the data and try the network on it, before a run folder exists."""
-    data.prepare_data()
-    data.setup("fit")
-    if isinstance(data, TensorDataModule):
+    if isinstance(data, TensorDataModule):  # others may need the Trainer for it
+        data.prepare_data()
+        data.setup("fit")
         train, val = data.splits["train"], data.splits.get("val", ())
         print(
             f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples "
@@ -138,14 +136,19 @@ def make_logger(flag: Any, run: Run, checkpoint: dict[str, Any] | None) -> Any:
 def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback]:
     config = cli.config
     monitor = config.monitor if selecting else None
-    callbacks: list[Callback] = [RandomState(), RunRecorder(cli.plain_config), EpochLines()]
+    callbacks: list[Callback] = [
+        RandomState(),
+        RunRecorder(cli.plain_config, cli.plain_yaml, run, monitor),
+        EpochLines(),
+    ]
     if config.patience is not None:
         mode = "min" if "loss" in config.monitor else "max"
-        callbacks.append(EarlyStopping(config.monitor, patience=int(config.patience), mode=mode))
+        callbacks.append(Patience(config.monitor, patience=int(config.patience), mode=mode))
     if config.trainer.enable_checkpointing is not False:
         # the best one first: the last one then knows of it
         in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
         every = None if in_epoch else config.trainer.check_val_every_n_epoch
+        every = every if selecting else 1  # the last epoch
         callbacks.append(RunCheckpoint(run.checkpoints, "best", monitor, every_n_epochs=every))
         if config.keep_every_epoch:
             callbacks.append(RunCheckpoint(run.checkpoints, "epoch_{epoch:03d}", keep_all=True))
@@ -156,7 +159,7 @@ def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | None, run: Run | None) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
     print(describe_devices(trainer), flush=True)
-    if run:
+    if run and isinstance(trainer.logger, TensorBoardLogger):
         print(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}", flush=True)
     try:
         trainer.fit(model, data, ckpt_path=checkpoint_path, weights_only=True)
@@ -168,9 +171,15 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
         }
         best = run.checkpoints / "best.ckpt" if run else None
         tested = best if best and best.is_file() and trainer.checkpoint_callbacks else None
-        results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
+        results = []
+        if is_overridden("test_step", model) and is_overridden("test_dataloader", data):
+            results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
+    except ValueError as error:
+        if "`val_check_interval`" not in str(error):
+            raise
+        raise UserError(first_line(error), 2) from error
     except MisconfigurationException as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(first_line(error)) from error
     except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
         print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
@@ -185,9 +194,13 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
         f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
     )
     print(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
-    print(f"Test of {what}: {numbers}")
+    print(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
     print(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
     return values
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].strip()
 
 
 def short(path: Path | None) -> str:

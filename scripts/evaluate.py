@@ -6,14 +6,16 @@ python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batc
 The last line on stdout is a JSON object with test/acc, test/loss and test/num_samples.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from project.checks import check_network
 from project.cli import load_run
+from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import ScriptParser, UserError, short_errors
+from project.run import json_text
 from project.training import quiet_lightning
 
 
@@ -30,9 +32,17 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         run = load_run(known.ckpt_path, flags)
         trainer = run.make_trainer(logger=False, enable_checkpointing=False)
         print(describe_devices(trainer), flush=True)
-        results: dict[str, Any] = dict(trainer.test(run.model, run.datamodule, verbose=False)[0])
-    results["test/num_samples"] = int(results["test/num_samples"])
-    print(json.dumps(results))
+        if isinstance(run.datamodule, TensorDataModule):
+            run.datamodule.prepare_data()
+            run.datamodule.setup("test")
+            check_network(run.model, run.datamodule, "test")
+        found = trainer.test(run.model, run.datamodule, verbose=False)
+        if not found:
+            raise UserError("nothing was tested: trainer.limit_test_batches is 0, or the model or the data has no test")
+    results: dict[str, Any] = dict(found[0])
+    if "test/num_samples" in results:
+        results["test/num_samples"] = int(results["test/num_samples"])
+    print(json_text(results))
     return results
 
 

@@ -5,6 +5,7 @@ python scripts/export.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.c
 pth: a plain state_dict. `net.load_state_dict(torch.load("mnist.pth", weights_only=True))` needs plain PyTorch only.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from project.cli import load_run
-from project.errors import ScriptParser, output_file, short_errors
+from project.errors import ScriptParser, UserError, output_file, short_errors
 from project.training import quiet_lightning
 
 
@@ -25,16 +26,28 @@ def main(args: Sequence[str] | None = None) -> Path:
         known = parser.parse_args(args)
         quiet_lightning()
         output: Path = known.output or known.ckpt_path.with_suffix(f".{known.format}")
-        net = load_run(known.ckpt_path).model.net
-        assert isinstance(net, nn.Module)
+        net = getattr(load_run(known.ckpt_path).model, "net", None)
+        if not isinstance(net, nn.Module):
+            raise UserError(f"{known.ckpt_path} has no network `net` in its LightningModule to export")
+        if output.resolve() == known.ckpt_path.resolve():
+            raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)
         # written beside the target and moved there, so that an earlier file survives a full disk
         staged = output.with_name(f".{output.name}.part")
-        with staged.open("wb") as file:
-            torch.save({name: value.detach().cpu() for name, value in net.state_dict().items()}, file)
-        check(staged, net)
-        staged.replace(output)
+        try:
+            staged.write_bytes(content(net))
+            check(staged, net)
+            staged.replace(output)
+        finally:
+            staged.unlink(missing_ok=True)
     print(f"Weights of {type(net).__name__}, checked to be those of the checkpoint: {output}")
     return output
+
+
+def content(net: nn.Module) -> bytes:
+    """The weights as torch.save writes them."""
+    buffer = io.BytesIO()
+    torch.save({name: value.detach().cpu() for name, value in net.state_dict().items()}, buffer)
+    return buffer.getvalue()
 
 
 def check(file: Path, net: nn.Module) -> None:

@@ -8,6 +8,7 @@ be read are reported and left out; the exit status is then 1.
 """
 
 import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from project.cli import load_run
 from project.data.datamodule import TensorDataModule
 from project.data.image_files import find_images, read_image
-from project.errors import ScriptParser, UserError, output_file, short_errors
+from project.errors import ScriptParser, UserError, output_file, short_errors, write_whole
 from project.training import quiet_lightning
 
 BATCH_SIZE = 256
@@ -37,6 +38,8 @@ def main(args: Sequence[str] | None = None) -> None:
         shape = getattr(run.datamodule, "image_shape", None)
         if shape is None or not isinstance(run.datamodule, TensorDataModule):
             raise UserError(f"{known.ckpt_path} was trained on {type(run.datamodule).__name__}, which are no images")
+        if shape[0] not in (1, 3) or not isinstance(getattr(run.model, "net", None), torch.nn.Module):
+            raise UserError(f"{known.ckpt_path} has no network `net` for images of 1 or 3 channels")
         files, unreadable = find_images(known.images)
         rows = []
         for batch_files, images in read_batches(files, shape, unreadable):
@@ -83,8 +86,9 @@ def classify(model: LightningModule, data: TensorDataModule, images: Tensor) -> 
 def write(rows: list[tuple[str, str, str]], output: Path | None) -> None:
     header = ("file", "class", "probability")
     if output is not None:
-        with output.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
+        text = io.StringIO()
+        csv.writer(text).writerows([header, *rows])
+        write_whole(output, text.getvalue())
         print(f"{len(rows)} predictions in {output}")
     elif rows:
         widths = [max(len(row[i]) for row in [header, *rows]) for i in range(3)]

@@ -1,14 +1,20 @@
 """Mistakes on the command line and in configs, and what --help and --print_config show."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 import yaml
 from conftest import TINY
+from lightning import LightningDataModule, LightningModule
+from test_scripts import script
 from torch import nn
 
+from project.classifier import Classifier
+from project.data.synthetic import SyntheticImages
 from project.training import main
 
 Train = Callable[..., dict[str, Any]]
@@ -263,3 +269,162 @@ def test_one_line_tells_the_devices(train: Train, capsys: Any) -> None:
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Device: ")]
     assert len(lines) == 1
     assert lines[0].startswith("Device: CPU (")
+
+
+class OwnSystem(LightningModule):
+    """A system that is no Classifier: own arguments, own defaults, hyper-parameters that are not plain, no `net`."""
+
+    built: ClassVar[list[Any]] = []
+
+    def __init__(self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.linear = nn.Linear(num_inputs, 4)
+        self.built.append((lr, optimizer))
+
+    def _step(self, batch: Any, stage: str) -> Any:
+        loss = nn.functional.cross_entropy(self.linear(batch[0].flatten(1)), batch[1])
+        self.log(f"{stage}/loss", loss)
+        return loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._step(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._step(batch, "test")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+
+
+class OwnClassifier(Classifier):
+    def __init__(self, net: nn.Module, optimizer: str = "AdamW", lr: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(net, lr=lr, optimizer=optimizer, **kwargs)
+
+
+class OwnImages(SyntheticImages):
+    def __init__(self, batch_size: int = 9, **kwargs: Any) -> None:
+        super().__init__(batch_size=batch_size, **kwargs)
+
+
+class OwnData(LightningDataModule):
+    """Data that needs the Trainer in setup, takes no arguments and has no test set."""
+
+    def setup(self, stage: str) -> None:
+        assert self.trainer is not None
+        self.data = torch.utils.data.TensorDataset(torch.rand(40, 3, 8, 8), torch.randint(4, (40,)))
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(self.data, batch_size=8)
+
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader()
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.usefixtures("own")
+def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(train: Train, tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    data = TEXT.split("data:")[1]
+    config.write_text(
+        f"name: own\nmodel: {{class_path: test_cli.OwnSystem, init_args: {{num_inputs: 192}}}}\ndata:{data}"
+    )
+    result = train("--monitor", "val/loss", config=str(config))
+    import test_cli
+
+    assert test_cli.OwnSystem.built == [(0.25, "own")]
+    path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
+    assert script("evaluate").main(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
+    train("--monitor", "val/loss", "--ckpt_path", "last", "--trainer.max_epochs", 3, config=str(config))
+    for name, extra in (("export", []), ("predict", ["x.png"])):
+        with pytest.raises(SystemExit) as caught:
+            script(name).main(["--ckpt_path", str(path), *extra])
+        assert caught.value.code == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_classes_of_ones_own_over_a_config_of_others(train: Train, tmp_path: Path, capsys: Any) -> None:
+    text = TEXT.replace("  optimizer: Adam\n", "").replace("  lr: 0.01\n", "").replace("    batch_size: 16\n", "")
+    config = tmp_path / "short.yaml"
+    config.write_text(text)
+    flags = ("--config", str(config), "--model", "test_cli.OwnClassifier", "--data", "test_cli.OwnImages")
+    found = printed(capsys, *flags)
+    assert found["model"]["class_path"] == "test_cli.OwnClassifier"
+    assert found["model"]["init_args"]["optimizer"] == "AdamW"
+    assert found["model"]["init_args"]["lr"] == 0.5
+    assert found["data"]["class_path"] == "test_cli.OwnImages"
+    train(*flags[2:], config=str(config))
+
+
+@pytest.mark.usefixtures("own")
+def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Path) -> None:
+    train("--data", "test_cli.OwnData", "--trainer.log_every_n_steps", 1)
+    metrics = (tmp_path / "tiny" / "version_0" / "metrics.json").read_text()
+    assert "test/acc" not in metrics
+    assert '"epochs": 2' in metrics
+
+
+def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
+    flags = ("--model.net", "torchvision.models.resnet18", "--model.net.num_classes", "4", "--data.num_train", 60)
+    train(*flags, "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    assert script("evaluate").main(["--ckpt_path", str(path)])["test/num_samples"] == 75
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_a_logger_of_ones_own(train: Train, tmp_path: Path, logger: str) -> None:
+    name = f"lightning.pytorch.loggers.{logger}"
+    train("--trainer.logger", name, "--trainer.logger.save_dir", tmp_path / "own", "--trainer.logger.name", "x")
+    assert list((tmp_path / "own" / "x" / "version_0").iterdir())
+    assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
+
+
+def test_a_failed_resume_leaves_the_config_of_the_run(train: Train, tmp_path: Path, capsys: Any) -> None:
+    train()
+    config = tmp_path / "tiny" / "version_0" / "config.yaml"
+    before = config.read_text()
+    flags = ("--ckpt_path", "last", "--trainer.max_epochs", 4, "--trainer.limit_train_batches", 0.0001)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    assert config.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.val_check_interval", "1000"], "val_check_interval"),
+        (["--trainer.accumulate_grad_batches", "0"], "accumulate_grad_batches 0"),
+        (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch 0"),
+        (["--trainer.accelerator", "tpu"], "trainer flags"),
+        (["--model.scheduler", "StepLR", "--model.scheduler_args.step_size", "0"], "StepLR"),
+        (["--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", "abc"], "abc"),
+        (["--model.optimizer", "SparseAdam"], "SparseAdam"),
+        (["--monitor", "train/foo", "--patience", "2"], "train/foo"),
+        (["--monitor", "val/f1", "--trainer.num_sanity_val_steps", "0"], "val/f1"),
+        (["--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", "-1"], "CosineAnnealingLR"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_more_wrong_flags(train: Train, capsys: Any, flags: list[str], expected: str) -> None:
+    assert expected in fails(capsys, 2, lambda: train(*flags))
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "model: {net: 5}", "data: {init_args: null}", "model: {init_args: 5}"])
+def test_odd_yaml(train: Train, tmp_path: Path, capsys: Any, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    assert len(fails(capsys, 2, lambda: train("--config", path))) < 400
+
+
+def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path) -> None:
+    result = train("--model.optimizer", "SGD", "--model.lr", "1e30", "--trainer.max_epochs", 1)
+    assert result["test/loss"] != result["test/loss"]
+    metrics = json.loads((tmp_path / "tiny" / "version_0" / "metrics.json").read_text(), parse_constant=pytest.fail)
+    assert metrics["test/loss"] is None

@@ -1,4 +1,5 @@
 import gzip
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,9 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
         ("a,label\n1,x\noops,y\n", "line 3"),
         ("a,label\n1,x\n,y\n", "line 3"),
         ("a,label\n1,x\nnan,y\n", "line 3"),
+        ("a,label\n1,x\n1e300,y\n", "line 3"),
+        ("label\nx\n", "feature column"),
+        ("a,a,label\n1,2,x\n", "once"),
         ("a,label\n1,x\n1\n", "line 3"),
         ("a,label\n1,x\n1,y,7\n", "line 3"),
     ],
@@ -291,6 +295,49 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
 def test_a_wrong_csv_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Features(csv_path=write_csv(tmp_path / "x.csv", text)).load("train")
+
+
+def test_a_column_that_never_changes_tells_nothing(tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},123456.789,{'ab'[i % 2]}\n" for i in range(300))
+    data = attach(Features(csv_path=write_csv(tmp_path / "x.csv", "x,k,label\n" + rows), batch_size=4), "fit")
+    normalised = data.normalize(data.splits["train"].inputs)
+    assert normalised[:, 1].abs().max() < 0.1
+    assert normalised[:, 0].std() == pytest.approx(1, rel=1e-3)
+
+
+def test_another_file_keeps_the_classes_of_the_training(tmp_path: Path) -> None:
+    trained = Features(csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20), batch_size=4)
+    attach(trained, "fit")
+    other = Features(csv_path=write_csv(tmp_path / "yz.csv", "a,label\n" + "2,y\n3,z\n" * 20))
+    other.load_state_dict(trained.state_dict())
+    assert set(other.load("test")[1].tolist()) == {1, 2}
+    unknown = Features(csv_path=write_csv(tmp_path / "w.csv", "a,label\n2,w\n"))
+    unknown.load_state_dict(trained.state_dict())
+    with pytest.raises(UserError, match="w"):
+        unknown.load("test")
+
+
+def test_too_few_samples_for_a_test_set_are_refused(tmp_path: Path) -> None:
+    data = Features(csv_path=write_csv(tmp_path / "x.csv", "a,label\n1,x\n2,y\n"))
+    with pytest.raises(UserError, match="0 inputs"):
+        data.setup("test")
+
+
+def test_mnist_labels_and_images_must_be_as_many(mnist_dir: Path) -> None:
+    file = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    file.write_bytes(struct.pack(">2i", 0x801, 200) + bytes(200))
+    data = MNIST(data_dir=str(mnist_dir))
+    data.prepare_data()
+    with pytest.raises(UserError, match="300 inputs and 200 labels"):
+        data.setup("fit")
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("data", [MNIST, CIFAR10])
+def test_a_data_dir_that_is_a_file(data: type, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        data(data_dir=str(tmp_path / "file")).prepare_data()
 
 
 def test_a_missing_csv_file(tmp_path: Path) -> None:

@@ -112,6 +112,28 @@ def test_exported_weights_give_the_same_outputs_in_plain_torch(run: Any, tmp_pat
     assert export(["--ckpt_path", best(run)]) == run[0] / "checkpoints" / "best.pth"
 
 
+def test_export_never_overwrites_the_checkpoint(run: Any, capsys: Any) -> None:
+    before = Path(best(run)).read_bytes()
+    command = ["--ckpt_path", best(run), "--output", best(run)]
+    assert "checkpoint itself" in fails(capsys, 2, lambda: export(command))
+    assert Path(best(run)).read_bytes() == before
+
+
+def test_a_full_disk_leaves_earlier_predictions_whole(run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    output = tmp_path / "predictions.csv"
+    output.write_text("earlier")
+    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    command = ["--ckpt_path", best(run), str(tmp_path / "black.png"), "--output", str(output)]
+    assert "No space left" in fails(capsys, 1, lambda: predict(command))
+    assert output.read_text() == "earlier"
+    assert not list(tmp_path.glob(".*.part"))
+
+
 def test_export_refuses_a_folder_that_is_not_there(run: Any, capsys: Any) -> None:
     assert "nowhere" in fails(capsys, 2, lambda: export(["--ckpt_path", best(run), "--output", "nowhere/x.pth"]))
 

@@ -39,7 +39,8 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    # sorted: event files of one second may be read in either order
+    return {tag: sorted((event.step, event.value) for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
 
 
 def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path) -> None:
@@ -132,6 +133,7 @@ RESUMES = [
     ("--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1, "--model.scheduler_args.gamma", 0.5),
     ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
     ("--model.scheduler", "WarmupCosineLR", "--model.scheduler_interval", "step"),
+    ("--model.scheduler", "FinalDecayLR", "--model.scheduler_interval", "step", "--data.num_workers", 2),
     ("--trainer.val_check_interval", 0.3),
     ("--trainer.check_val_every_n_epoch", 2),
     ("--data.val_fraction", 0),
@@ -149,6 +151,60 @@ class Noisy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
+
+
+CONTINUED = [
+    ("CosineAnnealingLR", "epoch", {}),
+    ("OneCycleLR", "step", {"max_lr": 0.1}),
+    ("WarmupCosineLR", "step", {"warmup_steps": 5}),
+    ("FinalDecayLR", "step", {}),
+    ("StepLR", "epoch", {"step_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "interval", "args"), CONTINUED, ids=[row[0] for row in CONTINUED])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
+    train: Train, tmp_path: Path, scheduler: str, interval: str, args: dict[str, Any], optimizer: str
+) -> None:
+    flags = ["--model.optimizer", optimizer, "--trainer.log_every_n_steps", 1, "--model.scheduler", scheduler]
+    flags += ["--model.scheduler_interval", interval]
+    for key, value in args.items():
+        flags += [f"--model.scheduler_args.{key}", value]
+    train(*flags, "--trainer.max_epochs", 2)
+    train(*flags, "--trainer.max_epochs", 4, "--ckpt_path", "last")
+    train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
+    found, expected = (curves(tmp_path / name / "version_0")["lr"] for name in ("tiny", "whole"))
+    assert [step for step, _ in found] == list(range(76))
+    assert [rate for _, rate in found[38:]] == pytest.approx([rate for _, rate in expected[38:]])
+
+
+def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
+    flags = ("--trainer.log_every_n_steps", 1, "--model.scheduler", "WarmupCosineLR", "--trainer.max_epochs", -1)
+    train(*flags, "--trainer.max_steps", 38)
+    rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
+    assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
+
+
+def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patience(train: Train) -> None:
+    flags = ("--trainer.max_epochs", 50, "--model.lr", 1e-9)
+    assert train(*flags, "--patience", 2)["epochs"] == 3
+    assert train(*flags, "--patience", 2, "--ckpt_path", "last")["epochs"] == 3
+    assert train(*flags, "--patience", 4, "--ckpt_path", "last")["epochs"] == 5
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trainer.check_val_every_n_epoch", 2),
+        ("--trainer.val_check_interval", 0.3),
+        ("--trainer.limit_val_batches", 0, "--trainer.val_check_interval", 0.5),
+    ],
+)
+def test_without_selection_best_is_the_last_epoch(train: Train, tmp_path: Path, flags: tuple[object, ...]) -> None:
+    train("--data.val_fraction", 0, "--trainer.max_epochs", 3, *flags)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder, "best"), weights(folder, "last"))
 
 
 @pytest.mark.parametrize("flags", RESUMES, ids=lambda flags: " ".join(map(str, flags)) or "plain")
@@ -287,6 +343,7 @@ def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     assert not (folder / "metrics.json").exists()
     if number == signal.SIGTERM:
         assert checkpoint(folder)["global_step"] % (1800 // 16), "the state in the middle of the epoch is kept"
+    time.sleep(1)  # TensorBoard reads event files in the order of their seconds
     train(*flags, "--name", "killed", "--ckpt_path", "last")
     train(*flags, "--name", "whole")
     assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))

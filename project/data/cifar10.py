@@ -1,7 +1,6 @@
 """CIFAR-10: small photographs of ten kinds of things, 50,000 training and 10,000 test images, 32x32, colour."""
 
 from typing import Literal
-from urllib.error import URLError
 
 import torch
 from jsonargparse.typing import NonNegativeInt
@@ -43,7 +42,7 @@ class CIFAR10(TensorDataModule):
             return
         try:
             source(self.data_dir, download=True)
-        except (URLError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:
             raise UserError(
                 f"CIFAR-10 is not in {folder} and cannot be downloaded: {error}\n"
                 f"without a network, put {source.filename} into {self.data_dir}"

@@ -124,7 +124,7 @@ class TensorDataModule(LightningDataModule):
         if stage in ("fit", "validate") and "train" not in self.splits:
             self._load_train_and_val()
         if (stage in ("test", "predict") or self.val_fraction == 0) and "test" not in self.splits:
-            self.splits["test"] = TensorBatches(*self.load("test"))
+            self.splits["test"] = TensorBatches(*self._load("test"))
         if self.val_fraction == 0 and stage in ("fit", "validate"):
             self.splits["val"] = self.splits["test"]
         if stage == "fit" and self.shuffle_seed is None:
@@ -132,8 +132,17 @@ class TensorDataModule(LightningDataModule):
             seed = torch.initial_seed() % 2**63
             self.shuffle_seed = self.trainer.strategy.broadcast(seed) if self.trainer else seed
 
+    def _load(self, split: Literal["train", "test"]) -> Batch:
+        inputs, labels = self.load(split)
+        where = f"the {split} set of {type(self).__name__}"
+        if len(inputs) != len(labels) or not len(labels):
+            raise UserError(f"{where} has {len(inputs)} inputs and {len(labels)} labels: one each is the least")
+        if not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
+            raise UserError(f"{where} has labels {labels.min()} to {labels.max()} for {len(self.classes)} classes")
+        return inputs, labels
+
     def _load_train_and_val(self) -> None:
-        inputs, labels = self.load("train")
+        inputs, labels = self._load("train")
         num_val = round(len(labels) * self.val_fraction)
         if self.val_fraction > 0 and not 0 < num_val < len(labels):
             raise UserError(

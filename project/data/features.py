@@ -53,7 +53,14 @@ class Features(TensorDataModule):
         if self.csv_path is None:
             inputs, labels = self._make_clusters()
         else:
-            inputs, self.classes, labels = read_csv(Path(self.csv_path), self.label_column)
+            inputs, names = read_csv(Path(self.csv_path), self.label_column)
+            self.classes = self.classes or sorted(set(names))  # those of the training, where this is a checkpoint's
+            index = {name: i for i, name in enumerate(self.classes)}
+            if unknown := set(names) - set(self.classes):
+                raise UserError(
+                    f"{self.csv_path} has labels that the training had not: {', '.join(sorted(unknown)[:5])}"
+                )
+            labels = torch.tensor([index[name] for name in names])
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
         num_test = len(labels) // 5
         chosen = order[:num_test] if split == "test" else order[num_test:]
@@ -63,7 +70,9 @@ class Features(TensorDataModule):
         super().setup(stage)
         if "train" in self.splits and not hasattr(self, "mean"):
             inputs = self.splits["train"].inputs
-            self.mean, self.std = inputs.mean(0), inputs.std(0).clamp(min=1e-6)
+            deviation, mean = torch.std_mean(inputs.double(), dim=0)
+            constant = deviation <= 1e-6 * mean.abs()  # such a column tells nothing: 0 for every sample
+            self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
@@ -84,8 +93,8 @@ class Features(TensorDataModule):
         return centres[labels] + torch.randn(self.num_samples, self.num_features, generator=generator), labels
 
 
-def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str], Tensor]:
-    """Features float32 (N, columns - 1), the names of the classes in sorted order, labels int64 (N,).
+def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
+    """Features float32 (N, columns - 1) and the N labels.
 
     Raises UserError naming the line of a value that is missing or no finite number.
     """
@@ -94,29 +103,32 @@ def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str], Tensor]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
-            if label_column not in (reader.fieldnames or []):
+            columns = list(reader.fieldnames or [])
+            if label_column not in columns:
                 raise UserError(f"data.csv_path {path} has no column {label_column!r}: see --data.label_column")
+            if len(set(columns)) < len(columns) or len(columns) < 2:
+                raise UserError(
+                    f"data.csv_path {path} needs a feature column at least, and each name once: {columns[:9]}"
+                )
             for row in reader:
                 name = row.pop(label_column)
                 values = [to_number(value) for value in row.values()]
-                if not name or not all(map(math.isfinite, values)):
-                    raise UserError(
-                        f"{path}, line {reader.line_num}: a label and finite numbers belong there, not {name!r}, {row}"
-                    )
+                wrong = {key: row[key] for key, value in zip(row, values, strict=True) if not math.isfinite(value)}
+                if not name or wrong:
+                    what = f"{next(iter(wrong.items()))} is no finite number" if wrong else "the label is missing"
+                    raise UserError(f"{path}, line {reader.line_num}: {what}")
                 names.append(name)
                 features.append(values)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
     if not names:
         raise UserError(f"data.csv_path {path} has no rows below its header")
-    classes = sorted(set(names))
-    index = {name: i for i, name in enumerate(classes)}
-    return torch.tensor(features), classes, torch.tensor([index[name] for name in names])
+    return torch.tensor(features), names
 
 
 def to_number(text: Any) -> float:
-    """The number in a cell, NaN where there is none."""
+    """The number in a cell, NaN where there is none or float32 cannot hold it."""
     try:
-        return float(text)
+        return float(text) if abs(float(text)) < torch.finfo(torch.float32).max else math.nan
     except (TypeError, ValueError):
         return math.nan

@@ -14,7 +14,8 @@ from project.errors import UserError
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
     """The files among `paths` and the images below its folders, sorted; and what is not there, with the reason."""
     Image.init()
-    known = {suffix.lower() for suffix in Image.registered_extensions()}
+    # without the formats that Pillow writes only, such as PDF
+    known = {suffix.lower() for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
@@ -55,7 +56,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit and floating-point grey to 8 bits; PIL alone would cut off what is over 255."""
     if not image.mode.startswith(("I", "F")):
         return image
-    values = np.asarray(image, dtype=np.float64)
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
     if image.mode.startswith("I;16") or values.max(initial=0) > 255:
         values = values / 257  # 65535 is white
     elif image.mode == "F" and values.max(initial=0) <= 1:

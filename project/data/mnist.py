@@ -5,7 +5,6 @@ import struct
 from math import prod
 from pathlib import Path
 from typing import Literal
-from urllib.error import URLError
 
 from torch import Tensor
 from torchvision import datasets
@@ -40,7 +39,7 @@ class MNIST(TensorDataModule):
                 check_idx(folder / name)
         try:
             datasets.MNIST(self.data_dir, download=True)
-        except (URLError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:
             raise UserError(
                 f"MNIST is not in {folder} and cannot be downloaded: {str(error).splitlines()[-1]}\n"
                 f"without a network, put {', '.join(f'{name}.gz' for name in FILES)} there"
@@ -65,7 +64,7 @@ def check_idx(path: Path) -> None:
         header = file.read(4 * (num_dims + 1))
     fields = struct.unpack(f">{len(header) // 4}i", header[: len(header) // 4 * 4])
     sound = len(fields) == num_dims + 1 and fields[0] == 0x0800 + num_dims
-    sound = sound and path.stat().st_size == len(header) + prod(fields[1:])
+    sound = sound and path.stat().st_size == len(header) + prod(fields[1:]) > len(header)
     if sound and path.stat().st_size == size:
         sound = hashlib.md5(path.read_bytes()).hexdigest() == md5
     if not sound:
