@@ -109,6 +109,8 @@ def _reason(message: str, name: str) -> str:
         return f"there is no module {found[1]!r}{did_you_mean(found[1], sys.modules)}"
     if found := re.search(r"Expected a dot import path string: (.+)", message):
         return f"{found[1]!r} is no import path; give the full one, such as project.models.mlp.MLP"
+    if found := re.search(r"Multiple subclasses with name (\S+)\. .+?: (.+?)\.$", message, re.M):
+        return f"{found[1]!r} is the name of several classes; give the full import path: {found[2]}"
     if found := re.search(r"Import path (.+) does not correspond to a subclass of (.+)", message):
         return f"{found[1]} is no {found[2]}"
     if found := re.search(r"the following arguments are required: (.+)", message):

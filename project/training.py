@@ -15,12 +15,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, read_checkpoint
 from project.checks import check_network, check_resume, check_selection
-from project.cli import TrainingCLI, arguments
+from project.cli import TrainingCLI
 from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import UserError, short_errors
+from project.parser import arguments
 from project.progress import EpochLines, Patience
-from project.run import LOGS, Run, RunRecorder, find_checkpoint, folder_to_continue
+from project.recorder import RunRecorder
+from project.run import LOGS, Run, find_checkpoint, folder_to_continue
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
 

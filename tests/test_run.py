@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from project.errors import UserError
-from project.run import Run, find_checkpoint, folder_to_continue, hyper_parameters
+from project.recorder import hyper_parameters
+from project.run import Run, find_checkpoint, folder_to_continue
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,59 +8,16 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 from lightning import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
+from project.data.loader import Batch, ResumableLoader, TensorBatches, as_it_is
 from project.data.sampler import EpochBatchSampler
 from project.errors import UserError
 
 DATA_DIR = Path(__file__).parents[2] / "data"
-Batch = tuple[Tensor, Tensor]
 if TYPE_CHECKING:
     Fraction = float
 else:
     Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)], docstring="A number in [0, 1).")
-
-
-class TensorBatches(Dataset[Batch]):
-    """Inputs (N, ...) and labels (N,) in memory. A DataLoader fetches a whole batch with one indexing call."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        self.inputs = inputs
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.inputs[index], self.labels[index]
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        index = torch.tensor(indices)
-        return self.inputs[index], self.labels[index]
-
-
-class ResumableLoader(DataLoader[Batch]):
-    """A DataLoader over an EpochBatchSampler that can go on in the middle of an epoch.
-
-    Lightning keeps `state_dict()` in its checkpoints and hands it to `load_state_dict()` when it resumes.
-    """
-
-    batch_sampler: EpochBatchSampler
-    num_batches = 0
-    """Batches handed out in this pass."""
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
-        self.num_batches = self.batch_sampler.first_batch
-        for batch in super().__iter__():
-            self.num_batches += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        if state["epoch"] == self.batch_sampler.epoch:
-            self.batch_sampler.first_batch = state["num_batches"]
 
 
 class TensorDataModule(LightningDataModule):
@@ -191,7 +147,7 @@ class TensorDataModule(LightningDataModule):
             batch_sampler=EpochBatchSampler(
                 len(data), self.batch_size, rank=trainer.global_rank, num_ranks=trainer.world_size, **order
             ),
-            collate_fn=_as_it_is,  # type: ignore[arg-type]  # a batch, not a list of samples
+            collate_fn=as_it_is,  # type: ignore[arg-type]  # a batch, not a list of samples
             num_workers=self.num_workers,
             pin_memory=pin_memory,
             persistent_workers=self.persistent_workers and self.num_workers > 0,
@@ -212,7 +168,3 @@ class TensorDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.shuffle_seed = state_dict["shuffle_seed"]
         self.classes = state_dict["classes"]
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch

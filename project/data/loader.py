@@ -1,0 +1,57 @@
+"""Batches out of tensors in memory, by a DataLoader that can go on in the middle of an epoch."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from project.data.sampler import EpochBatchSampler
+
+Batch = tuple[Tensor, Tensor]
+
+
+class TensorBatches(Dataset[Batch]):
+    """Inputs (N, ...) and labels (N,) in memory. A DataLoader fetches a whole batch with one indexing call."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        self.inputs = inputs
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.inputs[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        index = torch.tensor(indices)
+        return self.inputs[index], self.labels[index]
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A DataLoader over an EpochBatchSampler that can go on in the middle of an epoch.
+
+    Lightning keeps `state_dict()` in its checkpoints and hands it to `load_state_dict()` when it resumes.
+    """
+
+    batch_sampler: EpochBatchSampler
+    num_batches = 0
+    """Batches handed out in this pass."""
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
+        self.num_batches = self.batch_sampler.first_batch
+        for batch in super().__iter__():
+            self.num_batches += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["epoch"] == self.batch_sampler.epoch:
+            self.batch_sampler.first_batch = state["num_batches"]
+
+
+def as_it_is(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,119 @@
+"""What is written down about a run: config, environment, hyper-parameters, seconds of training."""
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams
+
+from project.errors import UserError
+from project.run import Run
+
+
+class RunRecorder(Callback):
+    """Writes down what a run is, when its training starts: its config and environment into its folder, the config into
+    its checkpoints, the hyper-parameters into TensorBoard's HPARAMS tab; and its seconds of training, resumed or not.
+
+    config, text: the config, as values and as YAML.
+    monitor: a metric that validation must log.
+    """
+
+    def __init__(self, config: dict[str, Any], text: str, run: Run | None = None, monitor: str | None = None) -> None:
+        self.config = config
+        self.text = text
+        self.run = run
+        self.monitor = monitor
+        self.train_seconds = 0.0
+        self.start: float | None = None
+
+    def state_dict(self) -> dict[str, float]:
+        return {"train_seconds": self.total_seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        if self.start is None:  # not when the test restores the best checkpoint
+            self.train_seconds = state_dict["train_seconds"]
+
+    def total_seconds(self) -> float:
+        return self.train_seconds + (time.monotonic() - self.start if self.start is not None else 0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start = time.monotonic()
+        if self.run and trainer.is_global_zero:
+            self.run.write("config.yaml", self.text)
+            with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
+                file.write(describe_environment(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
+        if isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.flush()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = trainer.callback_metrics
+        if self.monitor and self.monitor not in metrics:
+            raise UserError(
+                f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
+            trainer.logger.log_hyperparams(hyper_parameters(self.config))  # hparams.yaml
+            # the tab reads the metrics' values from the curves of the same names
+            for summary in hparams(hyper_parameters(self.config), {"val/acc": 0, "test/acc": 0, "test/loss": 0}):
+                trainer.logger.experiment.file_writer.add_summary(summary)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = self.config
+
+
+def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", ...}."""
+    plumbing = ("data_dir", "num_workers", "pin_memory", "persistent_workers")  # changes no result
+    flat: dict[str, Any] = {"seed": config["seed_everything"]}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                add(key if name in ("class_path", "init_args") else f"{key}.{name}", inner)
+        elif value is not None and key.rpartition(".")[2] not in plumbing:
+            flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
+
+    add("model", config["model"])
+    add("data", config["data"])
+    for name in ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val"):
+        add(f"trainer.{name}", config["trainer"][name])
+    return flat
+
+
+def describe_environment(trainer: Trainer) -> str:
+    """Date, command, versions, devices and git commit, a line each."""
+    packages = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse", "numpy"]
+    lines = [
+        f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
+        f"command: {' '.join(sys.argv)}",
+        f"platform: {platform.platform()}",
+        f"python: {platform.python_version()}",
+        *(f"{package}: {importlib.metadata.version(package)}" for package in packages),
+        f"cuda: {torch.version.cuda}",
+        f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
+        f"devices in use: {trainer.num_devices * trainer.num_nodes} x {trainer.strategy.root_device.type}",
+        f"git commit: {_git_commit()}",
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _git_commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match=-"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none"  # no git, or not a repository
