@@ -101,7 +101,9 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs:
         raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
-        raise UserError(f"checkpoint {path} has {done} epochs behind it, more than trainer.max_epochs {max_epochs}", 2)
+        raise UserError(
+            f"checkpoint {path} has {done} epochs behind it: give --trainer.max_epochs more than {max_epochs}", 2
+        )
     if max_epochs == done:
         print(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
 
