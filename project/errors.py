@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,14 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
     """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other errors through."""
+    original_hook = threading.excepthook
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        # TensorBoard's writing thread hands such an error on to the next call of the main thread
+        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_ERRORS):
+            original_hook(args)
+
+    threading.excepthook = thread_hook
     try:
         yield
     except UserError as error:
@@ -38,7 +47,10 @@ def short_errors() -> Iterator[None]:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
+        print("make room or choose another folder, then start the command again", file=sys.stderr)
         sys.exit(1)
+    finally:
+        threading.excepthook = original_hook
 
 
 def write_whole(path: Path, text: str) -> None:

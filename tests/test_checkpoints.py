@@ -1,9 +1,10 @@
+import contextlib
 import os
 import pickle
 import resource
 import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +135,36 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A limit on the size of a file stands for the end of the disk."""
-    train("--trainer.max_epochs", 1, "--model.net.sizes", "[192,100,4]")
-    last = tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
-    before = last.read_bytes()
+@contextlib.contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """Stands for the end of the disk: files cannot grow beyond `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(SystemExit) as caught:
-            train("--trainer.max_epochs", 3, "--model.net.sizes", "[192,100,4]", "--ckpt_path", "last")
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
+    train: Train, last: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = last.read_bytes()
+    with no_file_over(len(before) // 2), pytest.raises(SystemExit) as caught:
+        train("--trainer.max_epochs", 3, "--ckpt_path", "last")
     assert caught.value.code == 1
     assert len(capsys.readouterr().err.splitlines()) <= 2
     assert last.read_bytes() == before
+    assert not list(last.parent.glob(".*.part"))
+
+
+@pytest.mark.parametrize("size", [0, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"])
+def test_a_new_run_on_a_full_disk_leaves_nothing(
+    train: Train, tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with no_file_over(size), pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 1
+    assert 1 <= len(capsys.readouterr().err.splitlines()) <= 2
+    assert not (tmp_path / "tiny").exists()
