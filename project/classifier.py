@@ -50,7 +50,6 @@ class Classifier(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["net"], logger=False)
-        self.hparams.update(lr=float(lr), label_smoothing=float(label_smoothing))  # plain, so that checkpoints are safe
         self.net = net
         self.lr = float(lr)
         self.optimizer = optimizer
@@ -77,9 +76,8 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        self.step_lr = self.trainer.optimizers[0].param_groups[0][
-            "lr"
-        ]  # the schedule moves on before the step is logged
+        # the schedule moves on before the step is logged
+        self.step_lr = self.trainer.optimizers[0].param_groups[0]["lr"]
         logits = self.net(x).float()
         loss = functional.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         self.train_sums["loss"] += loss.detach() * len(y)

@@ -13,7 +13,7 @@ class EpochLines(Callback):
         if trainer.is_global_zero and trainer.progress_bar_callback is None:
             values = {name: value.item() for name, value in trainer.callback_metrics.items()}
             shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "lr")
-            print(f"Epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}", flush=True)
+            print(f"Epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown or 'nothing logged'}", flush=True)
 
 
 class Patience(EarlyStopping):
