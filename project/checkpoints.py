@@ -142,7 +142,7 @@ class RunCheckpoint(ModelCheckpoint):
         # from the middle of a validation; and when an epoch has ended, the checkpoint is there already.
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
         if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
-            trainer.save_checkpoint(Path(self.own_folder) / "last.ckpt")
+            trainer.save_checkpoint(Path(self.own_folder) / "last.ckpt", weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far where the run goes on in its folder, also if that has been moved."""

@@ -35,14 +35,14 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         quiet_lightning()
         args = list(sys.argv[1:] if args is None else args)
-        if not any(arg.partition("=")[0] in ("--config", "-c") for arg in args):
-            args = ["--config", str(DEFAULT_CONFIG), *args]
-            if "-h" not in args and not any(arg.startswith(("--help", "--print_config")) for arg in args):
-                print(
-                    "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
-                    "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
-                )
-        return train(TrainingCLI(arguments(args)))
+        is_default = not any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
+        cli = TrainingCLI(arguments(["--config", str(DEFAULT_CONFIG), *args] if is_default else args))
+        if is_default:
+            print(
+                "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
+                "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
+            )
+        return train(cli)
 
 
 # beginnings of Lightning's lines that advertise, or say what we say ourselves
