@@ -106,8 +106,9 @@ class Classifier(LightningModule):
         self.log("val/loss", values["loss"])
         self.log("val/acc", values["acc"], prog_bar=True)
         # Lightning would step it after the epoch's checkpoint is written, and a resumed run would miss that step
-        scheduler = self.lr_schedulers() if self.trainer.training else None
-        if isinstance(scheduler, ReduceLROnPlateau) and not self.trainer.sanity_checking:
+        is_fitting = self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
+        scheduler = self.lr_schedulers() if is_fitting else None
+        if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(values["acc" if scheduler.mode == "max" else "loss"])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -174,7 +175,8 @@ class Classifier(LightningModule):
         """If the training has become longer or shorter, put the schedule where it would be had it always been so."""
         num_steps = self._num_scheduler_steps()
         (saved,) = checkpoint["lr_schedulers"]
-        if num_steps is None or saved.get("T_max", saved.get("total_steps", num_steps)) == num_steps:
+        is_given = {"T_max", "total_steps"} & self.scheduler_args.keys()
+        if is_given or num_steps is None or saved.get("T_max", saved.get("total_steps", num_steps)) == num_steps:
             return
         optimizer, scheduler = schedule_at(
             *(saved["last_epoch"], self.optimizer, self.optimizer_args, self.lr),

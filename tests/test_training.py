@@ -179,6 +179,19 @@ def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
     assert [rate for _, rate in found[38:]] == pytest.approx([rate for _, rate in expected[38:]])
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
+    train: Train, tmp_path: Path, mode: str
+) -> None:
+    flags = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.mode", mode)
+    # after the first validation nothing is good enough
+    flags += ("--model.scheduler_args.threshold_mode", "abs", "--model.scheduler_args.threshold", 1000)
+    flags += ("--model.scheduler_args.patience", 0)
+    train(*flags, "--trainer.log_every_n_steps", 19, "--trainer.max_epochs", 4)
+    rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
+    assert rates == pytest.approx([1e-2, 1e-2, 1e-3, 1e-4])
+
+
 def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
     flags = ("--trainer.log_every_n_steps", 1, "--model.scheduler", "WarmupCosineLR", "--trainer.max_epochs", -1)
     train(*flags, "--trainer.max_steps", 38)
