@@ -11,8 +11,7 @@ from lightning import LightningDataModule, LightningModule
 from torch.nn.parameter import is_lazy
 
 from project.data.datamodule import TensorDataModule
-from project.errors import UserError
-from project.messages import did_you_mean
+from project.errors import UserError, did_you_mean
 
 
 def check_config_file(path: Path) -> None:

@@ -1,11 +1,12 @@
-"""A user's mistake, and how the command line reports it: two lines, an exit status, no traceback."""
+"""A user's mistake, and how scripts report it: the way out, two lines, an exit status, no traceback."""
 
 import argparse
 import contextlib
+import difflib
 import errno
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,13 @@ class UserError(Exception):
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
         self.status = status
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, whatever the case, or nothing where nothing is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 # what the file system, not the code, is to blame for: full, over quota, read-only, no permission, too large

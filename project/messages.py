@@ -1,15 +1,16 @@
 """What the command line says: errors cut to the bad value and the nearest right one, and a short --help."""
 
 import argparse
-import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
 from lightning import LightningDataModule, LightningModule, Trainer
 from torch import nn
+
+from project.errors import did_you_mean
 
 # the Trainer flags that --help shows; all others work too
 COMMON_FLAGS = {
@@ -41,12 +42,6 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return _unknown_key(f"{prefix}.{option[1]}".strip("."), parser)
     reason = _reason(message, key.rpartition(".")[2])
     return f"{key}: {reason}" if key and key != "config" else reason
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing where nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _unknown_flag(flag: str, parser: ArgumentParser) -> str:

@@ -1,6 +1,5 @@
 """Optimisers and learning-rate schedulers by name."""
 
-import difflib
 import importlib
 import inspect
 import math
@@ -12,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from project.errors import UserError
+from project.errors import UserError, did_you_mean
 
 
 class WarmupCosineLR(LambdaLR):
@@ -122,19 +121,17 @@ def _find_class(kind: str, name: str, module: Any, base: type) -> type:
     if isinstance(found, type) and issubclass(found, base) and found is not base:
         return found
     known = [n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base]
-    lower = {n.lower(): n for n in [*known, *(OWN_SCHEDULERS if kind == "scheduler" else [])]}
-    near = difflib.get_close_matches(name.lower(), lower, n=1)
-    hint = f"did you mean {lower[near[0]]}?" if near else f"try {', '.join(sorted(lower.values()))}"
-    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}: {hint}", status=2)
+    known += list(OWN_SCHEDULERS) if kind == "scheduler" else []
+    hint = did_you_mean(name, known) or f"; try {', '.join(sorted(known))}"
+    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", status=2)
 
 
 def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywords: Any) -> Any:
     accepted = list(inspect.signature(cls).parameters)[1:]
     for key in args:
         if key not in accepted:
-            near = difflib.get_close_matches(key, accepted, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(accepted)}"
-            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument; {hint}", status=2)
+            hint = did_you_mean(key, accepted) or f"; it takes {', '.join(accepted)}"
+            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument{hint}", status=2)
     if "lr" in args and "lr" in keywords:
         raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", status=2)
     try:
