@@ -72,7 +72,8 @@ class Classifier(LightningModule):
         return self.net(x)
 
     def on_train_start(self) -> None:
-        self.train_sums = {name: value.to(self.device) for name, value in self.train_sums.items()}
+        # copies: with ddp_spawn all processes have the same memory
+        self.train_sums = {name: value.to(self.device, copy=True) for name, value in self.train_sums.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
@@ -91,31 +92,52 @@ class Classifier(LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or self.global_step % every or self.global_step == self.last_log_step:
             return
-        sums = self.train_sums
+        sums = self._total_train_sums()
         self.log("train/loss", sums["loss"] / sums["samples"], prog_bar=True)
         self.log("train/acc", sums["correct"] / sums["samples"])
         self.log("lr", self.step_lr)
         self.train_sums = {name: torch.zeros_like(value) for name, value in sums.items()}
         self.last_log_step = self.global_step
 
+    def _total_train_sums(self) -> dict[str, Tensor]:
+        """The sums of all processes together."""
+        total = self.trainer.strategy.reduce(torch.stack(list(self.train_sums.values())), reduce_op="sum")
+        return dict(zip(self.train_sums, total, strict=True))
+
+    def on_validation_epoch_start(self) -> None:
+        self._reset_evaluation()
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluation_step(batch)
 
     def on_validation_epoch_end(self) -> None:
         values = self._evaluation_result()
-        self.log("val/loss", values["loss"])
-        self.log("val/acc", values["acc"], prog_bar=True)
+        # equal in all processes already, but Lightning warns without sync_dist
+        self.log("val/loss", values["loss"], sync_dist=True)
+        self.log("val/acc", values["acc"], prog_bar=True, sync_dist=True)
         # Lightning would step it after the epoch's checkpoint is written, and a resumed run would miss that step
         is_fitting = self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
         scheduler = self.lr_schedulers() if is_fitting else None
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(values["acc" if scheduler.mode == "max" else "loss"])
 
+    def on_test_epoch_start(self) -> None:
+        self._reset_evaluation()
+
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
-        self.log_dict({f"test/{name}": value for name, value in self._evaluation_result().items()})
+        self.log_dict({f"test/{name}": value for name, value in self._evaluation_result().items()}, sync_dist=True)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The probability of each class, (N, classes)."""
+        return self.net(batch[0]).float().softmax(1)
+
+    def _reset_evaluation(self) -> None:
+        # at the start: metrics come to the processes of ddp_spawn in memory that they share
+        for metric in (self.eval_loss, self.eval_correct, self.eval_samples):
+            metric.reset()
 
     def _evaluation_step(self, batch: Batch) -> None:
         x, y = batch
@@ -125,10 +147,10 @@ class Classifier(LightningModule):
         self.eval_samples.update(len(y))
 
     def _evaluation_result(self) -> dict[str, Tensor]:
-        metrics = (self.eval_loss, self.eval_correct, self.eval_samples)
-        loss, num_correct, num_samples = (metric.compute() for metric in metrics)
-        for metric in metrics:
-            metric.reset()
+        # sums over all processes
+        loss, num_correct, num_samples = (
+            metric.compute() for metric in (self.eval_loss, self.eval_correct, self.eval_samples)
+        )
         return {"loss": loss / num_samples, "acc": num_correct / num_samples, "num_samples": num_samples}
 
     def configure_optimizers(self) -> Any:
@@ -162,11 +184,12 @@ class Classifier(LightningModule):
             super().lr_scheduler_step(scheduler, metric)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["train_sums"] = {name: value.item() for name, value in self.train_sums.items()}
+        checkpoint["train_sums"] = {name: value.item() for name, value in self._total_train_sums().items()}
         checkpoint["last_log_step"] = self.last_log_step
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.train_sums = {name: torch.tensor(value) for name, value in checkpoint["train_sums"].items()}
+        if self.global_rank == 0:  # they are the sums of all processes
+            self.train_sums = {name: torch.tensor(value) for name, value in checkpoint["train_sums"].items()}
         self.last_log_step = checkpoint["last_log_step"]
         if self.trainer.state.fn == TrainerFn.FITTING and self.scheduler and checkpoint["lr_schedulers"]:
             self._stretch_schedule(checkpoint)

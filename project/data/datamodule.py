@@ -8,6 +8,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 from lightning import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from project.data.loader import Batch, ResumableLoader, TensorBatches, as_it_is
 from project.data.sampler import EpochBatchSampler
@@ -28,14 +29,15 @@ class TensorDataModule(LightningDataModule):
 
     Args:
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
-        batch_size: Samples a batch, on each device.
+        batch_size: Samples a batch, on each device (with the strategy dp: on all of them together).
         num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
         pin_memory: Page-locked batches, which copy faster to a GPU; on if a GPU is used unless said otherwise.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation. With 0 all of it trains and the val/ curves are
             measured on the test set; nothing is then selected by them.
         split_seed: Which samples go to validation.
-        drop_last: Leave out the last, smaller batch of a training epoch (a smaller one shakes the weights).
+        drop_last: Leave out the last, smaller batch of a training epoch (a smaller one shakes the weights). Otherwise
+            all samples train, but for the number of samples modulo the number of processes.
     """
 
     classes: list[str]
@@ -83,10 +85,9 @@ class TensorDataModule(LightningDataModule):
             self.splits["test"] = TensorBatches(*self._load("test"))
         if self.val_fraction == 0 and stage in ("fit", "validate"):
             self.splits["val"] = self.splits["test"]
-        if stage == "fit" and self.shuffle_seed is None:
-            # the seed of the run, or the one that torch drew; the same on every rank
-            seed = torch.initial_seed() % 2**63
-            self.shuffle_seed = self.trainer.strategy.broadcast(seed) if self.trainer else seed
+        if stage == "fit" and self.trainer and self.shuffle_seed is None:
+            # the seed of the run, or the one that torch drew on the first rank
+            self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)
 
     def _load(self, split: Literal["train", "test"]) -> Batch:
         inputs, labels = self.load(split)
@@ -120,13 +121,18 @@ class TensorDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.shuffle_seed is not None
-        assert self.trainer is not None
-        overfit = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]  # the same batches again and again
-        loader = self._loader(
-            "train", shuffle=not overfit, drop_last=self.drop_last and not overfit, seed=self.shuffle_seed
-        )
+        trainer: Any = self.trainer
+        overfit = trainer.overfit_batches > 0  # the same batches again and again
+        drop_last = self.drop_last and not overfit
+        num_train = len(self.splits["train"])
+        if num_train < trainer.world_size * (self.batch_size if drop_last else 1):
+            raise UserError(
+                f"data.batch_size {self.batch_size} on {trainer.world_size} processes is more than the {num_train} "
+                "training samples:\ngive a smaller one, or --data.drop_last false, or fewer devices"
+            )
+        loader = self._loader("train", even=True, shuffle=not overfit, drop_last=drop_last, seed=self.shuffle_seed)
         # workers fetch ahead before Lightning sets the epoch
-        loader.batch_sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+        loader.batch_sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
         return loader
 
     def val_dataloader(self) -> ResumableLoader:
@@ -135,24 +141,43 @@ class TensorDataModule(LightningDataModule):
     def test_dataloader(self) -> ResumableLoader:
         return self._loader("test")
 
+    def predict_dataloader(self) -> DataLoader[Batch]:
+        """The test set. Lightning makes this loader anew to note the samples' indices, and can do so with torch's own
+        samplers only."""
+        rank, num_ranks = self._rank("test")
+        data = self.splits["test"]
+        options = self._loader_options()
+        return DataLoader(data, batch_size=self.batch_size, sampler=range(rank, len(data), num_ranks), **options)
+
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
         data = self.splits[split]
+        rank, num_ranks = self._rank(split)
+        sampler = EpochBatchSampler(len(data), self.batch_size, rank=rank, num_ranks=num_ranks, **order)
+        return ResumableLoader(data, batch_sampler=sampler, **self._loader_options())
+
+    def _rank(self, split: str) -> tuple[int, int]:
+        """This process and how many there are, each of which must have a sample."""
         trainer = self.trainer
         assert trainer is not None
+        if len(self.splits[split]) < trainer.world_size:
+            raise UserError(
+                f"{trainer.world_size} processes share the {len(self.splits[split])} samples of the {split} set: "
+                f"each needs one\ngive at most --trainer.devices {len(self.splits[split])}"
+            )
+        return trainer.global_rank, trainer.world_size
+
+    def _loader_options(self) -> dict[str, Any]:
         pin_memory = self.pin_memory
         if pin_memory is None:
-            pin_memory = not isinstance(trainer.accelerator, CPUAccelerator)
-        return ResumableLoader(
-            data,
-            batch_sampler=EpochBatchSampler(
-                len(data), self.batch_size, rank=trainer.global_rank, num_ranks=trainer.world_size, **order
-            ),
-            collate_fn=as_it_is,  # type: ignore[arg-type]  # a batch, not a list of samples
-            num_workers=self.num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=self.persistent_workers and self.num_workers > 0,
-            generator=torch.Generator(),  # leaves the global random state alone
-        )
+            assert self.trainer is not None
+            pin_memory = not isinstance(self.trainer.accelerator, CPUAccelerator)
+        return {
+            "collate_fn": as_it_is,  # a batch, not a list of samples
+            "num_workers": self.num_workers,
+            "pin_memory": pin_memory,
+            "persistent_workers": self.persistent_workers and self.num_workers > 0,
+            "generator": torch.Generator(),  # leaves the global random state alone
+        }
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         inputs, labels = batch

@@ -10,11 +10,21 @@ class EpochBatchSampler(Sampler[list[int]]):
     """Batches of sample indices whose order depends on nothing but (seed, epoch).
 
     With several ranks, batch i of all of them together holds the samples of batch i of one process with
-    `num_ranks` times the batch size. In training (`drop_last`) every rank makes equally many full batches and the
-    rest of the epoch's order is left out; otherwise the ranks' shares differ by one sample at most,
-    and every sample comes once, without padding.
+    `num_ranks` times the batch size. In an evaluation the ranks' shares differ by one sample at most, and every
+    sample comes once, without padding. In training every rank must make equally many steps, so the end of the
+    epoch's order is left out.
 
     Lightning sets the epoch through `.sampler.set_epoch`, so `.sampler` is this object itself.
+
+    Args:
+        num_samples: Samples of the data set, at least `num_ranks`.
+        batch_size: Samples a batch, on each rank.
+        shuffle: A new order every epoch, or the data set's own.
+        even: Equal shares: leave out the last `num_samples % num_ranks` samples of the order.
+        drop_last: Full batches only: leave out what is less than a batch on each rank. Goes with `even`.
+        seed: Of the order.
+        rank: This process, in [0, num_ranks).
+        num_ranks: Processes that share the samples.
     """
 
     def __init__(
@@ -23,6 +33,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         batch_size: int,
         *,
         shuffle: bool = False,
+        even: bool = False,
         drop_last: bool = False,
         seed: int = 0,
         rank: int = 0,
@@ -31,10 +42,13 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self.drop_last = drop_last
         self.seed = seed
         self.rank = rank
         self.num_ranks = num_ranks
+        even = even or drop_last
+        self.share = num_samples // num_ranks if even else len(range(rank, num_samples, num_ranks))
+        """Samples of this rank in an epoch, before `drop_last`."""
+        self.num_batches = self.share // batch_size if drop_last else -(-self.share // batch_size)
         self.epoch = 0
         self.first_batch = 0
         """Where the next pass starts; set when a run resumes in the middle of an epoch, 0 again after that pass."""
@@ -47,15 +61,12 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        if self.drop_last:
-            return self.num_samples // (self.batch_size * self.num_ranks)
-        share = len(range(self.rank, self.num_samples, self.num_ranks))
-        return -(-share // self.batch_size)
+        return self.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
         first_batch, self.first_batch = self.first_batch, 0
-        order = self._order()[self.rank :: self.num_ranks]
-        for i in range(first_batch, len(self)):
+        order = self._order()[self.rank :: self.num_ranks][: self.share]
+        for i in range(first_batch, self.num_batches):
             yield order[i * self.batch_size : (i + 1) * self.batch_size].tolist()
 
     def _order(self) -> torch.Tensor:
