@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from project.data.datamodule import TensorDataModule
 from project.errors import UserError, did_you_mean
+from project.rank import say
 
 
 def check_config_file(path: Path) -> None:
@@ -72,14 +73,14 @@ def check_network(model: LightningModule, data: TensorDataModule, split: str = "
             f"{type(data).__name__}\nchange the arguments of model.net or of data"
         )
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    print(f"Network: {type(net).__name__}, {num_parameters:,} parameters")
+    say(f"Network: {type(net).__name__}, {num_parameters:,} parameters")
 
 
 def check_selection(config: Any, model: LightningModule, data: LightningDataModule) -> bool:
     """Whether epochs can be compared by a validation metric. Nothing is ever selected on test data."""
     on_test_data = getattr(data, "val_fraction", None) == 0
     if on_test_data:
-        print("Validation: none (data.val_fraction 0); val/ is measured on the test set, best.ckpt is the last epoch")
+        say("Validation: none (data.val_fraction 0); val/ is measured on the test set, best.ckpt is the last epoch")
     validates = not on_test_data and config.trainer.limit_val_batches != 0
     for flag, value in (("patience", config.patience), ("model.scheduler", getattr(model, "scheduler", None))):
         if not validates and value is not None and (flag == "patience" or value == "ReduceLROnPlateau"):
@@ -104,7 +105,7 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs:
             f"checkpoint {path} has {done} epochs behind it: give --trainer.max_epochs more than {max_epochs}", 2
         )
     if max_epochs == done:
-        print(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
+        say(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
 
 
 def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:

@@ -16,10 +16,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.checkpoints import read_checkpoint
 from project.checks import check_weights
-from project.devices import check_devices, num_gpus
+from project.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
+from project.devices import check_devices, num_gpus, settle_devices
 from project.errors import UserError
 from project.messages import explain
 from project.parser import Parser, Seed, make_paths_absolute, make_plain
+from project.rank import say
 
 
 class TrainingCLI(LightningCLI):
@@ -68,13 +70,17 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         make_paths_absolute(self.config)
         make_plain(self.config)
-        trainer = self.config.trainer
-        check_devices(trainer.accelerator, trainer.devices, trainer.strategy)
+        settle_devices(self.config.trainer)
         # complete and plain: enough to repeat the run
         to_repeat = self.config.clone()
         to_repeat.ckpt_path = None
         self.plain_yaml = self.parser.dump(to_repeat, skip_unset=False)
         self.plain_config: dict[str, Any] = yaml.safe_load(self.plain_yaml)
+
+    def check_devices(self) -> None:
+        """Raise UserError where the flags ask for devices that are not there."""
+        trainer = self.config.trainer
+        check_devices(trainer.accelerator, trainer.devices, trainer.strategy, trainer.num_nodes)
 
     def instantiate_classes(self) -> None:
         failures: list[Exception] = []
@@ -106,6 +112,7 @@ class TrainingCLI(LightningCLI):
 
     def make_trainer(self, **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top; callbacks and plugins add to theirs."""
+        self.check_devices()
         config = {**self.config_init.trainer, **arguments}
         for key in ("callbacks", "plugins"):
             own = self.config_init.trainer[key] or []
@@ -119,7 +126,7 @@ class TrainingCLI(LightningCLI):
             if config[key] is not None and config[key] < 1:
                 raise UserError(f"trainer.{key} {config[key]}: 1 is the least", 2)
         if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
-            print(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
+            say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
         try:
             return Trainer(**config)

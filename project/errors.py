@@ -6,9 +6,12 @@ import difflib
 import errno
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+from project.rank import rank
 
 
 class UserError(Exception):
@@ -48,7 +51,9 @@ def short_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if rank() > 0:
+            time.sleep(2)  # the first process has the word; if it says the same, this one ends with it
+        print(f"error: {f'on rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
     except OSError as error:
         if error.errno not in DISK_ERRORS:

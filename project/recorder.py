@@ -14,6 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
+from project.devices import describe_devices
 from project.errors import UserError
 from project.run import Run
 
@@ -33,6 +34,8 @@ class RunRecorder(Callback):
         self.monitor = monitor
         self.train_seconds = 0.0
         self.start: float | None = None
+        self.result = torch.zeros(3, dtype=torch.float64)
+        """Epochs, steps and seconds at the end."""
 
     def state_dict(self) -> dict[str, float]:
         return {"train_seconds": self.total_seconds()}
@@ -70,6 +73,10 @@ class RunRecorder(Callback):
             for summary in hparams(hyper_parameters(self.config), {"val/acc": 0, "test/acc": 0, "test/loss": 0}):
                 trainer.logger.experiment.file_writer.add_summary(summary)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.result[:] = torch.tensor([trainer.current_epoch, trainer.global_step, self.total_seconds()])
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
 
@@ -105,7 +112,8 @@ def describe_environment(trainer: Trainer) -> str:
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
         *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
-        f"devices in use: {trainer.num_devices * trainer.num_nodes} x {trainer.strategy.root_device.type}",
+        f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
+        describe_devices(trainer),
         f"git commit: {_git_commit()}",
     ]
     return "\n".join(lines) + "\n\n"

@@ -43,6 +43,10 @@ class Run:
         self.lock.release()
         (self.folder / ".lock").unlink(missing_ok=True)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # for ddp_spawn: the lock stays with the process that started the run
+        return {"root": self.root, "folder": self.folder, "is_new": self.is_new}
+
     def discard(self) -> None:
         """Remove a folder in which nothing has happened, and those above it that are empty then, up to ROOT."""
         self.close()

@@ -1,6 +1,8 @@
 """A training run from its command line to its test result."""
 
+import io
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -20,7 +22,9 @@ from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import UserError, short_errors
 from project.parser import arguments
+from project.processes import StopOnSigterm, connection_errors, end_with_parent, is_child, leave
 from project.progress import EpochLines, Patience
+from project.rank import rank, say
 from project.recorder import RunRecorder
 from project.run import LOGS, Run, find_checkpoint, folder_to_continue
 
@@ -33,12 +37,13 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run).
     """
     with short_errors():
+        end_with_parent()
         quiet_lightning()
         args = list(sys.argv[1:] if args is None else args)
         is_default = not any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
         cli = TrainingCLI(arguments(["--config", str(DEFAULT_CONFIG), *args] if is_default else args))
         if is_default:
-            print(
+            say(
                 "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
                 "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
             )
@@ -47,6 +52,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 # beginnings of Lightning's lines that advertise, or say what we say ourselves
 CHATTER = (
+    "Initializing distributed",
+    "-----",
     "💡",
     "GPU available",
     "TPU available",
@@ -55,11 +62,13 @@ CHATTER = (
     "Restor",
     "Loaded",
     "`Trainer.fit` stopped",
+    "SLURM auto-requeueing",
 )
 
 
 def is_wanted(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(CHATTER)
+    text = re.sub(r"^\[rank: \d+\] ", "", record.getMessage())
+    return not text.startswith(CHATTER)
 
 
 def quiet_lightning() -> None:
@@ -69,6 +78,8 @@ def quiet_lightning() -> None:
             handler.addFilter(is_wanted)
     # data in memory needs no workers
     warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # on the machines of a cluster a single process needs none
+    warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")
     # a resumed run goes on in its own folder
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
     # a run may go on without --patience or --keep_every_epoch
@@ -82,32 +93,39 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     root = Path(config.trainer.default_root_dir or LOGS)
     if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
         raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
+    cli.check_devices()
     checkpoint, checkpoint_path = None, None
     if config.ckpt_path is not None:
         checkpoint_path = find_checkpoint(config.ckpt_path, root, config.name)
         checkpoint = read_checkpoint(checkpoint_path)
         check_resume(checkpoint, cli.model, config.trainer.max_epochs, checkpoint_path)
-    prepare(cli.model, cli.datamodule)
+    if rank() == 0:
+        prepare(cli.model, cli.datamodule)
     selecting = check_selection(config, cli.model, cli.datamodule)
 
     if config.trainer.fast_dev_run:
         return fit_and_test(
-            cli.make_trainer(callbacks=[RunRecorder(cli.plain_config, cli.plain_yaml)]), cli, checkpoint_path, None
+            cli.make_trainer(callbacks=[StopOnSigterm(), RunRecorder(cli.plain_config, cli.plain_yaml)]),
+            *(cli, checkpoint_path, None),
         )
-    run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
+    run = None
+    if rank() == 0:  # the others write nothing
+        run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
     try:
         trainer = cli.make_trainer(
-            logger=make_logger(cli.config_init.trainer.logger, run, checkpoint),
-            callbacks=make_callbacks(cli, run, selecting),
+            logger=make_logger(cli.config_init.trainer.logger, root, run, checkpoint),
+            callbacks=make_callbacks(cli, root, run, selecting),
             plugins=[AtomicCheckpointIO()],
         )
-        return fit_and_test(trainer, cli, checkpoint_path, run)
+        with connection_errors():
+            return fit_and_test(trainer, cli, checkpoint_path, run)
     except (UserError, OSError):
-        if run.is_new and not list(run.checkpoints.glob("*.ckpt")):
+        if run and run.is_new and not list(run.checkpoints.glob("*.ckpt")):
             run.discard()
         raise
     finally:
-        run.close()
+        if run:
+            run.close()
 
 
 def prepare(model: LightningModule, data: LightningDataModule) -> None:
@@ -116,17 +134,19 @@ def prepare(model: LightningModule, data: LightningDataModule) -> None:
         data.prepare_data()
         data.setup("fit")
         train, val = data.splits["train"], data.splits.get("val", ())
-        print(
+        say(
             f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples "
             f"of {len(data.classes)} classes, batch size {data.batch_size}"
         )
         check_network(model, data)
 
 
-def make_logger(flag: Any, run: Run, checkpoint: dict[str, Any] | None) -> Any:
+def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
     """TensorBoard into the run's folder, unless the config says otherwise."""
     if flag not in (None, True):
         return flag
+    if run is None:
+        return TensorBoardLogger(root, version="")  # writes nothing
     # a resumed run writes its curves on from the checkpoint's step
     purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
     folder = run.folder
@@ -135,11 +155,13 @@ def make_logger(flag: Any, run: Run, checkpoint: dict[str, Any] | None) -> Any:
     )
 
 
-def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback]:
+def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selecting: bool) -> list[Callback]:
     config = cli.config
     monitor = config.monitor if selecting else None
+    folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
     callbacks: list[Callback] = [
         RandomState(),
+        StopOnSigterm(),
         RunRecorder(cli.plain_config, cli.plain_yaml, run, monitor),
         EpochLines(),
     ]
@@ -151,28 +173,26 @@ def make_callbacks(cli: TrainingCLI, run: Run, selecting: bool) -> list[Callback
         in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
         every = None if in_epoch else config.trainer.check_val_every_n_epoch
         every = every if selecting else 1  # the last epoch
-        callbacks.append(RunCheckpoint(run.checkpoints, "best", monitor, every_n_epochs=every))
+        callbacks.append(RunCheckpoint(folder, "best", monitor, every_n_epochs=every))
         if config.keep_every_epoch:
-            callbacks.append(RunCheckpoint(run.checkpoints, "epoch_{epoch:03d}", keep_all=True))
-        callbacks.append(RunCheckpoint(run.checkpoints, "last"))
+            callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
+        callbacks.append(RunCheckpoint(folder, "last"))
     return callbacks
 
 
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | None, run: Run | None) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
-    print(describe_devices(trainer), flush=True)
+    say(describe_devices(trainer))
     if run and isinstance(trainer.logger, TensorBoardLogger):
-        print(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}", flush=True)
+        say(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}")
+    recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
+    if str(cli.config.trainer.strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
+        recorder.result.share_memory_()  # the training happens in other processes
     try:
         trainer.fit(model, data, ckpt_path=checkpoint_path, weights_only=True)
-        recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
-        values = {
-            "epochs": trainer.current_epoch,
-            "steps": trainer.global_step,
-            "train_seconds": round(recorder.total_seconds(), 3),
-        }
-        best = run.checkpoints / "best.ckpt" if run else None
-        tested = best if best and best.is_file() and trainer.checkpoint_callbacks else None
+        epochs, steps, seconds = recorder.result.tolist()
+        values = {"epochs": int(epochs), "steps": int(steps), "train_seconds": round(seconds, 3)}
+        tested = best_checkpoint(trainer)
         results = []
         if is_overridden("test_step", model) and is_overridden("test_dataloader", data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
@@ -183,22 +203,35 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
     except MisconfigurationException as error:
         raise UserError(first_line(error)) from error
     except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
-        print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
-        sys.exit(128 + signal.SIGTERM)
+        print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr if rank() == 0 else io.StringIO())
+        leave(trainer)
+        # Lightning kills the whole run if a process that it has started fails
+        sys.exit(0 if is_child(trainer) else 128 + signal.SIGTERM)
     found: dict[str, Any] = dict(results[0]) if results else {}
     if "test/num_samples" in found:
         found["test/num_samples"] = int(found["test/num_samples"])
     values = found | values
-    if run and trainer.is_global_zero:
+    if run:
         run.write_metrics(values)
+    leave(trainer)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
     numbers = ", ".join(
         f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
     )
-    print(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
-    print(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
-    print(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
+    say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
+    say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
+    say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
     return values
+
+
+def best_checkpoint(trainer: Trainer) -> Path | None:
+    """best.ckpt of the first process, if it has written one."""
+    own = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)]
+    path = Path(own[0].own_folder, "best.ckpt") if own else None
+    is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
+    if is_there and path and not path.is_file():
+        raise UserError(f"{path} is not to be seen from here: the machines of a run must share its folder")
+    return path if is_there else None
 
 
 def first_line(error: Exception) -> str:

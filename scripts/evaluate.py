@@ -15,6 +15,8 @@ from project.cli import load_run
 from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import ScriptParser, UserError, short_errors
+from project.processes import StopOnSigterm, connection_errors, end_with_parent, leave
+from project.rank import rank, say
 from project.run import json_text
 from project.training import quiet_lightning
 
@@ -28,21 +30,24 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         for flag in flags:
             if flag.startswith("-") and not flag.startswith(("--data.", "--trainer.")):
                 raise UserError(f"unknown flag {flag}; besides --ckpt_path there are --data.* and --trainer.* flags", 2)
+        end_with_parent()
         quiet_lightning()
         run = load_run(known.ckpt_path, flags)
-        trainer = run.make_trainer(logger=False, enable_checkpointing=False)
-        print(describe_devices(trainer), flush=True)
-        if isinstance(run.datamodule, TensorDataModule):
+        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=[StopOnSigterm()])
+        say(describe_devices(trainer))
+        if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
             run.datamodule.prepare_data()
             run.datamodule.setup("test")
             check_network(run.model, run.datamodule, "test")
-        found = trainer.test(run.model, run.datamodule, verbose=False)
+        with connection_errors():
+            found = trainer.test(run.model, run.datamodule, verbose=False)
+        leave(trainer)
         if not found:
             raise UserError("nothing was tested: trainer.limit_test_batches is 0, or the model or the data has no test")
     results: dict[str, Any] = dict(found[0])
     if "test/num_samples" in results:
         results["test/num_samples"] = int(results["test/num_samples"])
-    print(json_text(results))
+    say(json_text(results))
     return results
 
 

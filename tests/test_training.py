@@ -54,7 +54,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path)
     assert json.loads((folder / "metrics.json").read_text()) == result
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
     environment = (folder / "environment.txt").read_text()
-    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "devices in use: 1 x cpu"):
+    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "processes: 1", "Device: CPU"):
         assert word in environment
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["num_train"] == 1000
@@ -277,14 +277,44 @@ def test_sigterm_keeps_the_state_between_two_batches(
     assert caught.value.code == 143
     assert "--ckpt_path last" in capsys.readouterr().err
     folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
-    # after the last batch comes the validation, and Lightning cannot go on in the middle of one
-    assert checkpoint(folders[1])["global_step"] == (19 if at_batch == 18 else 19 + at_batch + 1)
+    # after the last batch comes the validation, then one more batch: Lightning cannot go on from a validation
+    assert checkpoint(folders[1])["global_step"] == (38 + 1 if at_batch == 18 else 19 + at_batch + 1)
     monkeypatch.setattr("test_training.Terminate.at_batch", None)
     train(*flags, "--name", "cut", "--ckpt_path", "last")
     assert equal(*map(weights, folders))
     assert equal(*(weights(folder, "best") for folder in folders))
     expected, found = map(curves, folders)
     assert found == expected
+
+
+def test_sigterm_in_an_accumulation_waits_for_its_step(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ("--trainer.accumulate_grad_batches", 4, "--trainer.callbacks", "test_training.Terminate")
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 5)
+    with pytest.raises(SystemExit):
+        train(*flags, "--name", "cut")
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert checkpoint(folders[1])["global_step"] == 5 + 2  # 19 batches are 5 steps; 8 batches 2
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+
+
+def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr("test_training.Terminate.at_batch", 18)
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.callbacks", "test_training.Terminate")
+    assert caught.value.code == 143
+    folder = tmp_path / "tiny" / "version_0"
+    assert checkpoint(folder)["global_step"] == 38
+    assert not (folder / "metrics.json").exists()
+    assert train("--ckpt_path", "last")["test/num_samples"] == 75
 
 
 @pytest.mark.parametrize("name", ["best", "epoch_001"])

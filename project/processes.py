@@ -1,0 +1,139 @@
+"""How several processes of one run, on one machine or many, stop and end together."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from project.errors import UserError
+from project.rank import rank
+
+
+def end_with_parent() -> None:
+    """Let a process that another one started end with it, also if that one is killed and cannot say so."""
+    if rank() == 0:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # the main thread may be waiting for a process that is no more
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class StopOnSigterm(Callback):
+    """At a SIGTERM, stop between two optimiser steps, where the state can be saved; several processes before the same
+    batch, whichever of them got the signal.
+
+    Lightning 2.6 stops between two batches of an accumulation too, and in the middle of a validation. With several
+    processes its signal handler itself exchanges the word, whatever they are just exchanging then, and they ask for it
+    before every batch, which waits for the GPU.
+    """
+
+    every_n_steps = 10
+    """How often several processes ask each other."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _handle_sigterm(self._remember)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _handle_sigterm(self._remember)
+        # Lightning has no public way to replace it
+        loop: Any = trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
+        loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        # not after the last batch of an epoch: Lightning cannot go on from a validation, so it comes first
+        if self.asked and trainer.world_size == 1 and is_after_step(trainer) and not trainer.is_last_batch:
+            trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]  # stops now
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_if_asked(trainer)
+        _handle_sigterm(signal.SIG_DFL)  # there is nothing to save
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if multiprocessing.parent_process() is not None:  # of ddp_spawn: it ends here, not at the end of the script
+            leave(trainer)
+
+    def _remember(self, *_: Any) -> None:
+        self.asked = True
+
+    def _stop_together(self, trainer: Trainer) -> None:
+        num_steps = num_batches(trainer) // trainer.accumulate_grad_batches
+        if is_after_step(trainer) and num_steps % self.every_n_steps == 0:
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        asked = torch.tensor(int(self.asked), device=trainer.strategy.root_device)
+        if dist.is_initialized():
+            dist.all_reduce(asked, dist.ReduceOp.MAX)
+        if asked.item():
+            raise SIGTERMException
+
+
+def num_batches(trainer: Trainer) -> int:
+    """Batches trained in this epoch."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready  # type: ignore[attr-defined]
+
+
+def is_after_step(trainer: Trainer) -> bool:
+    """Whether the gradients of all batches of this epoch so far are in the weights."""
+    return num_batches(trainer) % trainer.accumulate_grad_batches == 0
+
+
+def _handle_sigterm(handler: Any) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def is_child(trainer: Trainer) -> bool:
+    """Whether Lightning in another process has started this one, not the user, torchrun or SLURM."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+
+
+@contextlib.contextmanager
+def connection_errors() -> Iterator[None]:
+    """Say in short that gloo or NCCL has lost another process."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
+            raise
+        raise UserError(
+            f"the processes of this run have lost each other: {str(error).strip().splitlines()[0]}\n"
+            "if one of them has failed, its message is near; go on with --ckpt_path last"
+        ) from error
+
+
+def leave(trainer: Trainer) -> None:
+    """End the process group; fail if a process that this one has started failed after its last exchange with us."""
+    if dist.is_initialized():
+        with connection_errors():
+            trainer.strategy.barrier()  # the first one holds the store that the others still use
+        dist.destroy_process_group()
+    for process in getattr(trainer.strategy.launcher, "procs", []):
+        if not isinstance(process, subprocess.Popen):  # ddp_spawn has waited itself
+            continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        if process.returncode != 0:
+            process.kill()
+            raise UserError(f"process {process.pid} of this run ended with status {process.returncode}")

@@ -1,0 +1,481 @@
+"""Runs of several processes. Functions without `test_` run on the ranks of `tests/ranks.py`."""
+
+import contextlib
+import json
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import ranks
+import torch
+import yaml
+from conftest import REPO, TINY
+from lightning import Callback, LightningModule, Trainer
+from ranks import RunRanks
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_scripts import script
+from torch import Tensor, nn
+
+from project.data.datamodule import Batch, TensorDataModule
+from project.processes import StopOnSigterm
+from project.training import main
+
+README = (REPO / "README.md").read_text()
+
+
+@pytest.fixture(scope="session")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
+    with ranks.start(tmp_path_factory.mktemp("ranks")) as run:
+        yield run
+
+
+def train(folder: str, *args: Any) -> None:
+    main(["--config", TINY, "--trainer.default_root_dir", folder, *map(str, args)])
+
+
+def evaluate(*args: Any) -> None:
+    script("evaluate").main(list(map(str, args)))
+
+
+# which samples come where
+
+
+class Numbers(TensorDataModule):
+    """Samples that are their own numbers: 0 up to num_train, and from 1000 up to 1000 + num_test."""
+
+    classes = ["a", "b"]
+
+    def __init__(self, num_train: int = 53, num_test: int = 25, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num = {"train": num_train, "test": num_test}
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        start = 0 if split == "train" else 1000
+        numbers = torch.arange(start, start + self.num[split])
+        return numbers.float().unsqueeze(1), numbers % 2
+
+
+class WithBuffer(nn.Module):
+    """A network with a buffer: DDP exchanges it in every forward, also where the ranks have unequally many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+        self.register_buffer("num_forwards", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_forwards += 1
+        return self.linear(x)
+
+
+class Seen(LightningModule):
+    """Notes the numbers of every batch, in fit, validation, test and predict, a list an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = WithBuffer()
+        self.seen: dict[str, list[list[list[int]]]] = {"train": [], "val": [], "test": [], "predict": []}
+
+    def note(self, stage: str, batch: Batch) -> Tensor:
+        self.seen[stage][-1].append(batch[0].flatten().int().tolist())
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_epoch_start(self) -> None:
+        self.seen["train"].append([])
+        torch.rand(3 * self.global_rank)  # the ranks' generators drift apart
+
+    def on_validation_epoch_start(self) -> None:
+        self.seen["val"].append([])
+
+    def on_test_epoch_start(self) -> None:
+        self.seen["test"].append([])
+
+    def on_predict_epoch_start(self) -> None:
+        self.seen["predict"].append([])
+
+    def training_step(self, batch: Batch) -> Tensor:
+        return self.note("train", batch)
+
+    def validation_step(self, batch: Batch) -> None:
+        self.note("val", batch)
+
+    def test_step(self, batch: Batch) -> None:
+        self.note("test", batch)
+
+    def predict_step(self, batch: Batch) -> None:
+        self.note("predict", batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
+    """Fit, test and predict; leaves seen_RANK.json."""
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
+    model, data = Seen(), Numbers(**{"batch_size": 4, **data_options})
+    trainer = Trainer(
+        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp", "use_distributed_sampler": False},
+        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False},
+        **{"max_epochs": 2, "num_sanity_val_steps": 0, "enable_model_summary": False},
+    )
+    trainer.fit(model, data)
+    trainer.test(model, data, verbose=False)
+    trainer.predict(model, data, return_predictions=False)
+    Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(model.seen))
+    torch.distributed.destroy_process_group()
+
+
+def seen(folder: Path, num_ranks: int) -> list[dict[str, list[list[list[int]]]]]:
+    return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+OPTIONS = {
+    "full batches": {},
+    "all samples": {"drop_last": False},
+    # one rank has a batch more in the validation, two of three have one less
+    "9 for validation": {"val_fraction": 0.17},
+    "13 for validation": {"val_fraction": 0.25, "drop_last": False},
+    "workers": {"num_workers": 1},
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+def test_which_samples_each_rank_sees(
+    on_ranks: RunRanks, tmp_path: Path, num_ranks: int, options: dict[str, Any]
+) -> None:
+    seed = None if "num_workers" in options else 3
+    result = on_ranks(num_ranks, "test_distributed.look", tmp_path, seed, options)
+    assert result.statuses == [0] * num_ranks, result.outputs
+    found = seen(tmp_path, num_ranks)
+
+    num_val = round(53 * options.get("val_fraction", 0.1))
+    num_train = 53 - num_val
+    orders = []
+    for epoch in range(2):
+        batches = [rank["train"][epoch] for rank in found]
+        assert len({len(own) for own in batches}) == 1  # equally many steps
+        numbers = list(chain(*chain(*batches)))
+        assert max(Counter(numbers).values()) == 1
+        if options.get("drop_last", True):
+            assert {len(batch) for batch in chain(*batches)} == {4}
+            assert len(numbers) == num_train // (4 * num_ranks) * 4 * num_ranks
+        else:
+            assert len(numbers) == num_train // num_ranks * num_ranks
+        val = list(chain(*chain(*(rank["val"][epoch] for rank in found))))
+        assert len(val) == num_val
+        assert not set(val) & set(numbers)
+        assert sorted(set(val)) == sorted(set(chain(*chain(*(rank["val"][0] for rank in found)))))
+        orders.append(batches)
+    assert orders[0] != orders[1]
+    for stage in ("test", "predict"):
+        numbers = list(chain(*chain(*(rank[stage][0] for rank in found))))
+        assert sorted(numbers) == list(range(1000, 1025)), stage
+
+
+def test_the_ranks_together_take_the_batches_of_one_process(on_ranks: RunRanks, tmp_path: Path) -> None:
+    epochs = []
+    for num_ranks, batch_size in ((1, 12), (2, 6), (3, 4)):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        assert not any(on_ranks(num_ranks, "test_distributed.look", folder, 5, {"batch_size": batch_size}).statuses)
+        by_rank = [own["train"] for own in seen(folder, num_ranks)]
+        epochs.append(
+            [[sorted(chain(*batch)) for batch in zip(*epoch, strict=True)] for epoch in zip(*by_rank, strict=True)]
+        )
+    assert epochs[0] == epochs[1] == epochs[2]
+
+
+# whole runs
+
+
+def curve(folder: Path, tag: str) -> dict[int, float]:
+    """Step to value, of the only run below `folder`."""
+    (event_folder,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(event_folder))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(tag)}
+
+
+def weights(folder: Path, name: str = "last.ckpt") -> dict[str, Tensor]:
+    (path,) = folder.rglob(name)
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: int = 0) -> list[str]:
+    """Train; the ranks' outputs."""
+    result = on_ranks(num_ranks, "test_distributed.train", folder, *args)
+    assert result.statuses == [status] * num_ranks, "\n".join(result.outputs)
+    return result.outputs
+
+
+def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, tmp_path: Path) -> None:
+    args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
+    run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
+    run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
+    run(on_ranks, 3, tmp_path / "3", "--data.batch_size", 16, *args)
+    one, two, three = (weights(tmp_path / number) for number in "123")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
+    assert any(not torch.allclose(three[name], value, rtol=1e-4, atol=1e-5) for name, value in one.items())
+    for tag in ("train/loss", "train/acc", "val/loss", "val/acc", "lr", "test/loss", "test/acc"):
+        assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), tag
+    assert len(curve(tmp_path / "1", "train/loss")) > 1
+
+
+def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
+    first, second = run(on_ranks, 2, tmp_path)
+    assert first.count("Run folder: ") == 1
+    assert second == ""
+    assert [line.split(":")[0].split(" ")[0] for line in first.splitlines()] == [
+        *("Data", "Network", "Device", "Curves", "Epoch", "Epoch", "Trained", "Test", "Run")
+    ]
+    (folder,) = (tmp_path / "tiny").iterdir()
+    names = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob("events.out.tfevents.*")}
+    assert names == {"checkpoints", "config.yaml", "environment.txt", "hparams.yaml", "metrics.json"}
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")  # what the launcher said
+
+
+def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks: RunRanks, tmp_path: Path) -> None:
+    run(on_ranks, 1, tmp_path)
+    (checkpoint,) = tmp_path.rglob("best.ckpt")
+    (metrics,) = tmp_path.rglob("metrics.json")
+    trained = json.loads(metrics.read_text())
+    for num_ranks in (1, 2, 3):
+        result = on_ranks(num_ranks, "test_distributed.evaluate", "--ckpt_path", checkpoint, "--data.batch_size", 7)
+        assert not any(result.statuses), result.outputs
+        found = json.loads(result.outputs[0].splitlines()[-1])
+        assert found == pytest.approx({name: trained[name] for name in found}, rel=1e-5)
+        assert found["test/num_samples"] == 75
+        assert not any(result.outputs[1:])
+
+
+class Dropout(nn.Module):
+    """For images (N, 3, 8, 8) of 4 classes: every rank draws random numbers in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+DROPOUT = ("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 2)
+
+
+def assert_equal_runs(found: Path, expected: Path) -> None:
+    for name, value in weights(expected).items():
+        assert torch.equal(weights(found)[name], value), name
+    for tag in ("train/loss", "train/acc", "val/loss"):
+        assert curve(found, tag) == pytest.approx(curve(expected, tag), rel=1e-6)
+
+
+def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks: RunRanks, tmp_path: Path) -> None:
+    run(on_ranks, 2, tmp_path / "whole", *DROPOUT)
+    run(on_ranks, 2, tmp_path / "parts", *DROPOUT, "--trainer.max_epochs", 1)
+    run(on_ranks, 2, tmp_path / "parts", *DROPOUT, "--ckpt_path", "last")
+    assert_equal_runs(tmp_path / "parts", tmp_path / "whole")
+
+
+class Sigterm(Callback):
+    """Sends SIGTERM to one rank, or to all of them at different batches, in the second epoch."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        StopOnSigterm.every_n_steps = 4
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        rank = trainer.global_rank
+        if rank in self.ranks and (trainer.current_epoch, batch_idx) == (1, 1 + rank):
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("terminated", [[0], [1], [0, 1]])
+def test_all_ranks_stop_together_at_a_sigterm(on_ranks: RunRanks, tmp_path: Path, terminated: list[int]) -> None:
+    callback = ("--trainer.callbacks", "test_distributed.Sigterm", "--trainer.callbacks.ranks", terminated)
+    outputs = run(on_ranks, 2, tmp_path / "cut", *DROPOUT, *callback, status=143)
+    assert outputs[0].endswith("Stopped by SIGTERM; go on with --ckpt_path last\n")
+    assert not outputs[1]
+    (path,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(path, weights_only=True)["global_step"] == 9 + 4
+    run(on_ranks, 2, tmp_path / "cut", *DROPOUT, "--ckpt_path", "last")
+    run(on_ranks, 2, tmp_path / "whole", *DROPOUT)
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
+        (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training samples"),
+        (("--trainer.devices", 2), "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3"),
+        (("--trainer.strategy", "dp"), "trainer.strategy dp"),
+        (("--ckpt_path", "last"), "no run in"),
+        (("--monitor", "val/nothing"), "--monitor 'val/nothing' is not among"),
+    ],
+)
+def test_a_mistake_is_told_once(on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str) -> None:
+    result = on_ranks(3, "test_distributed.train", tmp_path, *args)
+    assert all(result.statuses)
+    errors = [line for output in result.outputs for line in output.splitlines() if "error: " in line]
+    assert message in errors[0]
+    assert "Traceback" not in "".join(result.outputs)
+    assert not list(tmp_path.rglob("*.ckpt")) or "--data.num_test" in args
+
+
+class Fail(Callback):
+    """Fails on one rank, in the second epoch or at the very end."""
+
+    def __init__(self, at_the_end: bool = False) -> None:
+        self.at_the_end = at_the_end
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self.at_the_end and (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 3, 1):
+            raise ValueError("a bug on rank 1")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.at_the_end and trainer.global_rank == 1:
+            raise ValueError("a bug on rank 1")
+
+
+def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks: RunRanks, tmp_path: Path) -> None:
+    result = on_ranks(2, "test_distributed.train", tmp_path, "--trainer.callbacks", "test_distributed.Fail")
+    assert all(result.statuses)
+    assert "ValueError: a bug on rank 1" in result.outputs[1]
+    assert "the processes of this run have lost each other" in result.outputs[0]
+    assert "Traceback" not in result.outputs[0]
+    assert {path.name for path in tmp_path.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
+
+
+# the command itself, which starts the other processes
+
+
+def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
+    return [
+        *(sys.executable, str(REPO / "scripts" / "train.py"), "--config", TINY, "--trainer.strategy", strategy),
+        *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
+    ]
+
+
+@pytest.fixture
+def start_command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started = []
+
+    def begin(*args: object, strategy: str = "ddp") -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(tmp_path, *args, strategy=strategy),
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # so that no process that it leaves behind can be missed
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def assert_none_left(session: int, seconds: float) -> None:
+    """No process of the session is alive after so long."""
+    end = time.monotonic() + seconds
+    while left := [path for path in Path("/proc").glob("[0-9]*") if session_of(path) == session]:
+        assert time.monotonic() < end, [(path / "cmdline").read_text() for path in left]
+        time.sleep(0.1)
+
+
+def session_of(process: Path) -> int | None:
+    """The session id of a process that is alive; see proc_pid_stat(5)."""
+    try:
+        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it has ended meanwhile
+    return int(session) if state != "Z" else None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
+def test_strategies_by_flag(
+    start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path, on_ranks: RunRanks, strategy: str
+) -> None:
+    process = start_command(strategy=strategy)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert_none_left(process.pid, 2)
+    assert "Device: CPU (2 processes, 1 thread each)" in output
+    assert output.count("Run folder: ") == 1
+    assert strategy == "ddp_spawn" or "warn" not in output.lower()
+    run(on_ranks, 2, tmp_path / "expected")
+    paths = (tmp_path / name / "version_0" / "metrics.json" for name in ("tiny", "expected/tiny"))
+    found, expected = (json.loads(path.read_text()) for path in paths)
+    assert found == pytest.approx({**expected, "train_seconds": found["train_seconds"]}, rel=1e-5)
+    assert found["test/num_samples"] == 75
+
+
+@pytest.mark.parametrize("killed", ["first", "second"])
+def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.Popen[str]], killed: str) -> None:
+    process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("Epoch 1 "):
+            break
+    (second,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    time.sleep(0.1)
+    os.kill(second if killed == "second" else process.pid, signal.SIGKILL)
+    assert process.wait(30) != 0
+    assert_none_left(process.pid, 10)
+
+
+def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> None:
+    fail = ("--trainer.callbacks", "test_distributed.Fail", "--trainer.callbacks.at_the_end", "true")
+    process = start_command(*fail)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "a bug on rank 1" in output
+    assert_none_left(process.pid, 5)
+
+
+def test_two_machines_by_torchrun(tmp_path: Path) -> None:
+    """The README's command, with both "machines" on the loopback."""
+    (line,) = [line for line in README.splitlines() if line.startswith("torchrun ")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace("--nproc-per-node=8", "--nproc-per-node=1")
+    torchrun, *args = shlex.split(line.replace("configs/cifar10_cnn.yaml", TINY))
+    program = [sys.executable, "-m", "torch.distributed.run", *args, "--trainer.default_root_dir", str(tmp_path)]
+    machines = [
+        subprocess.Popen(program, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    outputs = [machine.communicate(timeout=100)[0] for machine in machines]
+    assert torchrun == "torchrun"
+    assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)
+    assert "".join(outputs).count("Run folder: ") == 1
+    assert "".join(outputs).count("2 processes") == 1
+    (metrics,) = tmp_path.rglob("metrics.json")
+    assert json.loads(metrics.read_text())["test/num_samples"] == 75
