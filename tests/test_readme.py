@@ -81,17 +81,36 @@ def run(command: str, folder: Path) -> Any:
         if "--config" not in args:
             short += " --data.num_train 400 --data.num_test 50"
         args += [*here, *short.split()]
+    if name == "prepare_data":
+        args += ["--data.data_dir", str(folder / "data")]
     return script(name).main(args)
 
 
+def check_strategy(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """dp wants GPUs; ddp would start this test again, as it starts its command: tests/test_distributed.py runs it."""
+    if "--trainer.strategy dp" in command:
+        with pytest.raises(SystemExit):
+            run(command, folder)
+        assert "GPU" in capsys.readouterr().err
+    else:
+        with pytest.raises(SystemExit) as caught:
+            script("train").main([*shlex.split(command)[2:], "--print_config"])
+        assert not caught.value.code
+        assert yaml.safe_load(capsys.readouterr().out)["trainer"]["strategy"] == "ddp"
+
+
 def test_every_command_of_the_readme_runs(user_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = []
+    ran, shown = [], ""
     for command in COMMANDS:
         command = command.removeprefix("pip install -c constraints.txt -e . && ")
         if not command.startswith("python scripts/"):
             continue
-        run(command, user_folder)
         ran.append(command.split()[1])
+        if "--trainer.strategy" in command:
+            check_strategy(command, user_folder, capsys)
+        else:
+            run(command, user_folder)
+        shown += capsys.readouterr().out
     assert {Path(name).stem for name in ran} == {path.stem for path in (REPO / "scripts").glob("*.py")}
     assert len(ran) >= 12
     logs = user_folder / "logs"
@@ -101,7 +120,7 @@ def test_every_command_of_the_readme_runs(user_folder: Path, capsys: pytest.Capt
     wide = yaml.safe_load((logs / "wide" / "version_0" / "config.yaml").read_text())
     assert wide["model"]["init_args"]["net"]["init_args"]["hidden_dim"] == 256
     assert (user_folder / "mnist.pth").exists()
-    assert "more_digits/1.png" in capsys.readouterr().out
+    assert "more_digits/1.png" in shown
 
 
 def test_the_tensorboard_command_finds_the_runs(user_folder: Path) -> None:
