@@ -1,5 +1,6 @@
 """Device flags against pretended GPUs."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,46 @@ def test_what_is_not_there_is_refused(
     with pytest.raises(UserError, match=message) as caught:
         check_devices(accelerator, asked, strategy)
     assert len(str(caught.value).splitlines()) == 1
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}
+SLURM = {"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "settled"),
+    [
+        ({}, ("auto", 1, "auto"), (1, 1, "auto")),
+        ({}, ("auto", 1, "ddp"), ("auto", 1, "ddp")),
+        ({}, (-1, 1, "auto"), (-1, 1, "auto")),
+        ({}, ("auto", 2, "auto"), ("auto", 2, "auto")),
+        (TORCHRUN, ("auto", 1, "auto"), (3, 2, "ddp")),
+        (TORCHRUN, (3, 2, "ddp_find_unused_parameters_true"), (3, 2, "ddp_find_unused_parameters_true")),
+        (TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, ("auto", 1, "auto"), (1, 1, "auto")),
+        (SLURM, ("auto", 1, "auto"), (4, 2, "ddp")),
+        ({"SLURM_NTASKS": "1"}, ("auto", 1, "auto"), (1, 1, "auto")),
+        (SLURM | {"SLURM_JOB_NAME": "bash"}, ("auto", 1, "auto"), (1, 1, "auto")),  # a shell of the cluster's
+    ],
+)
+def test_what_the_flags_leave_open_comes_from_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], given: tuple[Any, ...], settled: tuple[Any, ...]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    trainer = SimpleNamespace(devices=given[0], num_nodes=given[1], strategy=given[2])
+    devices.settle_devices(trainer)
+    assert (trainer.devices, trainer.num_nodes, trainer.strategy) == settled
+
+
+@pytest.mark.parametrize("asked", [1, [0, 1], "3"])
+def test_other_devices_than_the_launcher_started_are_refused(monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    monkeypatch.setattr(devices, "num_gpus", lambda: 8)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    check_devices("gpu", 3, "ddp", 2)
+    with pytest.raises(UserError, match="has started 3 processes on each of 2 machines"):
+        check_devices("gpu", asked, "ddp", 1)
 
 
 @pytest.mark.gpu

@@ -34,6 +34,20 @@ def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (65, 32), (7, 3), (3, 5)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_even_shares_are_as_many_batches_of_the_same_sizes(num_samples: int, batch_size: int, num_ranks: int) -> None:
+    samplers = [
+        EpochBatchSampler(num_samples, batch_size, shuffle=True, even=True, rank=r, num_ranks=num_ranks)
+        for r in range(num_ranks)
+    ]
+    batches = [epoch(sampler, 1) for sampler in samplers]
+    sizes = [[len(batch) for batch in own] for own in batches]
+    assert all(own == sizes[0] for own in sizes)
+    seen = list(chain(*chain(*batches)))
+    assert len(seen) == len(set(seen)) == num_samples // num_ranks * num_ranks
+
+
 def test_the_ranks_together_make_the_batches_of_one_process() -> None:
     one = epoch(EpochBatchSampler(100, 20, shuffle=True, drop_last=True, seed=1))
     two = [

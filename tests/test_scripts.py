@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,3 +237,44 @@ def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
     assert (tmp_path / "x.pth").exists()
     Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
     assert "black.png" in start("predict.py", "black.png").stdout
+
+
+def test_prepare_data_says_what_is_there_and_needs_no_device(
+    mnist_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--config", "configs/mnist_mlp.yaml", "--data.data_dir", str(mnist_dir), "--trainer.accelerator", "gpu"]
+    script("prepare_data").main(flags)
+    assert capsys.readouterr().out == f"MNIST is complete: 270 train, 30 val, 100 test samples in {mnist_dir}\n"
+
+
+def test_prepare_data_wants_a_config_and_tells_of_damage(mnist_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        script("prepare_data").main([])
+    assert caught.value.code == 2
+    assert "--config" in capsys.readouterr().err
+    damaged = mnist_dir / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(SystemExit) as caught:
+        script("prepare_data").main(["--config", "configs/mnist_mlp.yaml", "--data.data_dir", str(mnist_dir)])
+    assert caught.value.code == 1
+    assert str(damaged) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
+def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
+    tmp_path: Path, status: int, requeued: bool
+) -> None:
+    """With stand-ins for srun and scontrol, which write down how they are called."""
+    for name, end in (("srun", status), ("scontrol", 0)):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n')
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    command = ["bash", str(REPO / "scripts" / "slurm.sh"), "--config", "a b.yaml"]
+    assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status
+    (tmp_path / "logs" / "slurm_7" / "version_0" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "logs" / "slurm_7" / "version_0" / "checkpoints" / "last.ckpt").touch()
+    assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status
+    calls = (tmp_path / "calls").read_text().splitlines()
+    started = "srun --kill-on-bad-exit=1 python scripts/train.py --config a b.yaml --name slurm_7"
+    back = ["scontrol requeue 7"] * requeued
+    assert calls == [started, *back, f"{started} --ckpt_path last", *back]
