@@ -1,5 +1,7 @@
 """From flags and configs to model, data and Trainer; and back from a checkpoint."""
 
+import os
+import secrets
 import sys
 import traceback
 import warnings
@@ -21,7 +23,7 @@ from project.devices import check_devices, num_gpus, settle_devices
 from project.errors import UserError
 from project.messages import explain
 from project.parser import Parser, Seed, make_paths_absolute, make_plain
-from project.rank import say
+from project.rank import rank, say
 
 
 class TrainingCLI(LightningCLI):
@@ -66,6 +68,10 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         namespace = parser.parse_object(self.saved) if self.saved else None
         self.config = parser.parse_args(args, namespace=namespace)
+        if self.config.seed_everything is True:  # Lightning would always take 0
+            drawn = str(secrets.randbelow(2**32))
+            # the first process hands its seed to those that it starts
+            self.config.seed_everything = int(os.environ.get("PL_GLOBAL_SEED", drawn) if rank() > 0 else drawn)
 
     def before_instantiate_classes(self) -> None:
         make_paths_absolute(self.config)

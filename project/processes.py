@@ -14,25 +14,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.multiprocessing import ProcessRaisedException
 
+from project import STARTED_BY
 from project.errors import UserError
 from project.rank import rank
 
 
 def end_with_parent() -> None:
-    """Let a process that another one started end with it, also if that one is killed and cannot say so."""
-    if rank() == 0:
-        return
-    parent = os.getppid()
+    """Let a process that the first one or torchrun has started end with it, even if that is killed."""
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == STARTED_BY:
             time.sleep(0.5)
         os._exit(1)  # the main thread may be waiting for a process that is no more
 
-    threading.Thread(target=watch, daemon=True).start()
+    if rank() > 0 or TorchElasticEnvironment.detect():
+        threading.Thread(target=watch, daemon=True).start()
 
 
 class StopOnSigterm(Callback):
@@ -110,11 +110,21 @@ def is_child(trainer: Trainer) -> bool:
 
 
 @contextlib.contextmanager
-def connection_errors() -> Iterator[None]:
-    """Say in short that gloo or NCCL has lost another process."""
+def short_process_errors() -> Iterator[None]:
+    """Say in short what only several processes can run into, above all that gloo or NCCL has lost one of them."""
     try:
         yield
+    except ProcessRaisedException as error:  # of ddp_spawn, with the whole traceback as its text
+        _, is_mistake, text = str(error).rpartition(f"{UserError.__module__}.{UserError.__name__}: ")
+        if not is_mistake:
+            raise
+        raise UserError(text.strip()) from error
     except RuntimeError as error:
+        if "parameters that were not used in producing the loss" in str(error):
+            raise UserError(
+                "the network has parameters that its loss does not depend on, for which ddp would wait:\n"
+                "take them out, or use --trainer.strategy ddp_find_unused_parameters_true"
+            ) from error
         if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
             raise
         raise UserError(
@@ -126,7 +136,7 @@ def connection_errors() -> Iterator[None]:
 def leave(trainer: Trainer) -> None:
     """End the process group; fail if a process that this one has started failed after its last exchange with us."""
     if dist.is_initialized():
-        with connection_errors():
+        with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     for process in getattr(trainer.strategy.launcher, "procs", []):

@@ -22,7 +22,7 @@ from project.data.datamodule import TensorDataModule
 from project.devices import describe_devices
 from project.errors import UserError, short_errors
 from project.parser import arguments
-from project.processes import StopOnSigterm, connection_errors, end_with_parent, is_child, leave
+from project.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
 from project.progress import EpochLines, Patience
 from project.rank import rank, say
 from project.recorder import RunRecorder
@@ -117,7 +117,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
             callbacks=make_callbacks(cli, root, run, selecting),
             plugins=[AtomicCheckpointIO()],
         )
-        with connection_errors():
+        with short_process_errors():
             return fit_and_test(trainer, cli, checkpoint_path, run)
     except (UserError, OSError):
         if run and run.is_new and not list(run.checkpoints.glob("*.ckpt")):

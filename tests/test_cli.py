@@ -428,3 +428,12 @@ def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path)
     assert result["test/loss"] != result["test/loss"]
     metrics = json.loads((tmp_path / "tiny" / "version_0" / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["test/loss"] is None
+
+
+def test_a_drawn_seed_is_another_one_each_time_and_is_noted(train: Callable[..., Any], tmp_path: Path) -> None:
+    found = set()
+    for number in range(2):
+        train("--seed_everything", "true", "--trainer.max_epochs", 1)
+        config = yaml.safe_load((tmp_path / "tiny" / f"version_{number}" / "config.yaml").read_text())
+        found.add(config["seed_everything"])
+    assert len(found) == 2

@@ -479,3 +479,33 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
     assert "".join(outputs).count("2 processes") == 1
     (metrics,) = tmp_path.rglob("metrics.json")
     assert json.loads(metrics.read_text())["test/num_samples"] == 75
+
+
+def test_a_process_ends_with_one_that_died_at_its_start(start_command: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start_command()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        time.sleep(0.02)
+    time.sleep(0.5)  # it imports torch
+    process.kill()
+    assert_none_left(process.pid, 15)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(192, 4)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x.flatten(1))
+
+
+def test_parameters_without_a_gradient(on_ranks: RunRanks, tmp_path: Path) -> None:
+    args = ("--model.net", "test_distributed.Unused")
+    result = on_ranks(2, "test_distributed.train", tmp_path, *args)
+    assert all(result.statuses)
+    assert "Traceback" not in "".join(result.outputs)
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in result.outputs[0]
+    assert not list(tmp_path.rglob("version_*"))
+    run(on_ranks, 2, tmp_path, *args, "--trainer.strategy", "ddp_find_unused_parameters_true")
