@@ -10,6 +10,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from project.data.datamodule import Batch, TensorDataModule
+from project.data.loader import TensorBatches
 from project.errors import UserError
 
 
@@ -68,8 +69,9 @@ class Features(TensorDataModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if "train" in self.splits and not hasattr(self, "mean"):
-            inputs = self.splits["train"].inputs
+        train = self.splits.get("train")
+        if isinstance(train, TensorBatches) and not hasattr(self, "mean"):
+            inputs = train.inputs
             deviation, mean = torch.std_mean(inputs.double(), dim=0)
             constant = deviation <= 1e-6 * mean.abs()  # such a column tells nothing: 0 for every sample
             self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()

@@ -1,5 +1,6 @@
 """Batches out of tensors in memory, by a DataLoader that can go on in the middle of an epoch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -7,19 +8,34 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from project.data.sampler import EpochBatchSampler
+from project.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
 
 
-class TensorBatches(Dataset[Batch]):
+class Samples(Dataset[Batch], ABC):
+    """Samples with labels int64 (N,), fetched a whole batch at a time."""
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Inputs (len(indices), ...) and labels."""
+
+    @abstractmethod
+    def select(self, index: Tensor) -> "Samples":
+        """Those with these indices."""
+
+
+class TensorBatches(Samples):
     """Inputs (N, ...) and labels (N,) in memory. A DataLoader fetches a whole batch with one indexing call."""
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
         self.inputs = inputs
         self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def __getitem__(self, index: int) -> Batch:
         return self.inputs[index], self.labels[index]
@@ -27,6 +43,9 @@ class TensorBatches(Dataset[Batch]):
     def __getitems__(self, indices: list[int]) -> Batch:
         index = torch.tensor(indices)
         return self.inputs[index], self.labels[index]
+
+    def select(self, index: Tensor) -> "TensorBatches":
+        return TensorBatches(self.inputs[index], self.labels[index])
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -41,9 +60,12 @@ class ResumableLoader(DataLoader[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
         self.num_batches = self.batch_sampler.first_batch
-        for batch in super().__iter__():
-            self.num_batches += 1
-            yield batch
+        try:
+            for batch in super().__iter__():
+                self.num_batches += 1
+                yield batch
+        except UserError as error:  # a worker's has that process's traceback before it
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
