@@ -53,7 +53,8 @@ def check_network(model: LightningModule, data: TensorDataModule, split: str = "
     net = getattr(model, "net", None)
     if not isinstance(net, torch.nn.Module):
         return
-    inputs = data.normalize(data.splits[split].inputs[:2])
+    samples = data.splits[split]
+    inputs = data.normalize(samples.__getitems__(list(range(min(2, len(samples)))))[0])
     was_training = net.training
     with torch.no_grad():
         try:
@@ -90,9 +91,17 @@ def check_selection(config: Any, model: LightningModule, data: LightningDataModu
     return validates
 
 
-def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs: int | None, path: Path) -> None:
+def check_resume(
+    checkpoint: dict[str, Any], model: LightningModule, data: Any, max_epochs: int | None, path: Path
+) -> None:
     """Raise UserError where the training of the checkpoint cannot go on with this config."""
     check_weights(checkpoint, model, path)
+    steps, own_steps = (checkpoint.get("steps_per_execution", 1), getattr(data, "steps_per_execution", 1))
+    if steps != own_steps:  # Lightning's counters mean something else then
+        raise UserError(
+            f"checkpoint {path} was trained with {steps} steps at a time, here it would be {own_steps}:\n"
+            f"go on with --steps_per_execution {steps}, and with the trainer flags that it had"
+        )
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
     saved = checkpoint["config"]["model"].get("init_args", {}).get("optimizer")

@@ -9,10 +9,12 @@ from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import SumMetric
 
 from project.optim import build_optimizer, build_scheduler, schedule_at
+from project.steps import train_batches
 
 Batch = tuple[Tensor, Tensor]
 
@@ -35,6 +37,7 @@ class Classifier(LightningModule):
             is filled in. ReduceLROnPlateau watches val/loss, with {mode: max} val/acc.
         scheduler_interval: Step the scheduler after every "epoch" or every "step".
         label_smoothing: Share of the target spread over all classes, in training only, in [0, 1].
+        channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Classifier(LightningModule):
         scheduler_args: dict[str, Any] | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         label_smoothing: ClosedUnitInterval = 0.0,
+        channels_last: bool = True,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["net"], logger=False)
@@ -58,6 +62,7 @@ class Classifier(LightningModule):
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
         self.label_smoothing = float(label_smoothing)
+        self.channels_last = channels_last
         # sums over an evaluation; a loss that is not a number stays one
         self.eval_loss = SumMetric(nan_strategy="disable")
         self.eval_correct = SumMetric()
@@ -71,12 +76,24 @@ class Classifier(LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
+    def setup(self, stage: str) -> None:
+        if self.channels_last:
+            for parameter in self.net.parameters():
+                if not is_lazy(parameter) and parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
     def on_train_start(self) -> None:
         # copies: with ddp_spawn all processes have the same memory
         self.train_sums = {name: value.to(self.device, copy=True) for name, value in self.train_sums.items()}
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x, y = batch
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if not self.automatic_optimization:  # several batches
+            train_batches(self, batch)
+            return None
+        return self.loss(*batch)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The training loss of a batch, also added to the sums behind train/loss and train/acc."""
         # the schedule moves on before the step is logged
         self.step_lr = self.trainer.optimizers[0].param_groups[0]["lr"]
         logits = self.net(x).float()
@@ -92,12 +109,20 @@ class Classifier(LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or self.global_step % every or self.global_step == self.last_log_step:
             return
+        values = self.train_metrics()
+        self.log("train/loss", values.pop("train/loss"), prog_bar=True)
+        self.log_dict(values)
+
+    def train_metrics(self) -> dict[str, Any]:
+        """train/loss and train/acc over the samples since the last call, and lr."""
         sums = self._total_train_sums()
-        self.log("train/loss", sums["loss"] / sums["samples"], prog_bar=True)
-        self.log("train/acc", sums["correct"] / sums["samples"])
-        self.log("lr", self.step_lr)
         self.train_sums = {name: torch.zeros_like(value) for name, value in sums.items()}
         self.last_log_step = self.global_step
+        return {
+            "train/loss": sums["loss"] / sums["samples"],
+            "train/acc": sums["correct"] / sums["samples"],
+            "lr": self.step_lr,
+        }
 
     def _total_train_sums(self) -> dict[str, Tensor]:
         """The sums of all processes together."""
@@ -154,11 +179,17 @@ class Classifier(LightningModule):
         return {"loss": loss / num_samples, "acc": num_correct / num_samples, "num_samples": num_samples}
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.optimizer, self.optimizer_args, self.net.parameters(), self.lr)
+        # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
+        clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
+        optimizer = build_optimizer(
+            self.optimizer, self.optimizer_args, self.net.parameters(), self.lr, fused=not clips
+        )
         if self.scheduler is None:
             return optimizer
         scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, self._num_scheduler_steps())
-        config = {"scheduler": scheduler, "interval": self.scheduler_interval, "reduce_on_plateau": False}
+        config: dict[str, Any] = {"scheduler": scheduler}
+        if self.automatic_optimization:
+            config |= {"interval": self.scheduler_interval, "reduce_on_plateau": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _num_scheduler_steps(self) -> int | None:
@@ -171,7 +202,8 @@ class Classifier(LightningModule):
         if loader is None:
             return int(min(trainer.estimated_stepping_batches, 2**31))
         limit = trainer.limit_train_batches
-        num_batches = min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+        total = getattr(loader.batch_sampler, "num_batches", len(loader))  # one call may train several
+        num_batches = min(total, limit) if isinstance(limit, int) else int(total * limit)
         steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
         ends = [trainer.max_epochs * steps_per_epoch] if (trainer.max_epochs or -1) >= 0 else []
         ends += [trainer.max_steps] if trainer.max_steps >= 0 else []
@@ -186,6 +218,7 @@ class Classifier(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = {name: value.item() for name, value in self._total_train_sums().items()}
         checkpoint["last_log_step"] = self.last_log_step
+        checkpoint["steps_per_execution"] = getattr(self.trainer.datamodule, "steps_per_execution", 1)  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.global_rank == 0:  # they are the sums of all processes

@@ -24,6 +24,7 @@ from project.errors import UserError
 from project.messages import explain
 from project.parser import Parser, Seed, make_paths_absolute, make_plain
 from project.rank import rank, say
+from project.steps import StepsTrainer
 
 
 class TrainingCLI(LightningCLI):
@@ -62,6 +63,15 @@ class TrainingCLI(LightningCLI):
         parser.add_argument("--monitor", type=str, default="val/acc", help="The metric that best.ckpt goes by.")
         parser.add_argument(
             "--patience", type=PositiveInt | None, help="Stop after so many validations without a better --monitor."
+        )
+        parser.add_argument(
+            "--steps_per_execution",
+            type=PositiveInt,
+            default=1,
+            help="Optimiser steps in one call of Lightning's loop; 20 makes small networks faster.",
+        )
+        parser.add_argument(
+            "--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given. Small networks want 1."
         )
         parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep a checkpoint of every epoch.")
 
@@ -135,7 +145,7 @@ class TrainingCLI(LightningCLI):
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
         try:
-            return Trainer(**config)
+            return (Trainer if self.model.automatic_optimization else StepsTrainer)(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
 

@@ -1,6 +1,8 @@
 """Which devices there are, which are asked for, and a clear word where the two do not fit."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -112,6 +114,17 @@ def _check_cpu(devices: Any, asked: int | list[int], strategy: Any, found: int) 
         )
     if asked > 2 * cores:
         raise UserError(f"trainer.devices {devices}: {asked} processes are too many for {cores} CPU cores")
+
+
+@contextlib.contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """Compute with so many threads; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe_devices(trainer: Trainer) -> str:

@@ -51,13 +51,33 @@ class FinalDecayLR(LambdaLR):
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
 
 
-def build_optimizer(name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float) -> Optimizer:
+# ways to compute a step, of which an optimiser of torch has one
+IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+
+
+def build_optimizer(
+    name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float, fused: bool = False
+) -> Optimizer:
     """An optimiser of torch.optim by class name, or any other by its full import path.
 
+    fused: take the optimiser's implementation in one kernel, much the fastest for small networks, where it has one for
+        these parameters and `args` do not choose another.
     Raises UserError for an unknown name and for arguments that the class does not take.
     """
     optimizer_class = _find_class("optimizer", name, torch.optim, Optimizer)
+    parameters = list(parameters)
+    if fused and not IMPLEMENTATIONS & args.keys() and has_fused(optimizer_class, parameters):
+        args = {**args, "fused": True}
     return _build("optimizer", optimizer_class, args, parameters, lr=lr)
+
+
+def has_fused(optimizer_class: type, parameters: list[Parameter]) -> bool:
+    """Whether a fused step exists for parameters on these devices: of torch's own optimisers, SGD, Adam, ..."""
+    if "fused" not in inspect.signature(optimizer_class).parameters or not optimizer_class.__module__.startswith(
+        "torch."
+    ):
+        return False
+    return all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
 
 
 def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None) -> LRScheduler:

@@ -19,7 +19,7 @@ from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, 
 from project.checks import check_network, check_resume, check_selection
 from project.cli import TrainingCLI
 from project.data.datamodule import TensorDataModule
-from project.devices import describe_devices
+from project.devices import cpu_threads, describe_devices
 from project.errors import UserError, short_errors
 from project.parser import arguments
 from project.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
@@ -27,6 +27,7 @@ from project.progress import EpochLines, Patience
 from project.rank import rank, say
 from project.recorder import RunRecorder
 from project.run import LOGS, Run, find_checkpoint, folder_to_continue
+from project.steps import choose_steps
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
 
@@ -47,7 +48,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
                 "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
                 "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
             )
-        return train(cli)
+        with cpu_threads(cli.config.num_threads):
+            return train(cli)
 
 
 # beginnings of Lightning's lines that advertise, or say what we say ourselves
@@ -94,11 +96,12 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
         raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
     cli.check_devices()
+    choose_steps(config, cli.model, cli.datamodule)
     checkpoint, checkpoint_path = None, None
     if config.ckpt_path is not None:
         checkpoint_path = find_checkpoint(config.ckpt_path, root, config.name)
         checkpoint = read_checkpoint(checkpoint_path)
-        check_resume(checkpoint, cli.model, config.trainer.max_epochs, checkpoint_path)
+        check_resume(checkpoint, cli.model, cli.datamodule, config.trainer.max_epochs, checkpoint_path)
     if rank() == 0:
         prepare(cli.model, cli.datamodule)
     selecting = check_selection(config, cli.model, cli.datamodule)

@@ -13,7 +13,7 @@ from typing import Any
 from project.checks import check_network
 from project.cli import load_run
 from project.data.datamodule import TensorDataModule
-from project.devices import describe_devices
+from project.devices import cpu_threads, describe_devices
 from project.errors import ScriptParser, UserError, short_errors
 from project.processes import StopOnSigterm, short_process_errors, end_with_parent, leave
 from project.rank import rank, say
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             run.datamodule.prepare_data()
             run.datamodule.setup("test")
             check_network(run.model, run.datamodule, "test")
-        with short_process_errors():
+        with short_process_errors(), cpu_threads(run.config.num_threads):
             found = trainer.test(run.model, run.datamodule, verbose=False)
         leave(trainer)
         if not found:

@@ -10,7 +10,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from project.data.loader import Batch, ResumableLoader, TensorBatches, as_it_is
+from project.data.loader import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
 from project.data.sampler import EpochBatchSampler
 from project.errors import UserError
 
@@ -25,7 +25,7 @@ class TensorDataModule(LightningDataModule):
     """A data set that fits in memory.
 
     A new data set sets `classes` and overrides `load`; also `prepare_data` to download, `normalize` and `augment`
-    for what happens to a batch on the device.
+    for what happens to a batch on the device. One that does not fit in memory overrides `samples`.
 
     Args:
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
@@ -63,12 +63,23 @@ class TensorDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.drop_last = drop_last
+        self.steps_per_execution = 1
+        """Batches that training gets at once."""
         self.shuffle_seed: int | None = None
-        self.splits: dict[str, TensorBatches] = {}
+        self.splits: dict[str, Samples] = {}
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         """Inputs (N, ...), images as uint8 (N, C, H, W), and labels int64 (N,) of the official training or test set."""
         raise NotImplementedError
+
+    def samples(self, split: Literal["train", "test"]) -> Samples:
+        """The official training or test set."""
+        inputs, labels = self.load(split)
+        if len(inputs) != len(labels):
+            raise UserError(
+                f"{type(self).__name__} has {len(inputs)} inputs and {len(labels)} labels in its {split} set"
+            )
+        return TensorBatches(inputs, labels)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """What the network sees of a batch (N, ...), on its device: float32."""
@@ -82,42 +93,42 @@ class TensorDataModule(LightningDataModule):
         if stage in ("fit", "validate") and "train" not in self.splits:
             self._load_train_and_val()
         if (stage in ("test", "predict") or self.val_fraction == 0) and "test" not in self.splits:
-            self.splits["test"] = TensorBatches(*self._load("test"))
+            self.splits["test"] = self._checked("test")
         if self.val_fraction == 0 and stage in ("fit", "validate"):
             self.splits["val"] = self.splits["test"]
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or the one that torch drew on the first rank
             self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)
 
-    def _load(self, split: Literal["train", "test"]) -> Batch:
-        inputs, labels = self.load(split)
+    def _checked(self, split: Literal["train", "test"]) -> Samples:
+        samples = self.samples(split)
         where = f"the {split} set of {type(self).__name__}"
-        if len(inputs) != len(labels) or not len(labels):
-            raise UserError(f"{where} has {len(inputs)} inputs and {len(labels)} labels: one each is the least")
-        if not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
-            raise UserError(f"{where} has labels {labels.min()} to {labels.max()} for {len(self.classes)} classes")
-        return inputs, labels
+        if not len(samples):
+            raise UserError(f"{where} is empty")
+        first, last = int(samples.labels.min()), int(samples.labels.max())
+        if not 0 <= first <= last < len(self.classes):
+            raise UserError(f"{where} has labels {first} to {last} for {len(self.classes)} classes")
+        return samples
 
     def _load_train_and_val(self) -> None:
-        inputs, labels = self._load("train")
-        num_val = round(len(labels) * self.val_fraction)
-        if self.val_fraction > 0 and not 0 < num_val < len(labels):
+        samples = self._checked("train")
+        num_val = round(len(samples) * self.val_fraction)
+        if self.val_fraction > 0 and not 0 < num_val < len(samples):
             raise UserError(
-                f"data.val_fraction {self.val_fraction} of {len(labels)} samples leaves {num_val} for validation"
+                f"data.val_fraction {self.val_fraction} of {len(samples)} samples leaves {num_val} for validation"
             )
-        num_train = len(labels) - num_val
+        num_train = len(samples) - num_val
         if num_train < (self.batch_size if self.drop_last else 1):
             raise UserError(
                 f"data.batch_size {self.batch_size} is more than the {num_train} training samples:\n"
                 "give a smaller one, or --data.drop_last false"
             )
         if num_val == 0:
-            self.splits["train"] = TensorBatches(inputs, labels)
+            self.splits["train"] = samples
             return
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
-        train, val = order[num_val:].sort().values, order[:num_val].sort().values
-        self.splits["train"] = TensorBatches(inputs[train], labels[train])
-        self.splits["val"] = TensorBatches(inputs[val], labels[val])
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.split_seed))
+        self.splits["train"] = samples.select(order[num_val:].sort().values)
+        self.splits["val"] = samples.select(order[:num_val].sort().values)
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.shuffle_seed is not None
@@ -130,7 +141,8 @@ class TensorDataModule(LightningDataModule):
                 f"data.batch_size {self.batch_size} on {trainer.world_size} processes is more than the {num_train} "
                 "training samples:\ngive a smaller one, or --data.drop_last false, or fewer devices"
             )
-        loader = self._loader("train", even=True, shuffle=not overfit, drop_last=drop_last, seed=self.shuffle_seed)
+        order = {"shuffle": not overfit, "drop_last": drop_last, "even": True, "seed": self.shuffle_seed}
+        loader = self._loader("train", batches_at_once=self.steps_per_execution, **order)
         # workers fetch ahead before Lightning sets the epoch
         loader.batch_sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
         return loader
@@ -179,8 +191,14 @@ class TensorDataModule(LightningDataModule):
             "generator": torch.Generator(),  # leaves the global random state alone
         }
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        inputs, labels = batch
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        if self.trainer.training and self.steps_per_execution > 1:
+            # one after the other, when they are asked for
+            return (self._transform(*part) for part in zip(*(t.split(self.batch_size) for t in batch), strict=True))
+        return self._transform(*batch)
+
+    def _transform(self, inputs: Tensor, labels: Tensor) -> Batch:
         assert self.trainer is not None
         if self.trainer.training:
             inputs = self.augment(inputs)

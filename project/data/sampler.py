@@ -25,6 +25,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         seed: Of the order.
         rank: This process, in [0, num_ranks).
         num_ranks: Processes that share the samples.
+        batches_at_once: Yield the indices of so many batches together; at the end of an epoch it may be fewer.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
+        batches_at_once: int = 1,
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
@@ -49,6 +51,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.share = num_samples // num_ranks if even else len(range(rank, num_samples, num_ranks))
         """Samples of this rank in an epoch, before `drop_last`."""
         self.num_batches = self.share // batch_size if drop_last else -(-self.share // batch_size)
+        self.batches_at_once = batches_at_once
         self.epoch = 0
         self.first_batch = 0
         """Where the next pass starts; set when a run resumes in the middle of an epoch, 0 again after that pass."""
@@ -61,13 +64,15 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.num_batches
+        return -(-self.num_batches // self.batches_at_once)
 
     def __iter__(self) -> Iterator[list[int]]:
         first_batch, self.first_batch = self.first_batch, 0
         order = self._order()[self.rank :: self.num_ranks][: self.share]
-        for i in range(first_batch, self.num_batches):
-            yield order[i * self.batch_size : (i + 1) * self.batch_size].tolist()
+        order = order[: self.num_batches * self.batch_size]
+        size = self.batches_at_once * self.batch_size
+        for i in range(first_batch, len(self)):
+            yield order[i * size : (i + 1) * size].tolist()
 
     def _order(self) -> torch.Tensor:
         """All sample indices in this epoch's order, (num_samples,)."""
