@@ -15,7 +15,7 @@ from project.cli import load_run
 from project.data.datamodule import TensorDataModule
 from project.devices import cpu_threads, describe_devices
 from project.errors import ScriptParser, UserError, short_errors
-from project.processes import StopOnSigterm, short_process_errors, end_with_parent, leave
+from project.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
 from project.rank import rank, say
 from project.run import json_text
 from project.training import quiet_lightning
