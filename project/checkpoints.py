@@ -3,15 +3,12 @@
 import io
 import os
 import pickle
-import random
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -161,59 +158,3 @@ class RunCheckpoint(ModelCheckpoint):
         state = {key: moved(value) for key, value in state_dict.items()}
         state["best_k_models"] = {moved(path): score for path, score in state_dict["best_k_models"].items()}
         super().load_state_dict(state)
-
-
-class RandomState(Callback):
-    """Keeps the random generators' states of all processes in checkpoints, so that a resumed run draws what it would
-    have drawn. Each process draws its own numbers: equal ones would be the same dropout on all of them."""
-
-    def __init__(self) -> None:
-        self.resumed: list[dict[str, Any]] = []
-        self.gpus: list[torch.device] = []
-        """Those of this process."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        several = trainer.world_size == 1 and getattr(trainer.strategy, "parallel_devices", None)  # dp
-        devices = several or [trainer.strategy.root_device]
-        self.gpus = [device for device in devices if device.type == "cuda"]
-
-    def state_dict(self) -> dict[str, Any]:
-        own = random_state(self.gpus)
-        states: list[Any] = [own]
-        if dist.is_initialized():
-            states = [None] * dist.get_world_size()
-            dist.all_gather_object(states, own)
-        return {"ranks": states}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed = state_dict["ranks"]
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rank = trainer.global_rank
-        if rank < len(self.resumed):
-            restore_random_state(self.resumed[rank], self.gpus)
-        elif rank > 0:
-            seed = (torch.initial_seed() + rank) % 2**32
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
-        self.resumed = []
-
-
-def random_state(gpus: list[torch.device]) -> dict[str, Any]:
-    numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
-        "python": random.getstate(),
-        "numpy": [numpy_name, torch.tensor(np.asarray(numpy_key, dtype=np.int64)), *numpy_rest],
-    }
-
-
-def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
-    torch.set_rng_state(state["torch"])
-    for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):  # it may have been another number
-        torch.cuda.set_rng_state(gpu_state, gpu)
-    random.setstate(state["python"])
-    name, key, *rest = state["numpy"]
-    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import SumMetric
 
 from project.optim import build_optimizer, build_scheduler, schedule_at
-from project.steps import train_batches
+from project.steps import step_maker, train_batches
 
 Batch = tuple[Tensor, Tensor]
 
@@ -38,6 +38,7 @@ class Classifier(LightningModule):
         scheduler_interval: Step the scheduler after every "epoch" or every "step".
         label_smoothing: Share of the target spread over all classes, in training only, in [0, 1].
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
+        compile_net: Compile the network with this backend of torch.compile, "inductor" for instance.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Classifier(LightningModule):
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         label_smoothing: ClosedUnitInterval = 0.0,
         channels_last: bool = True,
+        compile_net: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["net"], logger=False)
@@ -63,6 +65,7 @@ class Classifier(LightningModule):
         self.scheduler_interval = scheduler_interval
         self.label_smoothing = float(label_smoothing)
         self.channels_last = channels_last
+        self.compile_net = compile_net
         # sums over an evaluation; a loss that is not a number stays one
         self.eval_loss = SumMetric(nan_strategy="disable")
         self.eval_correct = SumMetric()
@@ -70,7 +73,11 @@ class Classifier(LightningModule):
         self.train_sums = {"loss": torch.zeros(()), "correct": torch.zeros(()), "samples": torch.zeros(())}
         """Sums since the last log step."""
         self.last_log_step = 0
+        self.cuda_graph = False
+        """Whether several steps in one call are replayed as a CUDA graph, on a GPU."""
         # a wrong argument is found here, before anything has been written
+        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
+            raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the usual one")
         schedule_at(3, optimizer, self.optimizer_args, self.lr, scheduler, self.scheduler_args, num_steps=100)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,10 +88,18 @@ class Classifier(LightningModule):
             for parameter in self.net.parameters():
                 if not is_lazy(parameter) and parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        if self.compile_net and self.net._compiled_call_impl is None:
+            self.net.compile(backend=self.compile_net)  # in place: torch.compile(net) would rename the weights
 
     def on_train_start(self) -> None:
         # copies: with ddp_spawn all processes have the same memory
         self.train_sums = {name: value.to(self.device, copy=True) for name, value in self.train_sums.items()}
+        if not self.automatic_optimization:
+            self.make_step = step_maker(self, self.cuda_graph and self.device.type == "cuda")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # the schedule moves on before the step is logged
+        self.step_lr = self.trainer.optimizers[0].param_groups[0]["lr"]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         if not self.automatic_optimization:  # several batches
@@ -94,8 +109,6 @@ class Classifier(LightningModule):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The training loss of a batch, also added to the sums behind train/loss and train/acc."""
-        # the schedule moves on before the step is logged
-        self.step_lr = self.trainer.optimizers[0].param_groups[0]["lr"]
         logits = self.net(x).float()
         loss = functional.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         self.train_sums["loss"] += loss.detach() * len(y)
@@ -116,7 +129,8 @@ class Classifier(LightningModule):
     def train_metrics(self) -> dict[str, Any]:
         """train/loss and train/acc over the samples since the last call, and lr."""
         sums = self._total_train_sums()
-        self.train_sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+        for value in self.train_sums.values():
+            value.zero_()  # in place: a CUDA graph adds to this memory
         self.last_log_step = self.global_step
         return {
             "train/loss": sums["loss"] / sums["samples"],
@@ -181,9 +195,8 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> Any:
         # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
         clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
-        optimizer = build_optimizer(
-            self.optimizer, self.optimizer_args, self.net.parameters(), self.lr, fused=not clips
-        )
+        kind = {"fused": not clips, "capturable": self.cuda_graph and self.device.type == "cuda"}
+        optimizer = build_optimizer(self.optimizer, self.optimizer_args, self.net.parameters(), self.lr, **kind)
         if self.scheduler is None:
             return optimizer
         scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, self._num_scheduler_steps())
@@ -224,6 +237,9 @@ class Classifier(LightningModule):
         if self.global_rank == 0:  # they are the sums of all processes
             self.train_sums = {name: torch.tensor(value) for name, value in checkpoint["train_sums"].items()}
         self.last_log_step = checkpoint["last_log_step"]
+        for state in checkpoint.get("optimizer_states", ()):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])  # with a CUDA graph it is a tensor
         if self.trainer.state.fn == TrainerFn.FITTING and self.scheduler and checkpoint["lr_schedulers"]:
             self._stretch_schedule(checkpoint)
 

@@ -68,11 +68,10 @@ class TrainingCLI(LightningCLI):
             "--steps_per_execution",
             type=PositiveInt,
             default=1,
-            help="Optimiser steps in one call of Lightning's loop; 20 makes small networks faster.",
+            help="Steps in one call of Lightning's loop; 20 is faster for small nets.",
         )
-        parser.add_argument(
-            "--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given. Small networks want 1."
-        )
+        parser.add_argument("--cuda_graph", type=bool, default=False, help="Replay those steps as CUDA graphs.")
+        parser.add_argument("--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given.")
         parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep a checkpoint of every epoch.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -145,7 +144,8 @@ class TrainingCLI(LightningCLI):
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
         try:
-            return (Trainer if self.model.automatic_optimization else StepsTrainer)(**config)
+            several = getattr(self.datamodule, "steps_per_execution", 1) > 1
+            return (StepsTrainer if several else Trainer)(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
 

@@ -124,7 +124,7 @@ def same_context(devices: Sequence[torch.device]) -> list[Any]:
     are now, here. A new thread starts without; torch's own parallel_apply takes over neither autocast's dtype nor
     inference mode."""
     kind = devices[0].type
-    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    autocast = (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled())
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     streams = [torch.cuda.current_stream(device) if kind == "cuda" else None for device in devices]
 
@@ -135,7 +135,7 @@ def same_context(devices: Sequence[torch.device]) -> list[Any]:
                 stack.enter_context(torch.cuda.stream(stream))  # and its device
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
-            stack.enter_context(torch.autocast(kind, dtype, enabled))
+            stack.enter_context(torch.autocast(kind, *autocast))
             yield
 
     return [functools.partial(context, stream) for stream in streams]

@@ -56,18 +56,26 @@ IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
 
 
 def build_optimizer(
-    name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float, fused: bool = False
+    name: str,
+    args: dict[str, Any],
+    parameters: Iterable[Parameter],
+    lr: float,
+    fused: bool = False,
+    capturable: bool = False,
 ) -> Optimizer:
     """An optimiser of torch.optim by class name, or any other by its full import path.
 
     fused: take the optimiser's implementation in one kernel, much the fastest for small networks, where it has one for
         these parameters and `args` do not choose another.
+    capturable: let a CUDA graph capture its steps, where the optimiser must be told so.
     Raises UserError for an unknown name and for arguments that the class does not take.
     """
     optimizer_class = _find_class("optimizer", name, torch.optim, Optimizer)
     parameters = list(parameters)
     if fused and not IMPLEMENTATIONS & args.keys() and has_fused(optimizer_class, parameters):
         args = {**args, "fused": True}
+    if capturable and "capturable" in inspect.signature(optimizer_class).parameters:
+        args = {**args, "capturable": True}
     return _build("optimizer", optimizer_class, args, parameters, lr=lr)
 
 

@@ -83,7 +83,7 @@ class RunRecorder(Callback):
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", ...}."""
-    plumbing = ("data_dir", "num_workers", "pin_memory", "persistent_workers")  # changes no result
+    plumbing = ("data_dir", "num_workers", "pin_memory", "persistent_workers", "resident")  # changes no result
     flat: dict[str, Any] = {"seed": config["seed_everything"]}
 
     def add(key: str, value: Any) -> None:

@@ -8,14 +8,17 @@ devices) goes on one step at a time.
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from lightning import Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from project.cuda_graph import GraphedStep
 from project.data.datamodule import TensorDataModule
+from project.errors import UserError
 from project.rank import say
 
 
@@ -44,10 +47,9 @@ def train_batches(module: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None
     for x, y in batches:
         if trainer.max_steps == module.global_step:
             break
-        loss = module.loss(x, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        if every and (module.global_step + 1) % every == 0:
+            module.step_lr = float(optimizer.param_groups[0]["lr"])  # the schedule moves on before the step is logged
+        module.make_step(x, y)
         # what global_step is made of, and the axis of the curves; Lightning itself adds one to the latter
         progress.increment_ready()
         progress.increment_completed()
@@ -66,6 +68,23 @@ def train_batches(module: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None
         step_schedulers(schedulers)
 
 
+def step_maker(module: Any, cuda_graph: bool) -> Callable[[Tensor, Tensor], None]:
+    """A whole training step of a Classifier on a batch."""
+    optimizer = module.trainer.strategy.optimizers[0]
+
+    def step(x: Tensor, y: Tensor) -> None:
+        loss = module.loss(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    if not cuda_graph:
+        return step
+    for group in optimizer.param_groups:  # a number would stay as it was at the capture
+        group["lr"] = torch.tensor(float(group["lr"]), device=module.device)
+    return GraphedStep(step)
+
+
 def step_schedulers(schedulers: Iterable[Any]) -> None:
     for scheduler in schedulers:
         if not isinstance(scheduler, ReduceLROnPlateau):  # that one steps after validation
@@ -79,7 +98,12 @@ def choose_steps(config: Any, model: Any, data: Any) -> None:
     reason = obstacle(config, model, data) if asked > 1 else None
     if reason:
         say(f"One step at a time: --steps_per_execution {asked} does not go with {reason}")
+    if config.cuda_graph and (asked == 1 or reason):
+        raise UserError(
+            f"--cuda_graph true needs --steps_per_execution over 1{f' without {reason}' if reason else ''}", 2
+        )
     if asked > 1 and not reason:
+        model.cuda_graph = config.cuda_graph
         data.steps_per_execution = asked
         model.automatic_optimization = False
         # it counts calls

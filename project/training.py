@@ -1,11 +1,8 @@
 """A training run from its command line to its test result."""
 
 import io
-import logging
-import re
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from project.checkpoints import AtomicCheckpointIO, RandomState, RunCheckpoint, read_checkpoint
+from project.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
 from project.checks import check_network, check_resume, check_selection
 from project.cli import TrainingCLI
 from project.data.datamodule import TensorDataModule
@@ -24,6 +21,8 @@ from project.errors import UserError, short_errors
 from project.parser import arguments
 from project.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
 from project.progress import EpochLines, Patience
+from project.quiet import quiet_lightning
+from project.random_state import RandomState
 from project.rank import rank, say
 from project.recorder import RunRecorder
 from project.run import LOGS, Run, find_checkpoint, folder_to_continue
@@ -50,44 +49,6 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             )
         with cpu_threads(cli.config.num_threads):
             return train(cli)
-
-
-# beginnings of Lightning's lines that advertise, or say what we say ourselves
-CHATTER = (
-    "Initializing distributed",
-    "-----",
-    "💡",
-    "GPU available",
-    "TPU available",
-    "LOCAL_RANK",
-    "Seed set",
-    "Restor",
-    "Loaded",
-    "`Trainer.fit` stopped",
-    "SLURM auto-requeueing",
-)
-
-
-def is_wanted(record: logging.LogRecord) -> bool:
-    text = re.sub(r"^\[rank: \d+\] ", "", record.getMessage())
-    return not text.startswith(CHATTER)
-
-
-def quiet_lightning() -> None:
-    """Leave out what Lightning says of itself."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(name).handlers:
-            handler.addFilter(is_wanted)
-    # data in memory needs no workers
-    warnings.filterwarnings("ignore", message=".*does not have many workers")
-    # on the machines of a cluster a single process needs none
-    warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")
-    # a resumed run goes on in its own folder
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-    # a run may go on without --patience or --keep_every_epoch
-    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-    # torch 2.15 on a call inside Lightning 2.6
-    warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)` is deprecated")
 
 
 def train(cli: TrainingCLI) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from project.data.datamodule import TensorDataModule
 from project.devices import cpu_threads, describe_devices
 from project.errors import ScriptParser, UserError, short_errors
 from project.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
+from project.quiet import quiet_lightning
 from project.rank import rank, say
 from project.run import json_text
-from project.training import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:

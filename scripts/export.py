@@ -14,7 +14,7 @@ from torch import nn
 
 from project.cli import load_run
 from project.errors import ScriptParser, UserError, output_file, short_errors
-from project.training import quiet_lightning
+from project.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> Path:

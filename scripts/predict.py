@@ -21,7 +21,7 @@ from project.cli import load_run
 from project.data.datamodule import TensorDataModule
 from project.data.image_files import find_images, read_image
 from project.errors import ScriptParser, UserError, output_file, short_errors, write_whole
-from project.training import quiet_lightning
+from project.quiet import quiet_lightning
 
 BATCH_SIZE = 256
 

@@ -13,7 +13,7 @@ from project.cli import TrainingCLI
 from project.data.datamodule import TensorDataModule
 from project.errors import UserError, short_errors
 from project.parser import arguments
-from project.training import quiet_lightning
+from project.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -111,11 +111,32 @@ def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
 
 @pytest.mark.gpu
 def test_pinned_memory_is_on_when_a_gpu_is_used() -> None:
-    data = SyntheticImages(num_train=100, num_test=50)
+    data = SyntheticImages(num_train=100, num_test=50, resident=False)
     data.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)
     data.setup("fit")
     inputs, _ = next(iter(data.val_dataloader()))
     assert inputs.is_pinned()
+
+
+@pytest.mark.gpu
+def test_small_data_is_resident_on_the_gpu() -> None:
+    found = []
+    for options in ({}, {"resident": True}, {"resident": False}, {"num_workers": 1}):
+        data = SyntheticImages(num_train=100, num_test=50, **options)
+        data.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)
+        data.setup("fit")
+        batches = list(data.train_dataloader())
+        assert data.train_dataloader().dataset is data.train_dataloader().dataset  # one copy
+        found.append((batches[0][0].device.type, [labels.tolist() for _, labels in batches]))
+    assert [kind for kind, _ in found] == ["cuda", "cuda", "cpu", "cpu"]
+    assert all(order == found[0][1] for _, order in found)
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": True}])
+def test_without_a_gpu_data_stays_where_it_is(options: dict[str, Any]) -> None:
+    data = labelled(50, **options)
+    assert data.val_dataloader().dataset is data.splits["val"]
+    assert not data.on_gpu
 
 
 @pytest.mark.parametrize("options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}])

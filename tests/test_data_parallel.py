@@ -15,7 +15,8 @@ from project.data.synthetic import SyntheticImages
 from project.data_parallel import DataParallelStrategy
 from project.errors import UserError
 from project.models.mlp import MLP
-from project.training import main, quiet_lightning
+from project.quiet import quiet_lightning
+from project.training import main
 
 CPU = torch.device("cpu")
 

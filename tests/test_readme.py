@@ -81,6 +81,8 @@ def run(command: str, folder: Path) -> Any:
         if "--config" not in args:
             short += " --data.num_train 400 --data.num_test 50"
         args += [*here, *short.split()]
+    if name == "benchmark":
+        args += ["--parts", "launch", "--rounds", "1"]
     if name == "prepare_data":
         args += ["--data.data_dir", str(folder / "data")]
     return script(name).main(args)

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning import Callback, LightningModule, Trainer
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor
 
+from project import cuda_graph, steps
 from project.classifier import Classifier
+from project.cuda_graph import GraphedStep
 
 Train = Callable[..., dict[str, Any]]
 
@@ -149,3 +152,86 @@ def test_the_estimated_number_of_steps_is_that_of_single_steps(
 
         answers.append(test_steps.Ask.answer)
     assert answers[0] == answers[1] == {(): 38, 2: 23, 4: 30}[len(limits) or ()]
+
+
+class StandIn:
+    """For a GPU in tests of GraphedStep: a capture runs nothing, a replay runs what was captured."""
+
+    replays = 0
+
+    @classmethod
+    def capture(cls, function: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            cls.replays += 1
+            function()
+
+        return replay
+
+
+@pytest.fixture
+def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    StandIn.replays = 0
+    monkeypatch.setattr(cuda_graph, "capture", StandIn.capture)
+    monkeypatch.setattr(cuda_graph, "on_side_stream", lambda function: function())
+    make = steps.step_maker
+    monkeypatch.setattr("project.classifier.step_maker", lambda module, _: make(module, True))
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+def test_a_graph_takes_batches_of_one_shape_after_the_warm_up() -> None:
+    seen: list[list[float]] = []
+    step = GraphedStep(lambda x, y: seen.append([*x.tolist(), *y.tolist()]))
+    batches = [
+        (torch.full((size,), float(i)), torch.full((size,), -float(i))) for i, size in enumerate([2] * 6 + [1, 2])
+    ]
+    for x, y in batches:
+        step(x, y)
+    assert seen == [[*x.tolist(), *y.tolist()] for x, y in batches]
+    assert StandIn.replays == 8 - cuda_graph.WARM_UP - 1
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--model.optimizer", "SGD", "--model.optimizer_args.momentum", 0.9),
+        ("--data.drop_last", "false"),
+        ("--model.scheduler", "WarmupCosineLR", "--model.scheduler_interval", "step"),
+        ("--model.scheduler", "CosineAnnealingLR"),
+    ],
+)
+def test_graphed_steps_change_nothing(
+    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(*flags, "--steps_per_execution", 5, "--trainer.max_epochs", 3, "--name", "graph")
+    assert StandIn.replays > 30
+    train(*flags, "--trainer.max_epochs", 3, "--name", "plain")
+    folders = tmp_path / "plain" / "version_0", tmp_path / "graph" / "version_0"
+    for name, value in weights(folders[0]).items():
+        torch.testing.assert_close(weights(folders[1])[name], value, rtol=1e-5, atol=1e-6)
+    found, expected = curves(folders[1]), curves(folders[0])
+    for tag in ("train/loss", "lr", "val/loss"):
+        assert found[tag] == [(step, pytest.approx(value, rel=1e-4)) for step, value in expected[tag]]
+
+
+def test_a_graph_needs_several_steps(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in ((), ("--steps_per_execution", 4, "--trainer.gradient_clip_val", 1)):
+        with pytest.raises(SystemExit) as caught:
+            train("--cuda_graph", "true", *flags)
+        assert caught.value.code == 2
+        assert "--cuda_graph true needs --steps_per_execution over 1" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("flags", [(), ("--model.optimizer", "SGD", "--model.scheduler", "CosineAnnealingLR")])
+def test_a_cuda_graph_changes_nothing(train: Train, tmp_path: Path, flags: tuple[object, ...], precision: str) -> None:
+    flags = (*flags, "--trainer.accelerator", "gpu", "--trainer.precision", precision, "--trainer.max_epochs", 3)
+    flags += ("--steps_per_execution", 5)
+    for name, graph in (("plain", "false"), ("graph", "true")):
+        train(*flags, "--cuda_graph", graph, "--name", name)
+    plain, graphed = (weights(tmp_path / name / "version_0") for name in ("plain", "graph"))
+    for name, value in plain.items():
+        torch.testing.assert_close(graphed[name], value, rtol=1e-3, atol=1e-4)
+    train(*flags, "--cuda_graph", "true", "--name", "graph", "--ckpt_path", "last", "--trainer.max_epochs", 4)

@@ -20,6 +20,7 @@ from torch import nn
 from project.data.sampler import EpochBatchSampler
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
+from project.optim import build_optimizer
 
 Train = Callable[..., dict[str, Any]]
 
@@ -493,3 +494,38 @@ def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path)
     again = train(config=str(tmp_path / "tiny" / "version_0" / "config.yaml"))
     assert again == {**first, "train_seconds": again["train_seconds"]}
     assert equal(*(weights(tmp_path / "tiny" / f"version_{i}") for i in range(2)))
+
+
+def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(train: Train, tmp_path: Path) -> None:
+    plain = train("--trainer.max_epochs", 1, "--name", "plain")
+    compiled = train("--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager")
+    assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
+    assert compiled["test/loss"] == plain["test/loss"]
+
+
+def test_an_unknown_backend_is_named(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--model.compile_net", "nothing")
+    assert caught.value.code == 2
+    assert "compile_net 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("Adam", True), ("SGD", True), ("Adadelta", False)])
+def test_optimisers_are_fused_where_they_can_be(optimizer: str, fused: bool) -> None:
+    net = MLP(sizes=[4, 2])
+    built = build_optimizer(optimizer, {}, net.parameters(), 0.1, fused=True)
+    assert bool(built.defaults.get("fused")) is fused
+    chosen = build_optimizer(optimizer, {"foreach": False}, net.parameters(), 0.1, fused=True)
+    assert not chosen.defaults.get("fused")
+
+
+def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_path: Path, cifar10_dir: Path) -> None:
+    flags = ("--data", "project.data.cifar10.CIFAR10", "--data.data_dir", cifar10_dir, "--data.batch_size", 16)
+    flags += ("--model.net", "project.models.cnn.CIFAR10CNN", "--trainer.max_epochs", 1, "--model.lr", 1e-4)
+    for name, value in (("on", "true"), ("off", "false")):
+        train(*flags, "--model.channels_last", value, "--name", name)
+    on, off = (weights(tmp_path / name / "version_0") for name in ("on", "off"))
+    assert on["net.features.0.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert off["net.features.0.weight"].is_contiguous()
+    for key, value in on.items():
+        torch.testing.assert_close(value, off[key], rtol=1e-3, atol=1e-4)

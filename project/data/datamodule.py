@@ -31,7 +31,10 @@ class TensorDataModule(LightningDataModule):
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
         batch_size: Samples a batch, on each device (with the strategy dp: on all of them together).
         num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
-        pin_memory: Page-locked batches, which copy faster to a GPU; on if a GPU is used unless said otherwise.
+        resident: Keep the data on the GPU as a whole, so that no step has to copy it; unless said otherwise if it takes
+            less than a quarter of the free GPU memory. Not with workers.
+        pin_memory: Page-locked batches, which copy faster to a GPU; unless said otherwise if a GPU is used and the data
+            is not resident.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation. With 0 all of it trains and the val/ curves are
             measured on the test set; nothing is then selected by them.
@@ -48,6 +51,7 @@ class TensorDataModule(LightningDataModule):
         data_dir: str | None = None,
         batch_size: PositiveInt = 64,
         num_workers: NonNegativeInt = 0,
+        resident: bool | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
         val_fraction: Fraction = 0.1,
@@ -58,6 +62,7 @@ class TensorDataModule(LightningDataModule):
         self.data_dir = Path(data_dir) if data_dir is not None else DATA_DIR
         self.batch_size = batch_size
         self.num_workers = num_workers
+        self.resident = resident
         self.pin_memory = pin_memory
         self.persistent_workers = persistent_workers
         self.val_fraction = val_fraction
@@ -67,6 +72,7 @@ class TensorDataModule(LightningDataModule):
         """Batches that training gets at once."""
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
+        self.on_gpu: dict[str, Samples] = {}
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         """Inputs (N, ...), images as uint8 (N, C, H, W), and labels int64 (N,) of the official training or test set."""
@@ -157,15 +163,28 @@ class TensorDataModule(LightningDataModule):
         """The test set. Lightning makes this loader anew to note the samples' indices, and can do so with torch's own
         samplers only."""
         rank, num_ranks = self._rank("test")
-        data = self.splits["test"]
-        options = self._loader_options()
-        return DataLoader(data, batch_size=self.batch_size, sampler=range(rank, len(data), num_ranks), **options)
+        data = self._where_it_is_read("test")
+        share = range(rank, len(data), num_ranks)
+        return DataLoader(data, batch_size=self.batch_size, sampler=share, **self._loader_options(data))
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
-        data = self.splits[split]
+        data = self._where_it_is_read(split)
         rank, num_ranks = self._rank(split)
         sampler = EpochBatchSampler(len(data), self.batch_size, rank=rank, num_ranks=num_ranks, **order)
-        return ResumableLoader(data, batch_sampler=sampler, **self._loader_options())
+        return ResumableLoader(data, batch_sampler=sampler, **self._loader_options(data))
+
+    def _where_it_is_read(self, split: str) -> Samples:
+        """The split, copied to the GPU if it shall be resident there."""
+        data = self.splits[split]
+        assert self.trainer is not None
+        device = self.trainer.strategy.root_device
+        if device.type != "cuda" or self.resident is False or self.num_workers or not isinstance(data, TensorBatches):
+            return data
+        if self.resident is None and 4 * data.num_bytes > torch.cuda.mem_get_info(device)[0]:
+            return data
+        if split not in self.on_gpu:
+            self.on_gpu[split] = data.to(device)
+        return self.on_gpu[split]
 
     def _rank(self, split: str) -> tuple[int, int]:
         """This process and how many there are, each of which must have a sample."""
@@ -178,11 +197,12 @@ class TensorDataModule(LightningDataModule):
             )
         return trainer.global_rank, trainer.world_size
 
-    def _loader_options(self) -> dict[str, Any]:
+    def _loader_options(self, data: Samples) -> dict[str, Any]:
         pin_memory = self.pin_memory
         if pin_memory is None:
             assert self.trainer is not None
-            pin_memory = not isinstance(self.trainer.accelerator, CPUAccelerator)
+            is_there = data.labels.device.type != "cpu"
+            pin_memory = not is_there and not isinstance(self.trainer.accelerator, CPUAccelerator)
         return {
             "collate_fn": as_it_is,  # a batch, not a list of samples
             "num_workers": self.num_workers,

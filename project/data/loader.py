@@ -41,11 +41,18 @@ class TensorBatches(Samples):
         return self.inputs[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        index = torch.tensor(indices)
+        index = torch.tensor(indices, device=self.labels.device)
         return self.inputs[index], self.labels[index]
 
     def select(self, index: Tensor) -> "TensorBatches":
         return TensorBatches(self.inputs[index], self.labels[index])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.inputs.nbytes + self.labels.nbytes
+
+    def to(self, device: torch.device) -> "TensorBatches":
+        return TensorBatches(self.inputs.to(device), self.labels.to(device))
 
 
 class ResumableLoader(DataLoader[Batch]):
