@@ -42,14 +42,11 @@ def test_the_clock_counts_steps_and_leaves_out_what_lies_between_epochs(benchmar
     assert clock.epoch_ms == pytest.approx(100, abs=5)
 
 
-def test_the_parts_for_folders_and_launching(
-    benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.NUM_FILES = 800  # more batches than one call trains
     output = tmp_path / "speed.json"
-    benchmark.main(["--parts", "folder", "launch", "--rounds", "1", "--json", str(output), "--accelerator", "cpu"])
+    benchmark.main(["--parts", "folder", "--rounds", "1", "--json", str(output), "--accelerator", "cpu"])
     results = json.loads(output.read_text())
     assert results["environment"]["python"] == sys.version.split()[0]
     assert results["image folder, images/s"]["loader / decoding alone"]["median"] > 0
-    assert results["launch to the first step, s"]["ours"]["median"] > 0
-    assert "launch to the first step" in capsys.readouterr().out
+    assert "decoding alone" in capsys.readouterr().out
