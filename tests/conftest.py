@@ -17,7 +17,7 @@ from project.training import main
 
 REPO = Path(__file__).parents[1]
 # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
-event_file_writer._global_uid = 1000
+event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 
 
