@@ -123,8 +123,8 @@ class Classifier(LightningModule):
         if not every or self.global_step % every or self.global_step == self.last_log_step:
             return
         values = self.train_metrics()
-        self.log("train/loss", values.pop("train/loss"), prog_bar=True)
-        self.log_dict(values)
+        self.log("lr", values.pop("lr"))
+        self.log_dict(values, prog_bar=True)
 
     def train_metrics(self) -> dict[str, Any]:
         """train/loss and train/acc over the samples since the last call, and lr."""
@@ -146,8 +146,8 @@ class Classifier(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._reset_evaluation()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch)
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self._evaluation_step(batch)
 
     def on_validation_epoch_end(self) -> None:
         values = self._evaluation_result()
@@ -163,8 +163,8 @@ class Classifier(LightningModule):
     def on_test_epoch_start(self) -> None:
         self._reset_evaluation()
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch)
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
         self.log_dict({f"test/{name}": value for name, value in self._evaluation_result().items()}, sync_dist=True)
@@ -178,12 +178,14 @@ class Classifier(LightningModule):
         for metric in (self.eval_loss, self.eval_correct, self.eval_samples):
             metric.reset()
 
-    def _evaluation_step(self, batch: Batch) -> None:
+    def _evaluation_step(self, batch: Batch) -> Tensor:
+        """The logits (N, classes), for callbacks."""
         x, y = batch
         logits = self.net(x).float()
         self.eval_loss.update(functional.cross_entropy(logits, y, reduction="sum"))
         self.eval_correct.update((logits.argmax(1) == y).sum())
         self.eval_samples.update(len(y))
+        return logits
 
     def _evaluation_result(self) -> dict[str, Tensor]:
         # sums over all processes

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from project.callbacks.progress import EpochLines, TrainingProgressBar
 from project.checkpoints import read_checkpoint
 from project.checks import check_weights
 from project.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
@@ -72,6 +73,14 @@ class TrainingCLI(LightningCLI):
         )
         parser.add_argument("--cuda_graph", type=bool, default=False, help="Replay those steps as CUDA graphs.")
         parser.add_argument("--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given.")
+        parser.add_argument("--device_monitor", type=bool, default=True, help="Curves of what the devices do.")
+        parser.add_argument("--step_timer", type=bool, default=True, help="Where the time of a step goes.")
+        parser.add_argument(
+            "--figures_every_n_epochs",
+            type=NonNegativeInt,
+            default=5,
+            help="Confusion matrix, predictions, mistakes, step times; also at the end. 0: none.",
+        )
         parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep a checkpoint of every epoch.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -135,8 +144,8 @@ class TrainingCLI(LightningCLI):
         own_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = own_bar or sys.stdout.isatty()
-        if config["enable_progress_bar"] and not own_bar:
-            config["callbacks"].append(TQDMProgressBar(refresh_rate=50))  # a refresh costs as much as a small step
+        if not own_bar:
+            config["callbacks"].append(TrainingProgressBar() if config["enable_progress_bar"] else EpochLines())
         for key in ("accumulate_grad_batches", "check_val_every_n_epoch"):
             if config[key] is not None and config[key] < 1:
                 raise UserError(f"trainer.{key} {config[key]}: 1 is the least", 2)

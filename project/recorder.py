@@ -75,7 +75,8 @@ class RunRecorder(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            self.result[:] = torch.tensor([trainer.current_epoch, trainer.global_step, self.total_seconds()])
+            result = [trainer.current_epoch, trainer.global_step, self.total_seconds()]
+            self.result[:] = torch.tensor(result, dtype=torch.float64)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -44,25 +45,34 @@ def train_batches(module: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None
     schedulers = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
     progress = epoch_loop.manual_optimization.optim_step_progress
     every = trainer.log_every_n_steps
+    profiler = trainer.profiler  # for the step timer: what begins and ends here
+    profiler.start("loop")
     for x, y in batches:
         if trainer.max_steps == module.global_step:
             break
         if every and (module.global_step + 1) % every == 0:
             module.step_lr = float(optimizer.param_groups[0]["lr"])  # the schedule moves on before the step is logged
+        profiler.start("forward")
         module.make_step(x, y)
+        profiler.stop("forward")
         # what global_step is made of, and the axis of the curves; Lightning itself adds one to the latter
         progress.increment_ready()
         progress.increment_completed()
         epoch_loop._batches_that_stepped += 1
         if module.scheduler_interval == "step":
+            profiler.start("lr_scheduler_step")
             step_schedulers(schedulers)
+            profiler.stop("lr_scheduler_step")
         if every and module.global_step % every == 0:
+            profiler.start("logging")
             values = module.train_metrics()
             numbers = {name: float(value) for name, value in values.items()} | {"epoch": trainer.current_epoch}
             for logger in trainer.loggers:  # itself: Lightning would log at the end of the call only
                 logger.log_metrics(numbers, step=module.global_step - 1)
-            module.log("train/loss", values.pop("train/loss"), logger=False, prog_bar=True)
-            module.log_dict(values, logger=False)
+            module.log("lr", values.pop("lr"), logger=False)
+            module.log_dict(values, logger=False, prog_bar=True)
+            profiler.stop("logging")
+    profiler.stop("loop")
     epoch_loop._batches_that_stepped -= 1
     if module.scheduler_interval == "epoch" and trainer.is_last_batch:
         step_schedulers(schedulers)
@@ -71,12 +81,20 @@ def train_batches(module: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None
 def step_maker(module: Any, cuda_graph: bool) -> Callable[[Tensor, Tensor], None]:
     """A whole training step of a Classifier on a batch."""
     optimizer = module.trainer.strategy.optimizers[0]
+    # what a graph holds cannot be timed from outside: all of it counts as forward
+    profiler = PassThroughProfiler() if cuda_graph else module.trainer.profiler
 
     def step(x: Tensor, y: Tensor) -> None:
         loss = module.loss(x, y)
+        profiler.start("optimizer_zero_grad")
         optimizer.zero_grad()
+        profiler.stop("optimizer_zero_grad")
+        profiler.start("backward")
         loss.backward()
+        profiler.stop("backward")
+        profiler.start("optimizer_step")
         optimizer.step()
+        profiler.stop("optimizer_step")
 
     if not cuda_graph:
         return step

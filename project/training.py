@@ -1,6 +1,5 @@
 """A training run from its command line to its test result."""
 
-import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from project.advice import advice, facts
+from project.callbacks.device_monitor import DeviceMonitor
+from project.callbacks.prediction_figures import PredictionFigures
+from project.callbacks.progress import Patience
+from project.callbacks.step_timer import StepTimer
 from project.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
 from project.checks import check_network, check_resume, check_selection
 from project.cli import TrainingCLI
@@ -20,13 +24,12 @@ from project.devices import cpu_threads, describe_devices
 from project.errors import UserError, short_errors
 from project.parser import arguments
 from project.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
-from project.progress import EpochLines, Patience
 from project.quiet import quiet_lightning
 from project.random_state import RandomState
 from project.rank import rank, say
 from project.recorder import RunRecorder
 from project.run import LOGS, Run, find_checkpoint, folder_to_continue
-from project.steps import choose_steps
+from project.steps import choose_steps, obstacle
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
 
@@ -68,10 +71,9 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     selecting = check_selection(config, cli.model, cli.datamodule)
 
     if config.trainer.fast_dev_run:
-        return fit_and_test(
-            cli.make_trainer(callbacks=[StopOnSigterm(), RunRecorder(cli.plain_config, cli.plain_yaml)]),
-            *(cli, checkpoint_path, None),
-        )
+        trainer = cli.make_trainer(callbacks=[StopOnSigterm(), RunRecorder(cli.plain_config, cli.plain_yaml)])
+        with short_process_errors():
+            return fit_and_test(trainer, cli, checkpoint_path, None)
     run = None
     if rank() == 0:  # the others write nothing
         run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
@@ -126,8 +128,8 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selecting: boo
     callbacks: list[Callback] = [
         RandomState(),
         StopOnSigterm(),
+        *make_watchers(cli),  # before the recorder: what they draw at the start is no time of training
         RunRecorder(cli.plain_config, cli.plain_yaml, run, monitor),
-        EpochLines(),
     ]
     if config.patience is not None:
         mode = "min" if "loss" in config.monitor else "max"
@@ -142,6 +144,19 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selecting: boo
             callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
         callbacks.append(RunCheckpoint(folder, "last"))
     return callbacks
+
+
+def make_watchers(cli: TrainingCLI) -> list[Callback]:
+    """Callbacks that show what happens and change nothing."""
+    config = cli.config
+    every = config.figures_every_n_epochs
+    # figures first: what they draw at the start is not timed
+    watchers: list[Callback] = [PredictionFigures(every)] if every else []
+    if config.step_timer:
+        watchers.append(StepTimer(every))
+    if config.device_monitor:
+        watchers.append(DeviceMonitor())
+    return watchers
 
 
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | None, run: Run | None) -> dict[str, Any]:
@@ -167,7 +182,8 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
     except MisconfigurationException as error:
         raise UserError(first_line(error)) from error
     except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
-        print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr if rank() == 0 else io.StringIO())
+        if rank() == 0:
+            print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
         leave(trainer)
         # Lightning kills the whole run if a process that it has started fails
         sys.exit(0 if is_child(trainer) else 128 + signal.SIGTERM)
@@ -185,7 +201,18 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | Non
     say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
     say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
     say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
+    for sentence in advise(trainer, cli):
+        say(f"Advice: {sentence}")
     return values
+
+
+def advise(trainer: Any, cli: TrainingCLI) -> list[str]:
+    timer = next((callback for callback in trainer.callbacks if isinstance(callback, StepTimer)), None)
+    monitor = next((callback for callback in trainer.callbacks if isinstance(callback, DeviceMonitor)), None)
+    if timer is None:
+        return []
+    found = facts(trainer, timer, monitor, obstacle(cli.config, cli.model, cli.datamodule) is None)
+    return advice(found) if found else []
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:

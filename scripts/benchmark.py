@@ -147,6 +147,9 @@ class System:
         return [*config, *generated, "--data.num_train", str(self.num_train), "--data.val_fraction", "0"]
 
 
+NOT_WATCHED = ("--device_monitor", "false", "--step_timer", "false", "--figures_every_n_epochs", "0")
+
+
 class Clock:
     """Times the steps of a training loop, and what lies between its epochs."""
 
@@ -365,6 +368,7 @@ def compare(name: str, device: str, options: argparse.Namespace) -> dict[str, An
         "raw": lambda s, n: raw(s, n, device),
         "ours": lambda s, n: ours(s, n, device),
     }
+    contestants["ours, not watched"] = lambda s, n: ours(s, n, device, *NOT_WATCHED)
     if device == "cuda":
         contestants["raw, graph"] = lambda s, n: raw(s, n, device, graph=True)
     if name == "mnist":

@@ -1,5 +1,6 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,9 +215,18 @@ class TensorDataModule(LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         assert self.trainer is not None
         if self.trainer.training and self.steps_per_execution > 1:
-            # one after the other, when they are asked for
-            return (self._transform(*part) for part in zip(*(t.split(self.batch_size) for t in batch), strict=True))
+            return self._one_after_the_other(batch)
         return self._transform(*batch)
+
+    def _one_after_the_other(self, batch: Batch) -> Iterator[Batch]:
+        """The batches in one of several, each transformed when it is asked for."""
+        assert self.trainer is not None
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        for part in zip(*(tensor.split(self.batch_size) for tensor in batch), strict=True):
+            profiler.start("transforms")
+            transformed = self._transform(*part)
+            profiler.stop("transforms")
+            yield transformed
 
     def _transform(self, inputs: Tensor, labels: Tensor) -> Batch:
         assert self.trainer is not None

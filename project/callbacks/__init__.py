@@ -1,0 +1,1 @@
+"""What watches a training and changes nothing in it: devices, time, progress, figures."""

@@ -1,0 +1,164 @@
+"""How a training gets on: a progress bar in a terminal, a line an epoch elsewhere, and early stopping."""
+
+import math
+import time
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+REFRESH_S = 0.2
+
+
+class Pace(Callback):
+    """Images a second (samples, for other data) and the seconds that are left, without validations so far."""
+
+    def __init__(self) -> None:
+        self.start = self.pause = time.monotonic()
+        self.first_step = 0
+        self.num_steps: float = math.inf
+        self.paused = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start, self.first_step = time.monotonic(), trainer.global_step
+        self.num_steps = trainer.estimated_stepping_batches
+        self.paused = 0.0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pause = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.paused += time.monotonic() - self.pause
+
+    def samples_per_second(self, trainer: Trainer) -> float | None:
+        """Of all devices together; None for data without a batch_size."""
+        batch_size = samples_per_step(trainer)
+        seconds = time.monotonic() - self.start - self.paused
+        return batch_size and (trainer.global_step - self.first_step) * batch_size / max(seconds, 1e-9)
+
+    def seconds_left(self, trainer: Trainer) -> float | None:
+        """With validations; None where the training has no end."""
+        done, left = trainer.global_step - self.first_step, self.num_steps - trainer.global_step
+        if not done or not math.isfinite(left):
+            return None
+        return (time.monotonic() - self.start) * left / done
+
+
+def samples_per_step(trainer: Trainer) -> int | None:
+    batch_size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+    return batch_size and batch_size * trainer.world_size * trainer.accumulate_grad_batches
+
+
+def speed(trainer: Trainer, pace: Pace) -> list[str]:
+    per_second = pace.samples_per_second(trainer)
+    what = "images" if hasattr(trainer.datamodule, "image_shape") else "samples"  # type: ignore[attr-defined]
+    return [f"{per_second:,.0f} {what}/s"] if per_second else []
+
+
+def time_left(trainer: Trainer, pace: Pace) -> list[str]:
+    seconds = pace.seconds_left(trainer)
+    return [f"{clock(seconds)} left"] if seconds else []
+
+
+class TrainingProgressBar(TQDMProgressBar):
+    """Lightning's bar, redrawn five times a second rather than after so many batches: with steps of a millisecond a
+    redraw costs as much as a step. It shows loss and accuracy, images a second and the time left of the training."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=50)  # of validation and test
+        self.pace = Pace()
+        self.redrawn = 0.0
+        self.shown: list[str] = []
+        self.shown_step = -1
+
+    def init_train_tqdm(self) -> Tqdm:
+        bar = super().init_train_tqdm()
+        bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+        return bar
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        super().on_train_start(trainer, pl_module)
+        self.pace.on_train_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        super().on_train_epoch_start(trainer)
+        of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch + 1}{of}", refresh=False)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_disabled:
+            return
+        now = time.monotonic()
+        if now - self.redrawn >= REFRESH_S or batch_idx + 1 == self.train_progress_bar.total:
+            self.redrawn = now
+            self.train_progress_bar.n = batch_idx + 1
+            self._redraw(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.is_disabled:
+            self._redraw(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
+        self.pace.on_validation_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pace.on_validation_end(trainer, pl_module)
+        self.val_progress_bar.close()
+        self.reset_dataloader_idx_tracker()
+        self.shown_step = -1  # there are new metrics
+
+    def _redraw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        # reading a metric waits for the GPU: only those of a new log step, which has just waited
+        if self.shown_step < 0 or trainer.global_step - self.shown_step >= every:
+            self.shown_step = trainer.global_step - trainer.global_step % max(1, every)
+            metrics = self.get_metrics(trainer, pl_module)
+            self.shown = [f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
+        parts = [*speed(trainer, self.pace), *time_left(trainer, self.pace), *self.shown]
+        self.train_progress_bar.set_postfix_str(", ".join(parts), refresh=False)
+        self.train_progress_bar.refresh()
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    return Tqdm.format_interval(round(seconds)).lstrip("0").rjust(4, "0")
+
+
+class EpochLines(Callback):
+    """Prints each epoch's metrics: for output that is no terminal, in place of a progress bar."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pace.on_train_start(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pace.on_validation_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pace.on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        values = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        parts = [f"{name} {value:.4f}" for name, value in values.items() if name != "lr"] or ["nothing logged"]
+        parts += [*speed(trainer, self.pace), *time_left(trainer, self.pace)]
+        of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts)}", flush=True)
+
+
+class Patience(EarlyStopping):
+    """Early stopping that a resumed run keeps to: one that had stopped does not start again, unless the patience has
+    been raised."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
