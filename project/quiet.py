@@ -17,6 +17,13 @@ CHATTER = (
     "Loaded",
     "`Trainer.fit` stopped",
     "SLURM auto-requeueing",
+    # its finders of learning rate and batch size
+    "`weights_only` was not set",
+    "LR finder stopped early",
+    "Batch size ",
+    "The batch size ",
+    "Reached the maximum batch size",
+    "Finished batch size finder",
 )
 
 

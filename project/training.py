@@ -43,9 +43,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         args = list(sys.argv[1:] if args is None else args)
-        is_default = not any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
-        cli = TrainingCLI(arguments(["--config", str(DEFAULT_CONFIG), *args] if is_default else args))
-        if is_default:
+        cli = parse(args)
+        if not has_config(args):
             say(
                 "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
                 "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
@@ -54,11 +53,26 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             return train(cli)
 
 
-def train(cli: TrainingCLI) -> dict[str, Any]:
-    config = cli.config
+def has_config(args: Sequence[str]) -> bool:
+    return any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
+
+
+def parse(args: Sequence[str]) -> TrainingCLI:
+    """Model and data of a command line; of the default experiment where it names no config."""
+    return TrainingCLI(arguments(args if has_config(args) else ["--config", str(DEFAULT_CONFIG), *args]))
+
+
+def root_folder(config: Any) -> Path:
+    """Where runs are kept, below which `name` is to be a folder."""
     root = Path(config.trainer.default_root_dir or LOGS)
     if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
         raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
+    return root
+
+
+def train(cli: TrainingCLI) -> dict[str, Any]:
+    config = cli.config
+    root = root_folder(config)
     cli.check_devices()
     choose_steps(config, cli.model, cli.datamodule)
     checkpoint, checkpoint_path = None, None
