@@ -6,8 +6,8 @@ python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 -
 Batch size: Lightning's finder doubles it, from --data.batch_size on, until the memory is full or --max_batch_size is
 reached. Suggested is the smallest that trains within 5 % of the highest speed: a larger one would only make fewer steps
 of an epoch. Learning rate: Lightning's finder raises it from --min_lr to --max_lr over --num_steps steps (Smith,
-"Cyclical learning rates for training neural networks", 2017). Suggested is a tenth of the rate at which the loss is
-lowest, fastai's rule of thumb: beyond that one it soon runs away.
+"Cyclical learning rates for training neural networks", 2017). Suggested is a tenth of the highest rate at which the
+loss is about at its lowest, fastai's rule of thumb: beyond that one it soon runs away.
 
 All flags of train.py work too. The last line has the flags to paste; the plots are in a run folder NAME_tune and in
 TensorBoard's IMAGES.
@@ -208,16 +208,19 @@ def choose(
                 f"give more --num_steps than {num_steps}, or another --min_lr than {low:g}"
             )
         return None, f"the loss does not fall from {low:g} to {high:g}: give a larger --max_lr or more --num_steps"
+    # the valley is flat: its far end, where 95 % of the fall is still there
+    fallen = np.asarray(curve) < curve[lowest] + 0.05 * (curve[0] - curve[lowest])
+    lowest = int(np.flatnonzero(fallen)[-1])
     if lowest >= num_steps - 3:
         return None, f"the loss still falls at --max_lr {high:g}: give a larger one"
     target = rates[lowest] / 10
     if target < low:
         return (
             None,
-            f"the loss is lowest at {rates[lowest]:.1e}, a tenth of which is below --min_lr {low:g}: lower that",
+            f"the loss is low up to {rates[lowest]:.1e}, a tenth of which is below --min_lr {low:g}: lower that",
         )
     return next(i for i, rate in enumerate(rates) if rate >= target), (
-        f"The loss is lowest at a learning rate of {rates[lowest]:.1e}, a tenth of which is safe"
+        f"The loss is low up to a learning rate of {rates[lowest]:.1e}, a tenth of which is safe"
     )
 
 
