@@ -27,6 +27,7 @@ class Facts:
     """Lightning's loop and callbacks, without what lies between epochs."""
     step_ms: float
     on_gpu: bool = False
+    num_processes: int = 1
     busy: float | None = None
     """Share of the time in which the least busy GPU ran anything; None if unknown."""
     memory: float | None = None
@@ -138,6 +139,15 @@ RULES = [
         [(lambda f: True, lambda f: f"logging less often: --trainer.log_every_n_steps {10 * f.log_every_n_steps}")],
     ),
     Rule(
+        "exchange-bound",
+        lambda f: f.num_processes > 1 and f.backward > 3 * f.forward,
+        lambda f: f"The backward pass with the exchange of gradients took {f.backward:.0%} of the time of steps",
+        [
+            (has_room, larger_batch),
+            (lambda f: True, lambda f: f"fewer exchanges: --trainer.accumulate_grad_batches {4 * f.accumulate}"),
+        ],
+    ),
+    Rule(
         "launch-bound",
         lambda f: f.waits_for_launches,
         lambda f: (
@@ -196,6 +206,7 @@ def facts(trainer: Trainer, timer: StepTimer, monitor: DeviceMonitor | None, can
     return Facts(
         **{phase: seconds[phase] / total for phase in PHASES},
         step_ms=1e3 * total / seconds["num_steps"],
+        num_processes=trainer.world_size,
         on_gpu=on_gpu,
         busy=min((percent / 100 for percent in busy if percent is not None), default=None),
         memory=max(memory, default=None),

@@ -32,6 +32,8 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"on_gpu": True, "busy": 0.9, **shares(transfer_transforms=0.5)}, "Copies to the device",
         ["--data.resident true", "--data.batch_size 256"]),
     (shares(logging=0.3), "Logging and the progress bar took 30%", ["--trainer.log_every_n_steps 500"]),
+    ({"num_processes": 2, **shares(forward=0.1, backward=0.6)}, "with the exchange of gradients took 60%",
+     ["--data.batch_size 256", "--trainer.accumulate_grad_batches 4"]),
     ({"on_gpu": True, "busy": 0.2, "step_ms": 0.6, "can_execute_several": True}, "The GPU was busy 20%",
      ["--steps_per_execution 20", "--data.batch_size 256"]),
     ({"step_ms": 1.0, "steps_per_execution": 20, **shares(optimizer=0.35)}, "Steps of 1.00 ms are small",

@@ -120,6 +120,7 @@ def watched(gpus: list[torch.device], seconds: float = 0.2) -> tuple[DeviceMonit
         trainer.global_step += 1
         time.sleep(0.001)
     monitor.on_train_end(trainer, None)  # type: ignore[arg-type]
+    monitor.on_fit_end(trainer, None)  # type: ignore[arg-type]
     return monitor, written
 
 

@@ -52,7 +52,9 @@ class DeviceMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
-        if trainer.is_global_zero and (summary := self.summary()):
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and (summary := self.summary()):  # below the bar, which is closed now
             say(summary)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -83,6 +83,10 @@ class TrainingProgressBar(TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         super().on_train_epoch_start(trainer)
+        self.steps_at_once = getattr(trainer.datamodule, "steps_per_execution", 1)  # type: ignore[attr-defined]
+        if self.steps_at_once > 1:  # the bar counts batches all the same
+            loader: Any = trainer.train_dataloader
+            self.train_progress_bar.total = loader.batch_sampler.num_batches
         of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
@@ -92,9 +96,10 @@ class TrainingProgressBar(TQDMProgressBar):
         if self.is_disabled:
             return
         now = time.monotonic()
-        if now - self.redrawn >= REFRESH_S or batch_idx + 1 == self.train_progress_bar.total:
+        if now - self.redrawn >= REFRESH_S or trainer.is_last_batch:
             self.redrawn = now
-            self.train_progress_bar.n = batch_idx + 1
+            num, total = (batch_idx + 1) * self.steps_at_once, self.train_progress_bar.total
+            self.train_progress_bar.n = num if total is None else min(num, total)
             self._redraw(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -76,7 +76,9 @@ class StepTimer(Callback):
             self.epochs[-1] = {name: value + rest.get(name, 0) for name, value in self.epochs[-1].items()}
             self._draw(trainer)
         self.clock.end()
-        if table := self.table():
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_on(trainer) and (table := self.table()):  # below the bar, which is closed now
             say(table)
 
     def sum(self) -> dict[str, float]:
