@@ -53,7 +53,7 @@ class TrainingCLI(LightningCLI):
         )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="Seed; true draws one.")
+        parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="True draws one.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults({"trainer.use_distributed_sampler": False})  # our own sampler shares the batches out
@@ -71,17 +71,17 @@ class TrainingCLI(LightningCLI):
             default=1,
             help="Steps in one call of Lightning's loop; 20 is faster for small nets.",
         )
-        parser.add_argument("--cuda_graph", type=bool, default=False, help="Replay those steps as CUDA graphs.")
+        parser.add_argument("--cuda_graph", type=bool, default=False, help="As CUDA graphs.")
         parser.add_argument("--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given.")
-        parser.add_argument("--device_monitor", type=bool, default=True, help="Curves of what the devices do.")
-        parser.add_argument("--step_timer", type=bool, default=True, help="Where the time of a step goes.")
+        parser.add_argument("--device_monitor", type=bool, default=True, help="Curves of the devices.")
+        parser.add_argument("--step_timer", type=bool, default=True, help="Shares of a step's time.")
         parser.add_argument(
             "--figures_every_n_epochs",
             type=NonNegativeInt,
             default=5,
-            help="Confusion matrix, predictions, mistakes, step times; also at the end. 0: none.",
+            help="0: no pictures.",
         )
-        parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep a checkpoint of every epoch.")
+        parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep all checkpoints.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         namespace = parser.parse_object(self.saved) if self.saved else None

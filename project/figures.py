@@ -15,7 +15,7 @@ CELLS = 25
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """width, height: inches of 100 pixels."""
+    """width, height: inches of 100 pixels. TensorBoard shows 350 pixels in width: larger pictures get small letters."""
     from matplotlib.figure import Figure
 
     return Figure((width, height), dpi=100, layout="constrained")
@@ -37,11 +37,11 @@ def write(writer: Any, tag: str, figure: "Figure", step: int) -> None:
 
 def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> "Figure":
     """shares: in [0, 1]. Labels stand in a legend: those of thin slices would cover each other."""
-    figure = new_figure(6.6, 3.2)
+    figure = new_figure(4.8, 2.2)
     axes = figure.add_subplot()
     wedges, *_ = axes.pie(shares, colors=COLOURS, startangle=90, counterclock=False)
-    axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.set_title(title)
+    axes.legend(wedges, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    axes.set_title(title, fontsize=9)
     return figure
 
 
@@ -49,7 +49,7 @@ def stacked_bars(heights: dict[str, list[float]], x_label: str, y_label: str) ->
     """heights: of each part, in each bar."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(6, 3.2)
+    figure = new_figure(4.4, 2.6)
     axes = figure.add_subplot()
     bottom = np.zeros(len(next(iter(heights.values()))))
     x = np.arange(1, len(bottom) + 1)
@@ -59,7 +59,9 @@ def stacked_bars(heights: dict[str, list[float]], x_label: str, y_label: str) ->
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    figure.legend(*(part[::-1] for part in axes.get_legend_handles_labels()), loc="outside right upper", frameon=False)
+    figure.legend(
+        *(part[::-1] for part in axes.get_legend_handles_labels()), loc="outside right upper", frameon=False, fontsize=8
+    )
     return figure
 
 
@@ -67,25 +69,25 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> "Fig
     """counts: int (classes, classes), rows are true classes. The colour is the share of its row, so that rare classes
     are seen too; counts are written into the cells of up to 20 classes."""
     num = len(classes)
-    side = min(12.0, max(4.5, 0.45 * num + 2.0))
-    figure = new_figure(side + 0.5, side)
+    side = min(10.0, max(3.6, 0.34 * num + 1.0))
+    figure = new_figure(side, side)
     axes = figure.add_subplot()
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    axes.set_title(title)
+    axes.set_title(title, fontsize=9)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     if num > 50:
         return figure
     names = [shorten(name) for name in classes]
-    axes.set_xticks(range(num), names, rotation=0 if max(map(len, names)) < 3 else 90)
-    axes.set_yticks(range(num), names)
+    axes.set_xticks(range(num), names, rotation=0 if max(map(len, names)) < 3 else 90, fontsize=8)
+    axes.set_yticks(range(num), names, fontsize=8)
     if num <= 20:
         for i, row in enumerate(counts.tolist()):
             for j, count in enumerate(row):
                 if count:
                     colour = "white" if shares[i, j] > 0.5 else "black"
-                    axes.text(j, i, str(count), ha="center", va="center", fontsize=8, color=colour)
+                    axes.text(j, i, str(count), ha="center", va="center", fontsize=7, color=colour)
     return figure
 
 
@@ -93,9 +95,9 @@ def image_grid(images: Sequence[Tensor], texts: Sequence[str], colours: Sequence
     """images: up to 25 of one shape (C, H, W), uint8 or float; a text in a colour above each."""
     columns = 5
     rows = max(1, -(-len(images) // columns))
-    cell, text_height = 1.3, 0.25
+    cell, text_height = 0.9, 0.34
     figure = new_figure(columns * cell, rows * (cell + text_height) + 0.4)
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize=9)
     axes = figure.add_subplot()
     axes.set_axis_off()
     height = cell + text_height
@@ -103,7 +105,16 @@ def image_grid(images: Sequence[Tensor], texts: Sequence[str], colours: Sequence
         left, top = (k % columns) * cell, (k // columns) * height
         extent = (left + 0.04, left + cell - 0.04, top + height - 0.04, top + text_height)
         axes.imshow(displayable(image), extent=extent, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
-        axes.text(left + cell / 2, top + text_height / 2, text, color=colour, ha="center", va="center", fontsize=8)
+        axes.text(
+            left + cell / 2,
+            top + text_height / 2,
+            text,
+            color=colour,
+            ha="center",
+            va="center",
+            fontsize=7,
+            linespacing=0.9,
+        )
     axes.set_xlim(0, columns * cell)
     axes.set_ylim(rows * height, 0)
     return figure
@@ -130,7 +141,7 @@ def curve(
     axes.set_xscale("log")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.set_title(title)
+    axes.set_title(title, fontsize=9)
     return figure
 
 

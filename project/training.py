@@ -142,7 +142,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selecting: boo
     callbacks: list[Callback] = [
         RandomState(),
         StopOnSigterm(),
-        *make_watchers(cli),  # before the recorder: what they draw at the start is no time of training
+        *make_watchers(cli),
         RunRecorder(cli.plain_config, cli.plain_yaml, run, monitor),
     ]
     if config.patience is not None:
@@ -164,7 +164,6 @@ def make_watchers(cli: TrainingCLI) -> list[Callback]:
     """Callbacks that show what happens and change nothing."""
     config = cli.config
     every = config.figures_every_n_epochs
-    # figures first: what they draw at the start is not timed
     watchers: list[Callback] = [PredictionFigures(every)] if every else []
     if config.step_timer:
         watchers.append(StepTimer(every))

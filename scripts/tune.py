@@ -17,6 +17,7 @@ import contextlib
 import functools
 import itertools
 import math
+import statistics
 import sys
 import tempfile
 import time
@@ -40,6 +41,8 @@ from project.run import Run
 from project.training import parse, prepare, root_folder, short
 
 STEPS_PER_SIZE = 5
+LARGEST = 8192
+"""Lightning's finder goes no further."""
 SMOOTHING = 0.98
 """Of the losses that Lightning's finder reports."""
 
@@ -48,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
     """Returns the suggested flags."""
     parser = ScriptParser(description=__doc__)
     parser.add_argument("--find", nargs="+", choices=["batch_size", "lr"], default=["batch_size", "lr"], help="what")
-    parser.add_argument("--max_batch_size", type=int, help="1024 on a CPU, the training set on a GPU, unless given")
+    parser.add_argument("--max_batch_size", type=int, help="1024 on a CPU, 8192 on a GPU, unless given")
     parser.add_argument("--min_lr", type=float, default=1e-5, help="where the learning rate starts")
     parser.add_argument("--max_lr", type=float, default=1.0, help="where it ends")
     parser.add_argument("--num_steps", type=int, default=500, help="steps from one to the other")
@@ -142,16 +145,16 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: Summa
         print(describe_devices(trainer))
         on_cpu = trainer.strategy.root_device.type == "cpu"
         num_train = len(data.splits["train"]) if getattr(data, "splits", None) else 2**16
-        limit = min(limit or (max(1024, start) if on_cpu else num_train), num_train)
+        limit = min(limit or (max(1024, start) if on_cpu else LARGEST), num_train, LARGEST)
         if start > limit:
             raise UserError(f"--data.batch_size {start}, where the search starts, is over --max_batch_size {limit}", 2)
+        data.drop_last = False  # Lightning makes a loader of the next size before it sees that it is over the limit
         # at its max_val Lightning ends the search without a try
-        found = Tuner(trainer).scale_batch_size(
-            cli.model, datamodule=data, steps_per_trial=STEPS_PER_SIZE, init_val=start, max_val=limit + 1
-        )
-    # of the size that did not fit there are times too; the first batch of each size sets things up
-    speeds = {size: size / min(times[1:]) for size, times in clock.seconds.items() if len(times) > 1}
-    speeds = {size: speed for size, speed in sorted(speeds.items()) if size <= (found or 0)}
+        options: Any = {"steps_per_trial": STEPS_PER_SIZE, "init_val": start, "max_val": limit + 1}
+        found = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options)
+    # the size that did not fit has times too; the median is no first batch, nor the last and smaller one of an epoch
+    speeds = {size: size / statistics.median(times) for size, times in clock.seconds.items() if size <= (found or 0)}
+    speeds = dict(sorted(speeds.items()))
     if not speeds:
         raise UserError(f"no batch size fits, not even {min(clock.seconds)}: take a smaller network or smaller images")
     best = next(size for size, speed in speeds.items() if speed >= 0.95 * max(speeds.values()))

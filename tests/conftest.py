@@ -1,11 +1,14 @@
 """What several test files share: a tiny run, and generated data in the layout of the real sets."""
 
 import hashlib
+import os
 import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
 
 import numpy as np
 import pytest

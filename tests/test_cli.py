@@ -247,7 +247,8 @@ def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> Non
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert len(text.splitlines()) < 100
+    # it lists the classes that other tests have imported, too
+    assert len([line for line in text.splitlines() if "test_" not in line]) < 100
     for flag in ("--config", "--ckpt_path", "--trainer.precision", "--data", "--model", "--patience", "--monitor"):
         assert flag in text
 

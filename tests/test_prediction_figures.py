@@ -118,7 +118,7 @@ def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pyte
     assert len(shown) == min(25, len(wrong)) > 3
     for image, i in zip(shown, wrong, strict=False):
         assert torch.equal(image, images[i])
-    assert all(", is stripes" in text for text in texts)
+    assert all("\nis stripes" in text for text in texts)
 
 
 def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(

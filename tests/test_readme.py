@@ -81,6 +81,11 @@ def run(command: str, folder: Path) -> Any:
         if "--config" not in args:
             short += " --data.num_train 400 --data.num_test 50"
         args += [*here, *short.split()]
+        if "--config" in args and "configs/mnist_mlp.yaml" not in args:
+            args += ["--figures_every_n_epochs", "0"]  # a second each
+    if name == "tune":
+        args += ["--data.data_dir", str(folder / "data"), "--trainer.default_root_dir", str(folder / "logs")]
+        args += ["--find", "batch_size"]  # images of noise have no learning rate
     if name == "benchmark":
         args += ["--parts", "launch", "--rounds", "1"]
     if name == "prepare_data":
@@ -117,7 +122,17 @@ def test_every_command_of_the_readme_runs(user_folder: Path, capsys: pytest.Capt
     assert len(ran) >= 12
     logs = user_folder / "logs"
     assert {path.name for path in logs.iterdir()} == {
-        *("default", "mnist_mlp", "cifar10_cnn", "small_net", "large_batch", "augmented", "wide", "arrays")
+        *(
+            "default",
+            "mnist_mlp",
+            "mnist_mlp_tune",
+            "cifar10_cnn",
+            "small_net",
+            "large_batch",
+            "augmented",
+            "wide",
+            "arrays",
+        )
     }
     wide = yaml.safe_load((logs / "wide" / "version_0" / "config.yaml").read_text())
     assert wide["model"]["init_args"]["net"]["init_args"]["hidden_dim"] == 256

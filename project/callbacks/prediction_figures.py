@@ -25,7 +25,7 @@ RIGHT, WRONG = "#2a7a2a", "#c03030"
 class PredictionFigures(Callback):
     """Draws, for validations and the test of a TensorDataModule of images: `confusion_matrix/val`, a fixed grid of
     samples with their predictions `predictions/val`, and the mistakes in which the true class was held least likely
-    `mistakes/val`; the same with `/test`. At the start of a run also `inputs/train`, images as the network gets them,
+    `mistakes/val`; the same with `/test`. After its first epoch also `inputs/train`, images as the network gets them,
     and the network's graph.
 
     It wants the logits (N, classes) as output of validation_step and test_step; without them it draws nothing.
@@ -38,26 +38,10 @@ class PredictionFigures(Callback):
         self.batches: list[tuple[Tensor, ...]] = []
         """Of the newest evaluation: true class, predicted class, its and the true one's log-probability, each (N,)."""
         self.is_drawn = True
+        self.inputs_are_drawn = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._is_on(trainer) or trainer.global_step or not trainer.is_global_zero:
-            return
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        images, labels = data.splits["train"].__getitems__(spread(len(data.splits["train"]), figures.CELLS))
-        images = images.to(pl_module.device)
-        gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
-        state = random_state(gpus)
-        with torch.no_grad():
-            inputs = data.normalize(data.augment(images)).cpu()
-        restore_random_state(state, gpus)  # training draws what it would have drawn
-        texts = [figures.shorten(data.classes[label]) for label in labels.tolist()]
-        grid = figures.image_grid(
-            list(inputs), texts, ["black"] * len(texts), "training images as the network gets them"
-        )
-        writer = trainer.logger.experiment  # type: ignore[union-attr]
-        figures.write(writer, "inputs/train", grid, 0)
-        if isinstance(net := getattr(pl_module, "net", None), nn.Module):
-            write_graph(writer, net, inputs[:2])
+        self.inputs_are_drawn = trainer.global_step > 0
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches, self.is_drawn = [], False
@@ -78,14 +62,40 @@ class PredictionFigures(Callback):
             self._collect(outputs, batch)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._draw_inputs(trainer, pl_module)
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._draw(trainer, "val", trainer.val_dataloaders)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._draw_inputs(trainer, pl_module)
         self._draw(trainer, "val", trainer.val_dataloaders)  # of the last validation, unless that is done
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw(trainer, "test", trainer.test_dataloaders)
+
+    def _draw_inputs(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After the first epoch: training need not wait for it."""
+        if self.inputs_are_drawn or not self._is_on(trainer) or not trainer.is_global_zero:
+            return
+        self.inputs_are_drawn = True
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        images, labels = data.splits["train"].__getitems__(spread(len(data.splits["train"]), figures.CELLS))
+        images = images.to(pl_module.device)
+        gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
+        state = random_state(gpus)
+        with torch.no_grad():
+            inputs = data.normalize(data.augment(images)).cpu()
+        restore_random_state(state, gpus)  # training draws what it would have drawn
+        texts = [figures.shorten(data.classes[label], 9) for label in labels.tolist()]
+        grid = figures.image_grid(
+            list(inputs), texts, ["black"] * len(texts), "training images as the network gets them"
+        )
+        writer = trainer.logger.experiment  # type: ignore[union-attr]
+        figures.write(writer, "inputs/train", grid, 0)
+        if isinstance(net := getattr(pl_module, "net", None), nn.Module):
+            write_graph(writer, net, inputs[:2])
 
     def _is_on(self, trainer: Trainer) -> bool:
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -122,7 +132,7 @@ class PredictionFigures(Callback):
             for i in chosen.tolist():
                 is_right = predicted[i] == true[i]
                 guess = f"{figures.shorten(classes[predicted[i]], 9)} {best[i].exp():.0%}"
-                texts.append(guess if is_right else f"{guess}, is {figures.shorten(classes[true[i]], 9)}")
+                texts.append(guess if is_right else f"{guess}\nis {figures.shorten(classes[true[i]], 9)}")
                 colours.append(RIGHT if is_right else WRONG)
             images = loader.dataset.__getitems__(index[chosen].tolist())[0] if len(chosen) else []
             return figures.image_grid(list(images), texts, colours, title)
