@@ -190,3 +190,18 @@ def test_spread() -> None:
     assert spread(3, 25) == [0, 1, 2]
     assert spread(100, 4) == [0, 25, 50, 75]
     assert spread(0, 25) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trainer.logger", "false"),
+        ("--trainer.limit_val_batches", 0),
+        ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
+        ("--trainer.enable_checkpointing", "false", "--trainer.log_every_n_steps", 0),
+        ("--data.val_fraction", 0, "--data.num_workers", 1, "--trainer.val_check_interval", 5),
+        ("--trainer.max_epochs", 0),
+    ],
+)
+def test_watching_works_with_whatever_is_turned_off(train: Train, flags: tuple[object, ...]) -> None:
+    train(*ON, "--step_timer", "true", "--device_monitor", "true", *flags)

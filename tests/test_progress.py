@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import test_training
 
 from project.callbacks.progress import REFRESH_S, TrainingProgressBar, clock
 
@@ -62,3 +63,14 @@ def test_clock() -> None:
     assert clock(125) == "2:05"
     assert clock(3723) == "1:02:03"
     assert clock(36000) == "10:00:00"
+
+
+def test_the_bar_goes_on_in_the_middle_of_an_epoch(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_training.Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train("--trainer.callbacks", "test_training.Terminate")
+    train(*BAR, "--ckpt_path", "last")
+    bars = [line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch 2/2: 100%")]
+    assert "19/19" in bars[-1]

@@ -6,59 +6,40 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 REFRESH_S = 0.2
 
 
-class Pace(Callback):
-    """Images a second (samples, for other data) and the seconds that are left, without validations so far."""
+class Pace:
+    """Images a second (samples, for other data), without validations; and the time that is left, with them."""
 
-    def __init__(self) -> None:
-        self.start = self.pause = time.monotonic()
-        self.first_step = 0
-        self.num_steps: float = math.inf
-        self.paused = 0.0
+    paused = 0.0  # the sanity check comes before the beginning
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin(self, trainer: Trainer) -> None:
         self.start, self.first_step = time.monotonic(), trainer.global_step
-        self.num_steps = trainer.estimated_stepping_batches
+        self.num_steps: float = trainer.estimated_stepping_batches
         self.paused = 0.0
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pause = time.monotonic()
+    def pause(self) -> None:
+        self.pause_start = time.monotonic()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.paused += time.monotonic() - self.pause
+    def go_on(self) -> None:
+        self.paused += time.monotonic() - self.pause_start
 
-    def samples_per_second(self, trainer: Trainer) -> float | None:
-        """Of all devices together; None for data without a batch_size."""
-        batch_size = samples_per_step(trainer)
-        seconds = time.monotonic() - self.start - self.paused
-        return batch_size and (trainer.global_step - self.first_step) * batch_size / max(seconds, 1e-9)
-
-    def seconds_left(self, trainer: Trainer) -> float | None:
-        """With validations; None where the training has no end."""
-        done, left = trainer.global_step - self.first_step, self.num_steps - trainer.global_step
-        if not done or not math.isfinite(left):
-            return None
-        return (time.monotonic() - self.start) * left / done
-
-
-def samples_per_step(trainer: Trainer) -> int | None:
-    batch_size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
-    return batch_size and batch_size * trainer.world_size * trainer.accumulate_grad_batches
-
-
-def speed(trainer: Trainer, pace: Pace) -> list[str]:
-    per_second = pace.samples_per_second(trainer)
-    what = "images" if hasattr(trainer.datamodule, "image_shape") else "samples"  # type: ignore[attr-defined]
-    return [f"{per_second:,.0f} {what}/s"] if per_second else []
-
-
-def time_left(trainer: Trainer, pace: Pace) -> list[str]:
-    seconds = pace.seconds_left(trainer)
-    return [f"{clock(seconds)} left"] if seconds else []
+    def words(self, trainer: Trainer) -> list[str]:
+        """No speed for data without a batch_size, no time left of a training that has no end, or has come to it."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        seconds, done = time.monotonic() - self.start, trainer.global_step - self.first_step
+        found = []
+        if done and hasattr(data, "batch_size"):  # of all devices together
+            num = done * data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+            what = "images" if hasattr(data, "image_shape") else "samples"
+            found.append(f"{num / max(seconds - self.paused, 1e-9):,.0f} {what}/s")
+        left = self.num_steps - trainer.global_step
+        if done and 0 < left < math.inf:
+            found.append(f"{clock(seconds * left / done)} left")
+        return found
 
 
 class TrainingProgressBar(TQDMProgressBar):
@@ -79,11 +60,16 @@ class TrainingProgressBar(TQDMProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # type: ignore[override]
         super().on_train_start(trainer, pl_module)
-        self.pace.on_train_start(trainer, pl_module)
+        self.steps_at_once = getattr(trainer.datamodule, "steps_per_execution", 1)  # type: ignore[attr-defined]
+        self.pace.begin(trainer)
+        self._describe_epoch(trainer)  # in the middle of one the other hook is not called
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         super().on_train_epoch_start(trainer)
-        self.steps_at_once = getattr(trainer.datamodule, "steps_per_execution", 1)  # type: ignore[attr-defined]
+        self._describe_epoch(trainer)
+
+    def _describe_epoch(self, trainer: Trainer) -> None:
+        self.train_progress_bar.total = convert_inf(self.total_train_batches)
         if self.steps_at_once > 1:  # the bar counts batches all the same
             loader: Any = trainer.train_dataloader
             self.train_progress_bar.total = loader.batch_sampler.num_batches
@@ -108,10 +94,10 @@ class TrainingProgressBar(TQDMProgressBar):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
-        self.pace.on_validation_start(trainer, pl_module)
+        self.pace.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.on_validation_end(trainer, pl_module)
+        self.pace.go_on()
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
         self.shown_step = -1  # there are new metrics
@@ -123,7 +109,7 @@ class TrainingProgressBar(TQDMProgressBar):
             self.shown_step = trainer.global_step - trainer.global_step % max(1, every)
             metrics = self.get_metrics(trainer, pl_module)
             self.shown = [f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
-        parts = [*speed(trainer, self.pace), *time_left(trainer, self.pace), *self.shown]
+        parts = [*self.pace.words(trainer), *self.shown]
         self.train_progress_bar.set_postfix_str(", ".join(parts), refresh=False)
         self.train_progress_bar.refresh()
 
@@ -140,20 +126,20 @@ class EpochLines(Callback):
         self.pace = Pace()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.on_train_start(trainer, pl_module)
+        self.pace.begin(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.on_validation_start(trainer, pl_module)
+        self.pace.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.on_validation_end(trainer, pl_module)
+        self.pace.go_on()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         values = {name: value.item() for name, value in trainer.callback_metrics.items()}
         parts = [f"{name} {value:.4f}" for name, value in values.items() if name != "lr"] or ["nothing logged"]
-        parts += [*speed(trainer, self.pace), *time_left(trainer, self.pace)]
+        parts += self.pace.words(trainer)
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts)}", flush=True)
 
