@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-if TYPE_CHECKING:  # matplotlib takes half a second to import: only where something is drawn
+if TYPE_CHECKING:  # imported only where something is drawn
     from matplotlib.figure import Figure
 
 COLOURS = ["#4c78a8", "#72b7b2", "#f58518", "#e45756", "#54a24b", "#b279a2", "#bab0ac"]
