@@ -279,6 +279,24 @@ class Dropout(nn.Module):
 DROPOUT = ("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 2)
 
 
+def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks: RunRanks, tmp_path: Path) -> None:
+    flags = ("--step_timer", "true", "--device_monitor", "true", "--figures_every_n_epochs", 1, "--model.lr", 1e-12)
+    flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+    found = {}
+    for num_ranks in (1, 2):
+        shown = run(on_ranks, num_ranks, tmp_path / str(num_ranks), *flags, "--data.batch_size", 32 // num_ranks)
+        assert sum("Where the time of training went" in text for text in shown) == 1
+        events = EventAccumulator(str(tmp_path / str(num_ranks) / "tiny" / "version_0"))
+        events.Reload()
+        assert len(events.Scalars("step_time/forward_percent")) == 1
+        assert events.Scalars("device/memory_gib")
+        names = ("confusion_matrix", "predictions", "mistakes")
+        found[num_ranks] = [
+            events.Images(f"{name}/{on}")[0].encoded_image_string for name in names for on in ("val", "test")
+        ]
+    assert found[1] == found[2]  # pixel for pixel, as nothing was learned
+
+
 def assert_equal_runs(found: Path, expected: Path) -> None:
     for name, value in weights(expected).items():
         assert torch.equal(weights(found)[name], value), name

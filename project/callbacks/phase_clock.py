@@ -119,12 +119,12 @@ class PhaseClock(Profiler):
             self._switch(phase)
 
     def stop(self, action_name: str) -> None:
-        action = self.actions[action_name]
+        action = self.actions.get(action_name)
         if action is None or not self.is_running:
             return
         phase, _, after = action
         if phase is not None and self.state == "steps":
-            outer = self.outer.pop()
+            outer = self.outer.pop() if self.outer else "other"
             self._switch(after or outer)
 
     def _turn(self, state: str) -> None:
