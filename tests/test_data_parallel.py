@@ -1,5 +1,6 @@
 """The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs where there are any."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lightning import Trainer, seed_everything
 from torch import Tensor, nn
 
 from project import data_parallel
+from project.callbacks.step_timer import StepTimer, shares
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.data_parallel import DataParallelStrategy
@@ -268,3 +270,17 @@ def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
     split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
     for name in ("test/acc", "test/loss", "steps"):
         assert plain[name] == split[name]
+
+
+class Slow(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.003)
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_step_timer_finds_a_slow_network_on_several_devices(tmp_path: Path) -> None:
+    timer = StepTimer(every_n_epochs=0)
+    fit(tmp_path, DataParallelStrategy([CPU, CPU]), Slow(sizes=[48, 8, 4]), callbacks=[timer])
+    found = shares(timer.sum())
+    assert max(found, key=lambda phase: found[phase]) == "forward"
