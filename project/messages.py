@@ -92,8 +92,8 @@ def _reason(message: str, name: str) -> str:
     if found := re.search(rf"'{re.escape(name)}': ([^,}}]+)", given):  # a whole dict is shown: its one wrong value
         given = found[1]
     given = next(iter(re.findall(r"Got value: (.+)", message)), given)
-    if found := re.search(r"does not conform to restriction (.+)", message):
-        return f"{given} is out of range, it must be {found[1].replace('v', '')}"
+    if found := re.search(r"Not of type \w+: (\S*) ?does not conform to restriction (.+)", message):
+        return f"{given or found[1]} is out of range, it must be {found[2].replace('v', '')}"
     if found := re.search(r"invalid literal for int\(\) with base 10: (.+)", message):
         return f"{found[1]} is not a whole number"
     if found := re.search(r"could not convert string to float: (.+)", message):

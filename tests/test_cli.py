@@ -35,6 +35,7 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
     ("flags", "expected"),
     [
         (["--trainer.max_epoch", "3"], ["--trainer.max_epoch;", "--trainer.max_epochs?"]),
+        (["--figures_every_n_epochs", "-1"], ["figures_every_n_epochs", "-1 is out of range"]),
         (["--data.batchsize", "3"], ["data.batchsize", "batch_size?"]),
         (["--data.batch", "3"], ["data.batch;", "batch_size"]),
         (["--model.net.size", "[1]"], ["model.net.size", "sizes?"]),
