@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import SumMetric
 
-from project.optim import build_optimizer, build_scheduler, schedule_at
-from project.steps import step_maker, train_batches
+from project.base.optim import build_optimizer, build_scheduler, schedule_at
+from project.engine.steps import step_maker, train_batches
 
 Batch = tuple[Tensor, Tensor]
 

@@ -50,20 +50,20 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets, transforms
 
+from project.base.datamodule import Batch, TensorDataModule
+from project.base.errors import ScriptParser, output_file, short_errors, write_whole
+from project.base.image_files import find_images, read_image
+from project.base.sampler import EpochBatchSampler
+from project.base.samples import ResumableLoader, TensorBatches, as_it_is
 from project.data.cifar10 import CIFAR10
-from project.data.datamodule import Batch, TensorDataModule
-from project.data.image_files import find_images, read_image
 from project.data.image_folder import ImageFolder
-from project.data.loader import ResumableLoader, TensorBatches, as_it_is
 from project.data.mnist import MNIST
-from project.data.sampler import EpochBatchSampler
 from project.data.transforms import random_crop, random_flip, to_float
-from project.devices import cpu_threads
-from project.errors import ScriptParser, output_file, short_errors, write_whole
+from project.engine.devices import cpu_threads
+from project.engine.quiet import quiet_lightning
+from project.engine.run import main as train
 from project.models.cnn import CIFAR10CNN
 from project.models.mlp import MLP
-from project.quiet import quiet_lightning
-from project.training import main as train
 
 REPO = Path(__file__).parents[1]
 

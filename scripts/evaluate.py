@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from project.checks import check_network
-from project.cli import load_run
-from project.data.datamodule import TensorDataModule
-from project.devices import cpu_threads, describe_devices
-from project.errors import ScriptParser, UserError, short_errors
-from project.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
-from project.quiet import quiet_lightning
-from project.rank import rank, say
-from project.run import json_text
+from project.base.datamodule import TensorDataModule
+from project.base.errors import ScriptParser, UserError, short_errors
+from project.base.rank import rank, say
+from project.engine.checks import check_network
+from project.engine.cli import load_run
+from project.engine.devices import cpu_threads, describe_devices
+from project.engine.folder import json_text
+from project.engine.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
+from project.engine.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from project.cli import load_run
-from project.errors import ScriptParser, UserError, output_file, short_errors
-from project.quiet import quiet_lightning
+from project.base.errors import ScriptParser, UserError, output_file, short_errors
+from project.engine.cli import load_run
+from project.engine.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> Path:

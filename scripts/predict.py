@@ -17,11 +17,11 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 
-from project.cli import load_run
-from project.data.datamodule import TensorDataModule
-from project.data.image_files import find_images, read_image
-from project.errors import ScriptParser, UserError, output_file, short_errors, write_whole
-from project.quiet import quiet_lightning
+from project.base.datamodule import TensorDataModule
+from project.base.errors import ScriptParser, UserError, output_file, short_errors, write_whole
+from project.base.image_files import find_images, read_image
+from project.engine.cli import load_run
+from project.engine.quiet import quiet_lightning
 
 BATCH_SIZE = 256
 

@@ -9,11 +9,11 @@ Takes the flags of train.py, and needs none of the devices that they ask for.
 import sys
 from collections.abc import Sequence
 
-from project.cli import TrainingCLI
-from project.data.datamodule import TensorDataModule
-from project.errors import UserError, short_errors
-from project.parser import arguments
-from project.quiet import quiet_lightning
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError, short_errors
+from project.engine.cli import TrainingCLI
+from project.engine.parser import arguments
+from project.engine.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -4,7 +4,7 @@ python scripts/train.py
 python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
 """
 
-from project.training import main
+from project.engine.run import main
 
 if __name__ == "__main__":
     main()

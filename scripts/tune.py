@@ -31,14 +31,14 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.tuner import Tuner, lr_finder
 from torch.utils.tensorboard import SummaryWriter
 
-from project import figures
-from project.checkpoints import AtomicCheckpointIO
-from project.cli import TrainingCLI
-from project.devices import cpu_threads, describe_devices
-from project.errors import ScriptParser, UserError, short_errors
-from project.quiet import quiet_lightning
-from project.run import Run
-from project.training import parse, prepare, root_folder, short
+from project.base.errors import ScriptParser, UserError, short_errors
+from project.callbacks import charts
+from project.engine.checkpoints import AtomicCheckpointIO
+from project.engine.cli import TrainingCLI
+from project.engine.devices import cpu_threads, describe_devices
+from project.engine.folder import Run
+from project.engine.quiet import quiet_lightning
+from project.engine.run import parse, prepare, root_folder, short
 
 STEPS_PER_SIZE = 5
 LARGEST = 8192
@@ -168,7 +168,7 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: Summa
     )
     sizes, values = list(speeds), list(speeds.values())
     title = f"suggested: {best}"
-    show(figures.curve(sizes, values, sizes.index(best), "batch size", "samples/s", title), "batch_size", run, writer)
+    show(charts.curve(sizes, values, sizes.index(best), "batch size", "samples/s", title), "batch_size", run, writer)
     return best
 
 
@@ -183,7 +183,7 @@ def find_lr(cli: TrainingCLI, low: float, high: float, num_steps: int, run: Run,
     best, reason = choose(rates, losses, low, high, num_steps) if num > 20 else (None, "the loss is lost at once")
     losses = smooth(losses)
     title = f"suggested: {rates[best]:.2g}" if best is not None else "no suggestion"
-    plot = figures.curve(rates, losses, best, "learning rate", "loss", title)
+    plot = charts.curve(rates, losses, best, "learning rate", "loss", title)
     start = losses[0] if num else 1.0
     plot.axes[0].set_ylim(min(losses, default=0.0) - 0.1 * start, 1.5 * start)  # where it runs away is no matter
     show(plot, "lr", run, writer)
@@ -258,7 +258,7 @@ def quiet_bar() -> Iterator[None]:
 
 def show(figure: Any, name: str, run: Run, writer: SummaryWriter) -> None:
     figure.savefig(run.folder / f"{name}.png")
-    figures.write(writer, f"tune/{name}", figure, 0)
+    charts.write(writer, f"tune/{name}", figure, 0)
 
 
 if __name__ == "__main__":

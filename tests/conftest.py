@@ -16,7 +16,7 @@ import torch
 from tensorboard.summary.writer import event_file_writer
 from torchvision import datasets
 
-from project.training import main
+from project.engine.run import main
 
 REPO = Path(__file__).parents[1]
 # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9

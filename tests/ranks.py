@@ -87,7 +87,7 @@ def fork(rank: int, num_ranks: int, port: int, function: str, args: list[Any], o
         }
         import torch
 
-        from project import processes
+        from project.engine import processes
 
         torch.set_num_threads(1)
         processes.STARTED_BY = os.getppid()  # it was noted before the fork

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from project.advice import RULES, Facts, advice
+from project.engine.advice import RULES, Facts, advice
 
 EVEN = Facts(
     data_loading=0.1, transfer_transforms=0.1, forward=0.3, backward=0.28, optimizer=0.1, logging=0.02, other=0.1,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from project.checkpoints import AtomicCheckpointIO, read_checkpoint
-from project.cli import load_run
-from project.errors import UserError
+from project.base.errors import UserError
+from project.engine.checkpoints import AtomicCheckpointIO, read_checkpoint
+from project.engine.cli import load_run
 
 Train = Callable[..., dict[str, Any]]
 

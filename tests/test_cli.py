@@ -15,7 +15,7 @@ from torch import nn
 
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.training import main
+from project.engine.run import main
 
 Train = Callable[..., dict[str, Any]]
 TEXT = Path(TINY).read_text()
@@ -112,7 +112,7 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
 def test_what_is_not_there_or_does_not_fit(
     train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("project.devices.num_gpus", lambda: 0)
+    monkeypatch.setattr("project.engine.devices.num_gpus", lambda: 0)
     error = fails(capsys, 1, lambda: train(*flags))
     for part in expected:
         assert part in error

@@ -13,13 +13,13 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
 from project.data.cifar10 import CIFAR10
-from project.data.datamodule import TensorDataModule
 from project.data.features import Features
 from project.data.image_folder import ImageFolder
 from project.data.mnist import FILES, MNIST
 from project.data.synthetic import SyntheticImages
-from project.errors import UserError
 
 
 def attach(data: TensorDataModule, stage: str = "fit", **trainer: Any) -> TensorDataModule:

@@ -10,15 +10,15 @@ import torch
 from lightning import Trainer, seed_everything
 from torch import Tensor, nn
 
-from project import data_parallel
+from project.base.errors import UserError
 from project.callbacks.step_timer import StepTimer, shares
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.data_parallel import DataParallelStrategy
-from project.errors import UserError
+from project.engine import data_parallel
+from project.engine.data_parallel import DataParallelStrategy
+from project.engine.quiet import quiet_lightning
+from project.engine.run import main
 from project.models.mlp import MLP
-from project.quiet import quiet_lightning
-from project.training import main
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from project import devices
-from project.devices import check_devices
-from project.errors import UserError
+from project.base.errors import UserError
+from project.engine import devices
+from project.engine.devices import check_devices
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_scripts import script
 from torch import Tensor, nn
 
-from project.data.datamodule import Batch, TensorDataModule
-from project.processes import StopOnSigterm
-from project.training import main
+from project.base.datamodule import Batch, TensorDataModule
+from project.engine.processes import StopOnSigterm
+from project.engine.run import main
 
 README = (REPO / "README.md").read_text()
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from project.errors import UserError
-from project.optim import build_optimizer, build_scheduler
+from project.base.errors import UserError
+from project.base.optim import build_optimizer, build_scheduler
 
 
 def parameter() -> list[nn.Parameter]:

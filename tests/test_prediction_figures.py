@@ -11,8 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_training import curves, equal, weights
 from torch import Tensor
 
-from project import figures
-from project.callbacks import prediction_figures
+from project.callbacks import charts, prediction_figures
 from project.callbacks.prediction_figures import spread
 from project.classifier import Classifier
 from project.models.mlp import MLP
@@ -68,9 +67,9 @@ class Drawing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.matrices: dict[str, Tensor] = {}
         self.grids: list[tuple[str, list[Tensor], list[str], list[str]]] = []
-        monkeypatch.setattr(figures, "write", lambda *_: None)
-        monkeypatch.setattr(figures, "confusion_matrix", self.matrix)
-        monkeypatch.setattr(figures, "image_grid", self.grid)
+        monkeypatch.setattr(charts, "write", lambda *_: None)
+        monkeypatch.setattr(charts, "confusion_matrix", self.matrix)
+        monkeypatch.setattr(charts, "image_grid", self.grid)
 
     def matrix(self, counts: Tensor, classes: list[str], title: str) -> None:
         self.matrices[title.split(":")[0]] = counts
@@ -106,9 +105,7 @@ def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pyte
     _, shown, texts, colours = drawing.grids[-2]
     for k, i in enumerate(spread(75, 25)):
         assert torch.equal(shown[k], images[i])
-        assert texts[k].startswith(
-            f"{figures.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}"
-        )
+        assert texts[k].startswith(f"{charts.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}")
         assert (colours[k] == prediction_figures.RIGHT) == (predicted[i] == labels[i]).item()
 
     title, shown, texts, _ = drawing.grids[-1]
@@ -170,11 +167,11 @@ def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     image = (torch.rand(shape) * 255).to(dtype)
-    shown = figures.displayable(image)
+    shown = charts.displayable(image)
     assert shown.shape == ((8, 8, 3) if shape[0] == 3 else shape[1:])
     assert shown.min() >= 0
     assert shown.max() <= 1
-    pixels = figures.pixels(figures.image_grid([image] * 7, ["a"] * 7, ["black"] * 7, "title"))
+    pixels = charts.pixels(charts.image_grid([image] * 7, ["a"] * 7, ["black"] * 7, "title"))
     assert pixels.shape[2] == 3
     assert pixels.min() < 100
 
@@ -182,7 +179,7 @@ def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dt
 @pytest.mark.parametrize("num", [2, 10, 30, 100])
 def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
     counts = torch.randint(100, (num, num))
-    pixels = figures.pixels(figures.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title"))
+    pixels = charts.pixels(charts.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title"))
     assert max(pixels.shape) <= 1300
 
 

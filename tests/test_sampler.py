@@ -2,7 +2,7 @@ from itertools import chain
 
 import pytest
 
-from project.data.sampler import EpochBatchSampler
+from project.base.sampler import EpochBatchSampler
 
 
 def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:

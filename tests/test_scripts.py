@@ -17,8 +17,8 @@ import torch
 from conftest import REPO
 from PIL import Image
 
-from project.cli import load_run
-from project.data.image_files import read_image
+from project.base.image_files import read_image
+from project.engine.cli import load_run
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]

@@ -12,11 +12,11 @@ from test_training import curves
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from project.base.samples import TensorBatches
 from project.callbacks import step_timer
 from project.callbacks.phase_clock import PHASES, PhaseClock, learn
 from project.callbacks.step_timer import StepTimer, shares, total
 from project.classifier import Classifier
-from project.data.loader import TensorBatches
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
 

@@ -10,9 +10,9 @@ from lightning import Callback, LightningModule, Trainer
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor
 
-from project import cuda_graph, steps
 from project.classifier import Classifier
-from project.cuda_graph import GraphedStep
+from project.engine import cuda_graph, steps
+from project.engine.cuda_graph import GraphedStep
 
 Train = Callable[..., dict[str, Any]]
 

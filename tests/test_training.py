@@ -17,10 +17,10 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from project.data.sampler import EpochBatchSampler
+from project.base.optim import build_optimizer
+from project.base.sampler import EpochBatchSampler
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
-from project.optim import build_optimizer
 
 Train = Callable[..., dict[str, Any]]
 

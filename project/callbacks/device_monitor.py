@@ -10,7 +10,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from project.rank import say
+from project.base.rank import say
 
 GIB = 2**30
 INTERVAL_S = 0.5

@@ -13,11 +13,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from project import figures
-from project.data.datamodule import TensorDataModule
-from project.data.loader import ResumableLoader
-from project.random_state import random_state, restore_random_state
-from project.rank import say
+from project.base.datamodule import TensorDataModule
+from project.base.random_state import random_state, restore_random_state
+from project.base.rank import say
+from project.base.samples import ResumableLoader
+from project.callbacks import charts
 
 RIGHT, WRONG = "#2a7a2a", "#c03030"
 
@@ -81,19 +81,19 @@ class PredictionFigures(Callback):
             return
         self.inputs_are_drawn = True
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        images, labels = data.splits["train"].__getitems__(spread(len(data.splits["train"]), figures.CELLS))
+        images, labels = data.splits["train"].__getitems__(spread(len(data.splits["train"]), charts.CELLS))
         images = images.to(pl_module.device)
         gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
         state = random_state(gpus)
         with torch.no_grad():
             inputs = data.normalize(data.augment(images)).cpu()
         restore_random_state(state, gpus)  # training draws what it would have drawn
-        texts = [figures.shorten(data.classes[label], 9) for label in labels.tolist()]
-        grid = figures.image_grid(
+        texts = [charts.shorten(data.classes[label], 9) for label in labels.tolist()]
+        grid = charts.image_grid(
             list(inputs), texts, ["black"] * len(texts), "training images as the network gets them"
         )
         writer = trainer.logger.experiment  # type: ignore[union-attr]
-        figures.write(writer, "inputs/train", grid, 0)
+        charts.write(writer, "inputs/train", grid, 0)
         if isinstance(net := getattr(pl_module, "net", None), nn.Module):
             write_graph(writer, net, inputs[:2])
 
@@ -125,24 +125,24 @@ class PredictionFigures(Callback):
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
         num_right = int((predicted == true).sum())
         title = f"{name}: {num_right:,} of {len(true):,} right ({num_right / len(true):.2%})"
-        figures.write(writer, f"confusion_matrix/{name}", figures.confusion_matrix(counts, classes, title), step)
+        charts.write(writer, f"confusion_matrix/{name}", charts.confusion_matrix(counts, classes, title), step)
 
         def grid(chosen: Tensor, title: str) -> Any:
             texts, colours = [], []
             for i in chosen.tolist():
                 is_right = predicted[i] == true[i]
-                guess = f"{figures.shorten(classes[predicted[i]], 9)} {best[i].exp():.0%}"
-                texts.append(guess if is_right else f"{guess}\nis {figures.shorten(classes[true[i]], 9)}")
+                guess = f"{charts.shorten(classes[predicted[i]], 9)} {best[i].exp():.0%}"
+                texts.append(guess if is_right else f"{guess}\nis {charts.shorten(classes[true[i]], 9)}")
                 colours.append(RIGHT if is_right else WRONG)
             images = loader.dataset.__getitems__(index[chosen].tolist())[0] if len(chosen) else []
-            return figures.image_grid(list(images), texts, colours, title)
+            return charts.image_grid(list(images), texts, colours, title)
 
-        some = torch.tensor(spread(len(index), figures.CELLS))
-        figures.write(writer, f"predictions/{name}", grid(some, f"{name}: predicted class, its probability"), step)
+        some = torch.tensor(spread(len(index), charts.CELLS))
+        charts.write(writer, f"predictions/{name}", grid(some, f"{name}: predicted class, its probability"), step)
         wrong = (predicted != true).nonzero()[:, 0]
-        worst = wrong[own[wrong].argsort()][: figures.CELLS]
+        worst = wrong[own[wrong].argsort()][: charts.CELLS]
         title = f"{name}: the worst of {len(wrong):,} mistakes" if len(wrong) else f"{name}: no mistakes"
-        figures.write(writer, f"mistakes/{name}", grid(worst, title), step)
+        charts.write(writer, f"mistakes/{name}", grid(worst, title), step)
 
     def _gather(self, loader: Any) -> list[Tensor]:
         """Index in the data set, and what has been collected, of the samples of all processes, in the set's order."""

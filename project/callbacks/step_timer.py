@@ -6,9 +6,9 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from project import figures
+from project.base.rank import say
+from project.callbacks import charts
 from project.callbacks.phase_clock import PHASES, PhaseClock
-from project.rank import say
 
 
 class StepTimer(Callback):
@@ -118,11 +118,11 @@ class StepTimer(Callback):
         step = max(0, trainer.global_step - 1)
         labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in shares(drawn[-1]).items()]
         title = f"Epoch {len(self.epochs)}: a step of {step_ms(drawn[-1]):.2f} ms"
-        pie = figures.pie(list(shares(drawn[-1]).values()), labels, title)
-        figures.write(trainer.logger.experiment, "step_time/pie", pie, step)
+        pie = charts.pie(list(shares(drawn[-1]).values()), labels, title)
+        charts.write(trainer.logger.experiment, "step_time/pie", pie, step)
         heights = {label: [row[phase] / total(row) * step_ms(row) for row in drawn] for phase, label in PHASES.items()}
-        bars = figures.stacked_bars(heights, "epoch", "ms a step")
-        figures.write(trainer.logger.experiment, "step_time/epochs", bars, step)
+        bars = charts.stacked_bars(heights, "epoch", "ms a step")
+        charts.write(trainer.logger.experiment, "step_time/epochs", bars, step)
 
 
 def total(row: dict[str, float]) -> float:

@@ -8,9 +8,9 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
-from project.data.datamodule import Batch, TensorDataModule
+from project.base.datamodule import Batch, TensorDataModule
+from project.base.errors import UserError
 from project.data.transforms import random_crop, random_flip, to_float
-from project.errors import UserError
 
 
 class CIFAR10(TensorDataModule):

@@ -9,9 +9,9 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.data.datamodule import Batch, TensorDataModule
-from project.data.loader import TensorBatches
-from project.errors import UserError
+from project.base.datamodule import Batch, TensorDataModule
+from project.base.errors import UserError
+from project.base.samples import TensorBatches
 
 
 class Features(TensorDataModule):

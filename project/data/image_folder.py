@@ -8,11 +8,11 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.data.datamodule import TensorDataModule
-from project.data.image_files import find_images, read_image
-from project.data.loader import Batch, Samples
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
+from project.base.image_files import find_images, read_image
+from project.base.samples import Batch, Samples
 from project.data.transforms import random_crop, random_flip, to_float
-from project.errors import UserError
 
 
 class ImageFiles(Samples):

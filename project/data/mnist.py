@@ -9,9 +9,9 @@ from typing import Literal
 from torch import Tensor
 from torchvision import datasets
 
-from project.data.datamodule import Batch, TensorDataModule
+from project.base.datamodule import Batch, TensorDataModule
+from project.base.errors import UserError
 from project.data.transforms import to_float
-from project.errors import UserError
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
 FILES = {

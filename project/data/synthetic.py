@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.data.datamodule import Batch, TensorDataModule
+from project.base.datamodule import Batch, TensorDataModule
 from project.data.transforms import to_float
 
 

@@ -10,9 +10,9 @@ import yaml
 from lightning import LightningDataModule, LightningModule
 from torch.nn.parameter import is_lazy
 
-from project.data.datamodule import TensorDataModule
-from project.errors import UserError, did_you_mean
-from project.rank import say
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError, did_you_mean
+from project.base.rank import say
 
 
 def check_config_file(path: Path) -> None:

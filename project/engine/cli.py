@@ -16,16 +16,16 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from project.base.errors import UserError
+from project.base.rank import rank, say
 from project.callbacks.progress import EpochLines, TrainingProgressBar
-from project.checkpoints import read_checkpoint
-from project.checks import check_weights
-from project.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
-from project.devices import check_devices, num_gpus, settle_devices
-from project.errors import UserError
-from project.messages import explain
-from project.parser import Parser, Seed, make_paths_absolute, make_plain
-from project.rank import rank, say
-from project.steps import StepsTrainer
+from project.engine.checkpoints import read_checkpoint
+from project.engine.checks import check_weights
+from project.engine.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
+from project.engine.devices import check_devices, num_gpus, settle_devices
+from project.engine.messages import explain
+from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain
+from project.engine.steps import StepsTrainer
 
 
 class TrainingCLI(LightningCLI):

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
 
-from project.errors import UserError
+from project.base.errors import UserError
 
 
 class DataParallelStrategy(SingleDeviceStrategy):

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule, LightningModule, Trainer
 from torch import nn
 
-from project.errors import did_you_mean
+from project.base.errors import did_you_mean
 
 # the Trainer flags that --help shows; all others work too
 COMMON_FLAGS = {

@@ -14,9 +14,9 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from project.devices import describe_devices
-from project.errors import UserError
-from project.run import Run
+from project.base.errors import UserError
+from project.engine.devices import describe_devices
+from project.engine.folder import Run
 
 
 class RunRecorder(Callback):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from project.rank import rank
+from project.base.rank import rank
 
 
 class UserError(Exception):

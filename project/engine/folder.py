@@ -9,9 +9,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from project.errors import UserError, write_whole
+from project.base.errors import UserError, write_whole
 
-LOGS = Path(__file__).parents[1] / "logs"
+LOGS = Path(__file__).parents[2] / "logs"
 
 
 class Run:

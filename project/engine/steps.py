@@ -17,10 +17,10 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from project.cuda_graph import GraphedStep
-from project.data.datamodule import TensorDataModule
-from project.errors import UserError
-from project.rank import say
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
+from project.base.rank import say
+from project.engine.cuda_graph import GraphedStep
 
 
 class StepsTrainer(Trainer):

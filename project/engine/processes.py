@@ -19,8 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing import ProcessRaisedException
 
 from project import STARTED_BY
-from project.errors import UserError
-from project.rank import rank
+from project.base.errors import UserError
+from project.base.rank import rank
 
 
 def end_with_parent() -> None:

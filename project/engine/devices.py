@@ -10,7 +10,7 @@ from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-from project.errors import UserError
+from project.base.errors import UserError
 
 
 def num_gpus() -> int:

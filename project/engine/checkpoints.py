@@ -13,7 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from project.errors import UserError
+from project.base.errors import UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -8,9 +8,9 @@ from jsonargparse.typing import restricted_number_type
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from project.checks import check_config_file
-from project.errors import UserError
-from project.messages import explain, shorten_help
+from project.base.errors import UserError
+from project.engine.checks import check_config_file
+from project.engine.messages import explain, shorten_help
 
 # as far as NumPy's seeds go
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])

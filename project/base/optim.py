@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from project.errors import UserError, did_you_mean
+from project.base.errors import UserError, did_you_mean
 
 
 class WarmupCosineLR(LambdaLR):

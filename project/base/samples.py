@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from project.data.sampler import EpochBatchSampler
-from project.errors import UserError
+from project.base.errors import UserError
+from project.base.sampler import EpochBatchSampler
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,27 +11,27 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from project.advice import advice, facts
+from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError, short_errors
+from project.base.random_state import RandomState
+from project.base.rank import rank, say
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.prediction_figures import PredictionFigures
 from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
-from project.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
-from project.checks import check_network, check_resume, check_selection
-from project.cli import TrainingCLI
-from project.data.datamodule import TensorDataModule
-from project.devices import cpu_threads, describe_devices
-from project.errors import UserError, short_errors
-from project.parser import arguments
-from project.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
-from project.quiet import quiet_lightning
-from project.random_state import RandomState
-from project.rank import rank, say
-from project.recorder import RunRecorder
-from project.run import LOGS, Run, find_checkpoint, folder_to_continue
-from project.steps import choose_steps, obstacle
+from project.engine.advice import advice, facts
+from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
+from project.engine.checks import check_network, check_resume, check_selection
+from project.engine.cli import TrainingCLI
+from project.engine.devices import cpu_threads, describe_devices
+from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue
+from project.engine.parser import arguments
+from project.engine.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
+from project.engine.quiet import quiet_lightning
+from project.engine.recorder import RunRecorder
+from project.engine.steps import choose_steps, obstacle
 
-DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "default.yaml"
+DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:

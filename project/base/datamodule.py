@@ -11,9 +11,9 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from project.data.loader import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
-from project.data.sampler import EpochBatchSampler
-from project.errors import UserError
+from project.base.errors import UserError
+from project.base.sampler import EpochBatchSampler
+from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
 
 DATA_DIR = Path(__file__).parents[2] / "data"
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What classifier.py, data/ and callbacks/ derive from: to read when something surprises you."""
