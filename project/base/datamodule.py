@@ -1,6 +1,5 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
 from project.base.sampler import EpochBatchSampler
-from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
+from project.base.samples import Batch, Loaded, ResumableLoader, Samples, TensorBatches, as_it_is, as_samples
 
 DATA_DIR = Path(__file__).parents[2] / "data"
 if TYPE_CHECKING:
@@ -23,29 +22,36 @@ else:
 
 
 class TensorDataModule(LightningDataModule):
-    """A data set that fits in memory.
+    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set is this much:
 
-    A new data set sets `classes` and overrides `load`; also `prepare_data` to download, `normalize` and `augment`
-    for what happens to a batch on the device. One that does not fit in memory overrides `samples`.
+        class Shoes(TensorDataModule):
+            classes = ["boot", "sandal"]  # target i stands for classes[i]; leave it out for targets that are no classes
+            image_shape = (1, 28, 28)  # leave it out for samples that are no images
+
+            def load(self, split):  # "train" or "test"
+                with np.load(self.data_dir / f"{split}.npz") as file:
+                    return file["images"], file["targets"]  # or a torch Dataset of (input, target)
+
+            def normalize(self, inputs):  # a batch, on the device
+                return to_float(inputs, mean=0.5, std=0.5)
+
+    `prepare_data` downloads, `augment` changes training batches on the device.
 
     Args:
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
         batch_size: Samples a batch, on each device (with the strategy dp: on all of them together).
         num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
-        resident: Keep the data on the GPU as a whole, so that no step has to copy it; unless said otherwise if it takes
-            less than a quarter of the free GPU memory. Not with workers.
-        pin_memory: Page-locked batches, which copy faster to a GPU; unless said otherwise if a GPU is used and the data
-            is not resident.
+        resident: Keep the data on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
+        pin_memory: Page-locked batches, which copy faster to a GPU. If not given: with a GPU, unless data is resident.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation. With 0 all of it trains and the val/ curves are
             measured on the test set; nothing is then selected by them.
         split_seed: Which samples go to validation.
-        drop_last: Leave out the last, smaller batch of a training epoch (a smaller one shakes the weights). Otherwise
-            all samples train, but for the number of samples modulo the number of processes.
+        drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
     """
 
-    classes: list[str]
-    """Names of the classes; label i stands for classes[i]."""
+    classes: list[str] = []
+    image_shape: tuple[int, int, int] | None = None
 
     def __init__(
         self,
@@ -69,24 +75,18 @@ class TensorDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.drop_last = drop_last
-        self.steps_per_execution = 1
-        """Batches that training gets at once."""
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
         self.on_gpu: dict[str, Samples] = {}
 
-    def load(self, split: Literal["train", "test"]) -> Batch:
-        """Inputs (N, ...), images as uint8 (N, C, H, W), and labels int64 (N,) of the official training or test set."""
-        raise NotImplementedError
+    @property
+    def num_classes(self) -> int | None:
+        return len(self.classes) or None
 
-    def samples(self, split: Literal["train", "test"]) -> Samples:
-        """The official training or test set."""
-        inputs, labels = self.load(split)
-        if len(inputs) != len(labels):
-            raise UserError(
-                f"{type(self).__name__} has {len(inputs)} inputs and {len(labels)} labels in its {split} set"
-            )
-        return TensorBatches(inputs, labels)
+    def load(self, split: Literal["train", "test"]) -> Loaded:
+        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of the official training or test set; or
+        a map-style Dataset. Its own transforms change validation samples too: `augment` changes training alone."""
+        raise NotImplementedError
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """What the network sees of a batch (N, ...), on its device: float32."""
@@ -100,56 +100,42 @@ class TensorDataModule(LightningDataModule):
         if stage in ("fit", "validate") and "train" not in self.splits:
             self._load_train_and_val()
         if (stage in ("test", "predict") or self.val_fraction == 0) and "test" not in self.splits:
-            self.splits["test"] = self._checked("test")
+            self.splits["test"] = self._samples("test")
         if self.val_fraction == 0 and stage in ("fit", "validate"):
             self.splits["val"] = self.splits["test"]
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or the one that torch drew on the first rank
             self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)
 
-    def _checked(self, split: Literal["train", "test"]) -> Samples:
-        samples = self.samples(split)
-        where = f"the {split} set of {type(self).__name__}"
-        if not len(samples):
-            raise UserError(f"{where} is empty")
-        first, last = int(samples.labels.min()), int(samples.labels.max())
-        if not 0 <= first <= last < len(self.classes):
-            raise UserError(f"{where} has labels {first} to {last} for {len(self.classes)} classes")
-        return samples
+    def _samples(self, split: Literal["train", "test"]) -> Samples:
+        return as_samples(self.load(split), f"the {split} set of {type(self).__name__}", self.classes, self.image_shape)
 
     def _load_train_and_val(self) -> None:
-        samples = self._checked("train")
-        num_val = round(len(samples) * self.val_fraction)
-        if self.val_fraction > 0 and not 0 < num_val < len(samples):
+        samples = self._samples("train")
+        num, num_val = len(samples), round(len(samples) * self.val_fraction)
+        if self.val_fraction > 0 and not 0 < num_val < num:
+            raise UserError(f"data.val_fraction {self.val_fraction} of {num} samples leaves {num_val} for validation")
+        self._check_batch_size(num - num_val, 1, self.drop_last)
+        self.splits["train"] = samples
+        if num_val:
+            order = torch.randperm(num, generator=torch.Generator().manual_seed(self.split_seed))
+            self.splits["train"] = samples.select(order[num_val:].sort().values)
+            self.splits["val"] = samples.select(order[:num_val].sort().values)
+
+    def _check_batch_size(self, num_train: int, num_ranks: int, drop_last: bool) -> None:
+        if num_train < num_ranks * (self.batch_size if drop_last else 1):
+            processes, way_out = (f" on {num_ranks} processes", ", or fewer devices") if num_ranks > 1 else ("", "")
             raise UserError(
-                f"data.val_fraction {self.val_fraction} of {len(samples)} samples leaves {num_val} for validation"
+                f"data.batch_size {self.batch_size}{processes} is more than the {num_train} training samples:\n"
+                f"give a smaller one, or --data.drop_last false{way_out}"
             )
-        num_train = len(samples) - num_val
-        if num_train < (self.batch_size if self.drop_last else 1):
-            raise UserError(
-                f"data.batch_size {self.batch_size} is more than the {num_train} training samples:\n"
-                "give a smaller one, or --data.drop_last false"
-            )
-        if num_val == 0:
-            self.splits["train"] = samples
-            return
-        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.split_seed))
-        self.splits["train"] = samples.select(order[num_val:].sort().values)
-        self.splits["val"] = samples.select(order[:num_val].sort().values)
 
     def train_dataloader(self) -> ResumableLoader:
-        assert self.shuffle_seed is not None
         trainer: Any = self.trainer
         overfit = trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
-        num_train = len(self.splits["train"])
-        if num_train < trainer.world_size * (self.batch_size if drop_last else 1):
-            raise UserError(
-                f"data.batch_size {self.batch_size} on {trainer.world_size} processes is more than the {num_train} "
-                "training samples:\ngive a smaller one, or --data.drop_last false, or fewer devices"
-            )
-        order = {"shuffle": not overfit, "drop_last": drop_last, "even": True, "seed": self.shuffle_seed}
-        loader = self._loader("train", batches_at_once=self.steps_per_execution, **order)
+        self._check_batch_size(len(self.splits["train"]), trainer.world_size, drop_last)
+        loader = self._loader("train", shuffle=not overfit, even=True, drop_last=drop_last, seed=self.shuffle_seed)
         # workers fetch ahead before Lightning sets the epoch
         loader.batch_sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
         return loader
@@ -161,79 +147,50 @@ class TensorDataModule(LightningDataModule):
         return self._loader("test")
 
     def predict_dataloader(self) -> DataLoader[Batch]:
-        """The test set. Lightning makes this loader anew to note the samples' indices, and can do so with torch's own
-        samplers only."""
-        rank, num_ranks = self._rank("test")
-        data = self._where_it_is_read("test")
+        """The test set, by a sampler of torch's own: Lightning makes this loader anew to note the samples' indices."""
+        data, rank, num_ranks = self._share("test")
         share = range(rank, len(data), num_ranks)
         return DataLoader(data, batch_size=self.batch_size, sampler=share, **self._loader_options(data))
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
-        data = self._where_it_is_read(split)
-        rank, num_ranks = self._rank(split)
+        data, rank, num_ranks = self._share(split)
+        order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
         sampler = EpochBatchSampler(len(data), self.batch_size, rank=rank, num_ranks=num_ranks, **order)
         return ResumableLoader(data, batch_sampler=sampler, **self._loader_options(data))
 
-    def _where_it_is_read(self, split: str) -> Samples:
-        """The split, copied to the GPU if it shall be resident there."""
-        data = self.splits[split]
-        assert self.trainer is not None
-        device = self.trainer.strategy.root_device
-        if device.type != "cuda" or self.resident is False or self.num_workers or not isinstance(data, TensorBatches):
-            return data
-        if self.resident is None and 4 * data.num_bytes > torch.cuda.mem_get_info(device)[0]:
-            return data
-        if split not in self.on_gpu:
-            self.on_gpu[split] = data.to(device)
-        return self.on_gpu[split]
-
-    def _rank(self, split: str) -> tuple[int, int]:
-        """This process and how many there are, each of which must have a sample."""
-        trainer = self.trainer
-        assert trainer is not None
-        if len(self.splits[split]) < trainer.world_size:
+    def _share(self, split: str) -> tuple[Samples, int, int]:
+        """A split, where batches are read from, then this process and how many share it: each must have a sample."""
+        trainer: Any = self.trainer
+        data, num_ranks, device = self.splits[split], trainer.world_size, trainer.strategy.root_device
+        if len(data) < num_ranks:
             raise UserError(
-                f"{trainer.world_size} processes share the {len(self.splits[split])} samples of the {split} set: "
-                f"each needs one\ngive at most --trainer.devices {len(self.splits[split])}"
+                f"{num_ranks} processes share the {len(data)} samples of the {split} set: each needs one\n"
+                f"give at most --trainer.devices {len(data)}"
             )
-        return trainer.global_rank, trainer.world_size
+        may_be_resident = device.type == "cuda" and self.resident is not False and not self.num_workers
+        if may_be_resident and isinstance(data, TensorBatches) and split not in self.on_gpu:
+            is_small = 4 * data.num_bytes <= torch.cuda.mem_get_info(device)[0]
+            if self.resident or is_small:
+                self.on_gpu[split] = data.to(device)
+        return self.on_gpu.get(split, data), trainer.global_rank, num_ranks
 
     def _loader_options(self, data: Samples) -> dict[str, Any]:
-        pin_memory = self.pin_memory
-        if pin_memory is None:
-            assert self.trainer is not None
-            is_there = data.labels.device.type != "cpu"
-            pin_memory = not is_there and not isinstance(self.trainer.accelerator, CPUAccelerator)
+        trainer: Any = self.trainer
+        pins = data.device.type == "cpu" and not isinstance(trainer.accelerator, CPUAccelerator)
         return {
-            "collate_fn": as_it_is,  # a batch, not a list of samples
+            "collate_fn": as_it_is,
             "num_workers": self.num_workers,
-            "pin_memory": pin_memory,
+            "pin_memory": pins if self.pin_memory is None else self.pin_memory,
             "persistent_workers": self.persistent_workers and self.num_workers > 0,
             "generator": torch.Generator(),  # leaves the global random state alone
         }
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         assert self.trainer is not None
-        if self.trainer.training and self.steps_per_execution > 1:
-            return self._one_after_the_other(batch)
-        return self._transform(*batch)
-
-    def _one_after_the_other(self, batch: Batch) -> Iterator[Batch]:
-        """The batches in one of several, each transformed when it is asked for."""
-        assert self.trainer is not None
-        profiler = self.trainer.profiler  # type: ignore[attr-defined]
-        for part in zip(*(tensor.split(self.batch_size) for tensor in batch), strict=True):
-            profiler.start("transforms")
-            transformed = self._transform(*part)
-            profiler.stop("transforms")
-            yield transformed
-
-    def _transform(self, inputs: Tensor, labels: Tensor) -> Batch:
-        assert self.trainer is not None
-        if self.trainer.training:
-            inputs = self.augment(inputs)
+        inputs, targets = batch
+        inputs = self.augment(inputs) if self.trainer.training else inputs
         # for precisions such as bf16-true, whose weights are not float32
-        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), labels
+        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), targets
 
     def state_dict(self) -> dict[str, Any]:
         return {"shuffle_seed": self.shuffle_seed, "classes": self.classes}

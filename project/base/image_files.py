@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from project.base.errors import UserError
 
@@ -32,24 +34,44 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, on white where it is transparent, resized.
+    """uint8 (C, H, W) of the given shape, as `to_tensor` makes it.
 
     Raises UserError with the reason if the file is no image or is damaged.
     """
-    channels, height, width = shape
     try:
         with Image.open(file) as opened:
-            image = _to_8_bits(ImageOps.exif_transpose(opened))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            image = image.convert("L" if channels == 1 else "RGB")
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
+            return to_tensor(opened, shape)
     except UnidentifiedImageError as error:
         raise UserError("not an image, or cut short") from error
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise UserError(str(error).splitlines()[0]) from error
+
+
+def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, on white where it is transparent, resized."""
+    channels, height, width = shape
+    image = _to_8_bits(ImageOps.exif_transpose(image))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
+
+
+class ResizedImages(Dataset[tuple[Tensor, Any]]):
+    """The Pillow images of another Dataset as uint8 (*shape), and its targets."""
+
+    def __init__(self, source: Any, shape: tuple[int, int, int]) -> None:
+        self.source = source
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image, target = self.source[index]
+        return to_tensor(image, self.shape), target
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from project.base.errors import UserError, did_you_mean
 
@@ -61,21 +61,17 @@ def build_optimizer(
     parameters: Iterable[Parameter],
     lr: float,
     fused: bool = False,
-    capturable: bool = False,
 ) -> Optimizer:
     """An optimiser of torch.optim by class name, or any other by its full import path.
 
     fused: take the optimiser's implementation in one kernel, much the fastest for small networks, where it has one for
         these parameters and `args` do not choose another.
-    capturable: let a CUDA graph capture its steps, where the optimiser must be told so.
     Raises UserError for an unknown name and for arguments that the class does not take.
     """
     optimizer_class = _find_class("optimizer", name, torch.optim, Optimizer)
     parameters = list(parameters)
     if fused and not IMPLEMENTATIONS & args.keys() and has_fused(optimizer_class, parameters):
         args = {**args, "fused": True}
-    if capturable and "capturable" in inspect.signature(optimizer_class).parameters:
-        args = {**args, "capturable": True}
     return _build("optimizer", optimizer_class, args, parameters, lr=lr)
 
 
@@ -103,38 +99,6 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
     if num_steps is None and length.keys() - args.keys():
         raise UserError(f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2)
     return _build("scheduler", scheduler_class, length | args, optimizer)
-
-
-def schedule_at(
-    step: int,
-    optimizer: str,
-    optimizer_args: dict[str, Any],
-    lr: float,
-    scheduler: str | None,
-    scheduler_args: dict[str, Any],
-    num_steps: int,
-) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimiser of one number, and its scheduler, after `step` steps.
-
-    Raises UserError for names and arguments that do not work.
-    """
-    parameter = Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    built = build_optimizer(optimizer, optimizer_args, [parameter], lr)
-    schedule = build_scheduler(scheduler, scheduler_args, built, num_steps) if scheduler else None
-    what = f"model.optimizer {optimizer} with {optimizer_args}" + (
-        f", {scheduler} with {scheduler_args}" if scheduler else ""
-    )
-    try:
-        for _ in range(step):
-            built.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
-            if isinstance(schedule, ReduceLROnPlateau):
-                schedule.step(0.0)
-            elif schedule is not None:
-                schedule.step()
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
-    return built, schedule
 
 
 def _find_class(kind: str, name: str, module: Any, base: type) -> type:

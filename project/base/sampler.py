@@ -1,13 +1,26 @@
 """Which samples make which batch, on which rank, in which order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
+from numpy.random import SeedSequence
 from torch.utils.data import Sampler
 
 
-class EpochBatchSampler(Sampler[list[int]]):
-    """Batches of sample indices whose order depends on nothing but (seed, epoch).
+class Indices(list[int]):
+    """Indices of the samples of a batch.
+
+    seed: For what is drawn at random when they are read, in [0, 2**63).
+    """
+
+    def __init__(self, indices: Iterable[int], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
+
+
+class EpochBatchSampler(Sampler[Indices]):
+    """Batches of sample indices. Their order and their own seeds depend on nothing but (seed, epoch), and not on the
+    epoch either without `shuffle`: an evaluation is the same every time.
 
     With several ranks, batch i of all of them together holds the samples of batch i of one process with
     `num_ranks` times the batch size. In an evaluation the ranks' shares differ by one sample at most, and every
@@ -22,10 +35,11 @@ class EpochBatchSampler(Sampler[list[int]]):
         shuffle: A new order every epoch, or the data set's own.
         even: Equal shares: leave out the last `num_samples % num_ranks` samples of the order.
         drop_last: Full batches only: leave out what is less than a batch on each rank. Goes with `even`.
-        seed: Of the order.
+        seed: Of the order, and of the batches' seeds.
         rank: This process, in [0, num_ranks).
         num_ranks: Processes that share the samples.
-        batches_at_once: Yield the indices of so many batches together; at the end of an epoch it may be fewer.
+        batches_at_once: Yield the indices of so many batches together, fewer at the end of an epoch. `len()` and
+            `first_batch` count batches all the same.
     """
 
     def __init__(
@@ -64,15 +78,17 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self.num_batches // self.batches_at_once)
+        return self.num_batches
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Indices]:
         first_batch, self.first_batch = self.first_batch, 0
         order = self._order()[self.rank :: self.num_ranks][: self.share]
         order = order[: self.num_batches * self.batch_size]
-        size = self.batches_at_once * self.batch_size
-        for i in range(first_batch, len(self)):
-            yield order[i * size : (i + 1) * size].tolist()
+        epoch = self.epoch if self.shuffle else 0
+        for i in range(first_batch, self.num_batches, self.batches_at_once):
+            chosen = order[i * self.batch_size : (i + self.batches_at_once) * self.batch_size]
+            seed = SeedSequence((self.seed, epoch, self.rank, i)).generate_state(1, "uint64")[0]
+            yield Indices(chosen.tolist(), int(seed) % 2**63)
 
     def _order(self) -> torch.Tensor:
         """All sample indices in this epoch's order, (num_samples,)."""

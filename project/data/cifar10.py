@@ -8,9 +8,11 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
-from project.base.datamodule import Batch, TensorDataModule
+from project.base.datamodule import TensorDataModule
+from project.base.download import open_or_download
 from project.base.errors import UserError
-from project.data.transforms import random_crop, random_flip, to_float
+from project.base.samples import Batch
+from project.data.transforms import crop_and_flip, to_float
 
 
 class CIFAR10(TensorDataModule):
@@ -38,15 +40,8 @@ class CIFAR10(TensorDataModule):
         for name, md5 in files:
             if (folder / name).is_file() and not check_integrity(folder / name, md5):
                 raise UserError(f"{folder / name} is damaged (cut short or altered): delete it to download it again")
-        if all((folder / name).is_file() for name, _ in files):
-            return
-        try:
-            source(self.data_dir, download=True)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"CIFAR-10 is not in {folder} and cannot be downloaded: {error}\n"
-                f"without a network, put {source.filename} into {self.data_dir}"
-            ) from error
+        if not all((folder / name).is_file() for name, _ in files):
+            open_or_download(source, self.data_dir, f"{source.filename} into {self.data_dir}")
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         data = datasets.CIFAR10(self.data_dir, train=split == "train")
@@ -56,6 +51,4 @@ class CIFAR10(TensorDataModule):
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        if self.random_crop:
-            inputs = random_crop(inputs, self.random_crop)
-        return random_flip(inputs) if self.random_flip else inputs
+        return crop_and_flip(inputs, self.random_crop, self.random_flip)

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,9 +10,9 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.base.datamodule import Batch, TensorDataModule
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
-from project.base.samples import TensorBatches
+from project.base.samples import Batch, TensorBatches
 
 
 class Features(TensorDataModule):
@@ -29,9 +30,6 @@ class Features(TensorDataModule):
         data_seed: For the generated samples.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self,
         csv_path: str | None = None,
@@ -48,35 +46,45 @@ class Features(TensorDataModule):
         self.num_features = num_features
         self.num_samples = num_samples
         self.data_seed = data_seed
-        self.classes = [f"class_{i}" for i in range(num_classes)] if csv_path is None else []
+        self.mean: Tensor | None = None
+        self.std: Tensor | None = None
+        if csv_path is None:
+            self.classes = [f"class_{i}" for i in range(num_classes)]
+
+    @cached_property
+    def table(self) -> tuple[Tensor, list[str]]:
+        assert self.csv_path is not None
+        return read_csv(Path(self.csv_path), self.label_column)
+
+    @cached_property
+    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
+        return sorted(set(self.table[1]))
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         if self.csv_path is None:
-            inputs, labels = self._make_clusters()
+            inputs, targets = self._make_clusters()
         else:
-            inputs, names = read_csv(Path(self.csv_path), self.label_column)
-            self.classes = self.classes or sorted(set(names))  # those of the training, where this is a checkpoint's
+            inputs, names = self.table
+            if unknown := sorted(set(names) - set(self.classes)):
+                raise UserError(f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}")
             index = {name: i for i, name in enumerate(self.classes)}
-            if unknown := set(names) - set(self.classes):
-                raise UserError(
-                    f"{self.csv_path} has labels that the training had not: {', '.join(sorted(unknown)[:5])}"
-                )
-            labels = torch.tensor([index[name] for name in names])
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
-        num_test = len(labels) // 5
+            targets = torch.tensor([index[name] for name in names])
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(self.split_seed))
+        num_test = len(targets) // 5
         chosen = order[:num_test] if split == "test" else order[num_test:]
-        return inputs[chosen], labels[chosen]
+        return inputs[chosen], targets[chosen]
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
         train = self.splits.get("train")
-        if isinstance(train, TensorBatches) and not hasattr(self, "mean"):
-            inputs = train.inputs
-            deviation, mean = torch.std_mean(inputs.double(), dim=0)
+        if isinstance(train, TensorBatches) and self.mean is None:
+            deviation, mean = torch.std_mean(train.inputs.double(), dim=0)
             constant = deviation <= 1e-6 * mean.abs()  # such a column tells nothing: 0 for every sample
             self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
+        assert self.mean is not None
+        assert self.std is not None
         return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,8 +99,8 @@ class Features(TensorDataModule):
         # centres about 3.5 deviations apart, whatever the number of features
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
         centres *= 2.5 / self.num_features**0.5
-        labels = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
-        return centres[labels] + torch.randn(self.num_samples, self.num_features, generator=generator), labels
+        targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
+        return centres[targets] + torch.randn(self.num_samples, self.num_features, generator=generator), targets
 
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:

@@ -1,40 +1,36 @@
 """Image files in folders, a folder a class: read while training, so they need not fit in memory."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.image_files import find_images, read_image
-from project.base.samples import Batch, Samples
-from project.data.transforms import random_crop, random_flip, to_float
+from project.data.transforms import crop_and_flip, to_float
 
 
-class ImageFiles(Samples):
-    """Labelled image files. A DataLoader's worker reads a whole batch: uint8 (N, *image_shape)."""
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Image files and their class numbers: uint8 (*image_shape) each."""
 
-    def __init__(self, files: list[Path], labels: Tensor, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, files: list[Path], targets: list[int], image_shape: tuple[int, int, int]) -> None:
         self.files = files
-        self.labels = labels
+        self.targets = targets
         self.image_shape = image_shape
 
-    def __getitem__(self, index: int) -> Batch:
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
-            return read_image(self.files[index], self.image_shape), self.labels[index]
+            return read_image(self.files[index], self.image_shape), self.targets[index]
         except UserError as error:
             raise UserError(f"{self.files[index]} cannot be read: {error}; mend or remove it") from error
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        images, labels = zip(*(self[index] for index in indices), strict=True)
-        return torch.stack(images), torch.stack(labels)
-
-    def select(self, index: Tensor) -> "ImageFiles":
-        return ImageFiles([self.files[i] for i in index.tolist()], self.labels[index], self.image_shape)
 
 
 class ImageFolder(TensorDataModule):
@@ -47,6 +43,8 @@ class ImageFolder(TensorDataModule):
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
         random_flip: Mirror half of the training images.
     """
+
+    image_shape: tuple[int, int, int]
 
     def __init__(
         self,
@@ -62,29 +60,32 @@ class ImageFolder(TensorDataModule):
         self.image_shape = image_shape
         self.random_crop = random_crop
         self.random_flip = random_flip
-        self.classes = []
 
-    def samples(self, split: Literal["train", "test"]) -> Samples:
+    @cached_property
+    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
+        return self._folders("train")
+
+    def _folders(self, split: str) -> list[str]:
         folder = self.data_dir / split
         found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         if not found:
             raise UserError(f"data.data_dir {self.data_dir}: there is no {split}/CLASS/ with images in it")
-        self.classes = self.classes or found
-        unknown = set(found) - set(self.classes)
-        if unknown:
-            raise UserError(f"{folder} has classes that the training had not: {', '.join(sorted(unknown)[:5])}")
+        return found
+
+    def load(self, split: Literal["train", "test"]) -> ImageFiles:
+        found = self._folders(split)
+        if unknown := sorted(set(found) - set(self.classes)):
+            raise UserError(f"{self.data_dir / split} has classes that the training had not: {', '.join(unknown[:5])}")
         files: list[Path] = []
-        labels: list[int] = []
+        targets: list[int] = []
         for name in found:
-            in_class, _ = find_images([folder / name])
+            in_class, _ = find_images([self.data_dir / split / name])
             files += in_class
-            labels += [self.classes.index(name)] * len(in_class)
-        return ImageFiles(files, torch.tensor(labels, dtype=torch.long), self.image_shape)
+            targets += [self.classes.index(name)] * len(in_class)
+        return ImageFiles(files, targets, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        if self.random_crop:
-            inputs = random_crop(inputs, self.random_crop)
-        return random_flip(inputs) if self.random_flip else inputs
+        return crop_and_flip(inputs, self.random_crop, self.random_flip)

@@ -9,8 +9,10 @@ from typing import Literal
 from torch import Tensor
 from torchvision import datasets
 
-from project.base.datamodule import Batch, TensorDataModule
+from project.base.datamodule import TensorDataModule
+from project.base.download import open_or_download
 from project.base.errors import UserError
+from project.base.samples import Batch
 from project.data.transforms import to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
@@ -37,13 +39,8 @@ class MNIST(TensorDataModule):
         for name in FILES:
             if (folder / name).is_file():
                 check_idx(folder / name)
-        try:
-            datasets.MNIST(self.data_dir, download=True)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"MNIST is not in {folder} and cannot be downloaded: {str(error).splitlines()[-1]}\n"
-                f"without a network, put {', '.join(f'{name}.gz' for name in FILES)} there"
-            ) from error
+        files = ", ".join(f"{name}.gz" for name in FILES)
+        open_or_download(datasets.MNIST, self.data_dir, f"{files} into {folder}")
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         data = datasets.MNIST(self.data_dir, train=split == "train")

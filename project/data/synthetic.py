@@ -7,7 +7,8 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.base.datamodule import Batch, TensorDataModule
+from project.base.datamodule import TensorDataModule
+from project.base.samples import Batch
 from project.data.transforms import to_float
 
 
@@ -26,6 +27,8 @@ class SyntheticImages(TensorDataModule):
         noise: Standard deviation of the noise, where white is 1 and the stripes' amplitude 0.3 at most.
         data_seed: Another seed makes other images of the same kind.
     """
+
+    image_shape: tuple[int, int, int]
 
     def __init__(
         self,
@@ -47,26 +50,26 @@ class SyntheticImages(TensorDataModule):
     def load(self, split: Literal["train", "test"]) -> Batch:
         num = self.num_samples[split]
         generator = torch.Generator().manual_seed(2 * self.data_seed + (split == "test"))
-        labels = torch.randint(len(self.classes), (num,), generator=generator)
-        return make_stripes(labels, len(self.classes), self.image_shape, self.noise, generator), labels
+        targets = torch.randint(len(self.classes), (num,), generator=generator)
+        return make_stripes(targets, len(self.classes), self.image_shape, self.noise, generator), targets
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs, mean=0.5, std=0.25)
 
 
 def make_stripes(
-    labels: Tensor, num_classes: int, image_shape: tuple[int, int, int], noise: float, generator: torch.Generator
+    targets: Tensor, num_classes: int, image_shape: tuple[int, int, int], noise: float, generator: torch.Generator
 ) -> Tensor:
-    """A uint8 image (N, *image_shape) for each label (N,): the first half of the classes has wide stripes."""
+    """A uint8 image (N, *image_shape) for each target (N,): the first half of the classes has wide stripes."""
     channels, height, width = image_shape
-    num = len(labels)
+    num = len(targets)
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return torch.empty(num, *shape).uniform_(low, high, generator=generator)
 
     directions = (num_classes + 1) // 2
-    angle = (labels % directions) * (math.pi / directions)
-    frequency = 2 * math.pi / torch.where(labels < directions, 10.0, 5.0)  # radians a pixel
+    angle = (targets % directions) * (math.pi / directions)
+    frequency = 2 * math.pi / torch.where(targets < directions, 10.0, 5.0)  # radians a pixel
     x = torch.arange(width).float().expand(num, -1)
     y = torch.arange(height).float().expand(num, -1)
     wave = (x * (frequency * angle.cos())[:, None])[:, None, :] + (y * (frequency * angle.sin())[:, None])[:, :, None]

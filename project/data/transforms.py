@@ -29,3 +29,9 @@ def random_crop(images: Tensor, padding: int) -> Tensor:
     crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W), a view
     top, left = torch.randint(2 * padding + 1, (2, num), device=images.device)
     return crops[torch.arange(num, device=images.device), :, top, left]
+
+
+def crop_and_flip(images: Tensor, padding: int, flip: bool) -> Tensor:
+    """`random_crop`, unless `padding` is 0, then `random_flip`, if asked for."""
+    images = random_crop(images, padding) if padding else images
+    return random_flip(images) if flip else images

@@ -1,0 +1,109 @@
+"""Any image classification set of torchvision.datasets, by its name."""
+
+import contextlib
+import inspect
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+from torchvision import datasets
+
+from project.base.datamodule import TensorDataModule
+from project.base.download import in_memory, open_or_download
+from project.base.errors import UserError, did_you_mean
+from project.base.image_files import ResizedImages
+from project.data.transforms import crop_and_flip, to_float
+
+
+class TorchvisionSet(TensorDataModule):
+    """FashionMNIST, KMNIST, SVHN, CIFAR100, STL10, Food101, FakeData, ..., downloaded where files are missing.
+
+    Sets that torchvision has in memory train from there; of others images are read while training: see num_workers.
+    Where torchvision knows no test set, a seeded fifth is it.
+
+    Args:
+        dataset: The class in torchvision.datasets.
+        random_crop: Shift training images by up to this many pixels; 0 leaves them.
+        random_flip: Mirror half of the training images.
+        mean: Taken off the values, which are in [0, 1] then.
+        std: Divides what is left.
+        image_shape: Channels, height and width; if not given, the set's own, or [3, 64, 64] for what is not in memory.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        random_crop: NonNegativeInt = 0,
+        random_flip: bool = False,
+        mean: float = 0.0,
+        std: PositiveFloat = 1.0,
+        image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None,
+        **kwargs,
+    ) -> None:
+        super().__init__(**kwargs)
+        sets = {name: cls for name, cls in vars(datasets).items() if isinstance(cls, type) and issubclass(cls, Dataset)}
+        if dataset not in sets:
+            hint = did_you_mean(dataset, sets) or "; FashionMNIST, SVHN and CIFAR100 are some"
+            raise UserError(f"data.dataset {dataset!r} is no class of torchvision.datasets{hint}", 2)
+        self.source: Any = sets[dataset]
+        self.accepted = set(inspect.signature(self.source).parameters)
+        self.opened: dict[str, Any] = {}
+        self.random_crop, self.random_flip = random_crop, random_flip
+        self.mean, self.std = mean, std
+        if image_shape is not None:
+            self.image_shape = image_shape
+
+    @cached_property
+    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]  # users and checkpoints assign their own
+        arrays = in_memory(self.open("train"))
+        return tuple(arrays[0].shape[1:]) if arrays else (3, 64, 64)  # type: ignore[return-value]
+
+    @cached_property
+    def classes(self) -> list[str]:  # type: ignore[override]
+        found = self.open("train")
+        with contextlib.suppress(AttributeError):
+            return [str(name) for name in found.classes]
+        arrays = in_memory(found)
+        last = int(arrays[1].max()) if arrays else max(found[i][1] for i in range(len(found)))
+        return [str(i) for i in range(last + 1)]
+
+    def prepare_data(self) -> None:
+        self.open("train")
+        self.open("test")
+
+    def open(self, split: Literal["train", "test"]) -> Any:
+        """torchvision's own object."""
+        if split not in self.opened:
+            known = {"train": split == "train", "split": split}
+            options: dict[str, Any] = {key: value for key, value in known.items() if key in self.accepted}
+            is_mnist = issubclass(self.source, datasets.MNIST)
+            folder = self.data_dir / self.source.__name__ / "raw" if is_mnist else self.data_dir
+            self.opened[split] = open_or_download(self.source, self.data_dir, f"its files into {folder}", **options)
+        return self.opened[split]
+
+    def load(self, split: Literal["train", "test"]) -> Dataset:
+        found = self.open(split)
+        arrays = in_memory(found)
+        fits = arrays and arrays[0][0].shape == tuple(self.image_shape)
+        data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape)
+        if {"train", "split"} & self.accepted:
+            return data
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(self.split_seed)).tolist()
+        num_test = len(data) // 5
+        return Subset(data, order[:num_test] if split == "test" else order[num_test:])
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return to_float(inputs, self.mean, self.std)
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        return crop_and_flip(inputs, self.random_crop, self.random_flip)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"image_shape": [int(size) for size in self.image_shape]}  # no PositiveInt
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.image_shape = tuple(state_dict["image_shape"])
