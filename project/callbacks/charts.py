@@ -91,6 +91,22 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> "Fig
     return figure
 
 
+def true_against_predicted(true: Tensor, predicted: Tensor, title: str) -> "Figure":
+    """Both (N, ...); at most 5,000 points of each are drawn, evenly spread."""
+    figure = new_figure(3.6, 3.6)
+    axes = figure.add_subplot()
+    true, predicted = true.flatten(1) if true.dim() > 1 else true[:, None], predicted.reshape(len(true), -1)
+    every = -(-len(true) // 5000)
+    for i in range(min(true.shape[1], len(COLOURS))):
+        axes.plot(true[::every, i], predicted[::every, i], ".", markersize=2, alpha=0.5, color=COLOURS[i])
+    low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
+    axes.plot([low, high], [low, high], color="black", linewidth=0.8)  # where a perfect prediction is
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    axes.set_title(f"{title}: {len(true):,} samples", fontsize=9)
+    return figure
+
+
 def image_grid(images: Sequence[Tensor], texts: Sequence[str], colours: Sequence[str], title: str) -> "Figure":
     """images: up to 25 of one shape (C, H, W), uint8 or float; a text in a colour above each."""
     columns = 5

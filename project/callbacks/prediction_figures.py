@@ -17,18 +17,20 @@ from project.base.datamodule import TensorDataModule
 from project.base.random_state import random_state, restore_random_state
 from project.base.rank import say
 from project.base.samples import ResumableLoader
+from project.base.system import System
 from project.callbacks import charts
 
 RIGHT, WRONG = "#2a7a2a", "#c03030"
 
 
 class PredictionFigures(Callback):
-    """Draws, for validations and the test of a TensorDataModule of images: `confusion_matrix/val`, a fixed grid of
-    samples with their predictions `predictions/val`, and the mistakes in which the true class was held least likely
-    `mistakes/val`; the same with `/test`. After its first epoch also `inputs/train`, images as the network gets them,
-    and the network's graph.
+    """Draws, for validations and the test of a TensorDataModule of images with classes: `confusion_matrix/val`, a fixed
+    grid of samples with their predictions `predictions/val`, and the mistakes in which the true class was held least
+    likely `mistakes/val`; of one with numbers as targets, true against predicted ones `predictions/val`; the same with
+    `/test`. After the first epoch also `inputs/train`, images as the network gets them, and the network's graph.
 
-    It wants the logits (N, classes) as output of validation_step and test_step; without them it draws nothing.
+    It wants the logits (N, classes), or the predicted numbers in the shape of the targets, as output of validation_step
+    and test_step; without them it draws nothing.
 
     every_n_epochs: how often, beside the last validation and the test; 0 draws nothing at all.
     """
@@ -36,7 +38,8 @@ class PredictionFigures(Callback):
     def __init__(self, every_n_epochs: int) -> None:
         self.every_n_epochs = every_n_epochs
         self.batches: list[tuple[Tensor, ...]] = []
-        """Of the newest evaluation: true class, predicted class, its and the true one's log-probability, each (N,)."""
+        """Of the newest evaluation: true class, predicted class, its and the true one's log-probability, each (N,); or
+        true and predicted numbers, (N, ...)."""
         self.is_drawn = True
         self.inputs_are_drawn = False
 
@@ -77,50 +80,60 @@ class PredictionFigures(Callback):
 
     def _draw_inputs(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After the first epoch: training need not wait for it."""
-        if self.inputs_are_drawn or not self._is_on(trainer) or not trainer.is_global_zero:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if self.inputs_are_drawn or not self._is_on(trainer) or not trainer.is_global_zero or not data.image_shape:
             return
         self.inputs_are_drawn = True
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        images, labels = data.splits["train"].__getitems__(spread(len(data.splits["train"]), charts.CELLS))
+        images, targets = data.splits["train"].__getitems__(spread(len(data.splits["train"]), charts.CELLS))
         images = images.to(pl_module.device)
         gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
         state = random_state(gpus)
         with torch.no_grad():
             inputs = data.normalize(data.augment(images)).cpu()
         restore_random_state(state, gpus)  # training draws what it would have drawn
-        texts = [charts.shorten(data.classes[label], 9) for label in labels.tolist()]
+        texts = [charts.shorten(label(data, target), 9) for target in targets]
         grid = charts.image_grid(
             list(inputs), texts, ["black"] * len(texts), "training images as the network gets them"
         )
         writer = trainer.logger.experiment  # type: ignore[union-attr]
         charts.write(writer, "inputs/train", grid, 0)
-        if isinstance(net := getattr(pl_module, "net", None), nn.Module):
-            write_graph(writer, net, inputs[:2])
+        if isinstance(pl_module, System):
+            write_graph(writer, pl_module.net, inputs[:2])
 
     def _is_on(self, trainer: Trainer) -> bool:
         data = trainer.datamodule  # type: ignore[attr-defined]
-        is_images = isinstance(data, TensorDataModule) and hasattr(data, "image_shape")
-        return self.every_n_epochs > 0 and is_images and isinstance(trainer.logger, TensorBoardLogger)
+        is_ours = isinstance(data, TensorDataModule) and (data.image_shape is not None or not data.num_classes)
+        return self.every_n_epochs > 0 and is_ours and isinstance(trainer.logger, TensorBoardLogger)
 
-    def _collect(self, logits: Any, batch: Any) -> None:
-        labels = batch[1]
-        if isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(labels):
-            log_probabilities = logits.detach().log_softmax(1)
+    def _collect(self, outputs: Any, batch: Any) -> None:
+        if not isinstance(outputs, Tensor) or not isinstance(batch, tuple | list) or not isinstance(batch[1], Tensor):
+            return
+        outputs, targets = outputs.detach().float(), batch[1]
+        if outputs.shape == targets.shape and targets.is_floating_point():
+            self.batches.append((targets, outputs))
+        elif outputs.dim() == 2 and targets.shape == outputs.shape[:1] and not targets.is_floating_point():
+            log_probabilities = outputs.log_softmax(1)
             best, predicted = log_probabilities.max(1)
-            self.batches.append((labels, predicted, best, log_probabilities.gather(1, labels[:, None])[:, 0]))
+            self.batches.append((targets, predicted, best, log_probabilities.gather(1, targets[:, None])[:, 0]))
 
     def _draw(self, trainer: Trainer, name: str, loader: Any) -> None:
         if self.is_drawn:
             return
         self.is_drawn = True
-        index, true, predicted, best, own = self._gather(loader)
+        index, true, predicted, *rest = self._gather(loader)
         if not len(index) or not trainer.is_global_zero:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_classes = max(len(data.classes), int(predicted.max()) + 1)
-        classes = [*data.classes, *map(str, range(len(data.classes), num_classes))]
         writer = trainer.logger.experiment  # type: ignore[union-attr]
         step = max(0, trainer.global_step - 1)  # as Lightning's own curves; the next step is dropped at a resume
+        if not rest:
+            charts.write(writer, f"predictions/{name}", charts.true_against_predicted(true, predicted, name), step)
+            return
+        if not data.image_shape:
+            return
+        best, own = rest
+        num_classes = max(len(data.classes), int(predicted.max()) + 1)
+        classes = [*data.classes, *map(str, range(len(data.classes), num_classes))]
 
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
         num_right = int((predicted == true).sum())
@@ -147,7 +160,7 @@ class PredictionFigures(Callback):
     def _gather(self, loader: Any) -> list[Tensor]:
         """Index in the data set, and what has been collected, of the samples of all processes, in the set's order."""
         own = [torch.cat(column).cpu() for column in zip(*self.batches, strict=True)]
-        own = own or [torch.zeros(0, dtype=torch.long) for _ in range(4)]
+        own = own or [torch.zeros(0, dtype=torch.long) for _ in range(2)]
         self.batches = []
         order = [i for batch in loader.batch_sampler for i in batch] if isinstance(loader, ResumableLoader) else []
         parts: list[Any] = [torch.tensor(order[: len(own[0])], dtype=torch.long), *own]
@@ -157,6 +170,13 @@ class PredictionFigures(Callback):
             parts = [torch.cat(column) for column in zip(*of_all, strict=True)]
         by_index = parts[0].argsort()
         return [part[by_index] for part in parts]
+
+
+def label(data: TensorDataModule, target: Tensor) -> str:
+    """The class's name, or the number."""
+    if data.num_classes and target.dim() == 0 and not target.is_floating_point():
+        return data.classes[int(target)]
+    return f"{target.item():.3g}" if target.numel() == 1 else ""
 
 
 def spread(num: int, count: int) -> list[int]:

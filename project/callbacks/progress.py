@@ -8,11 +8,13 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
+from project.base.datamodule import TensorDataModule
+
 REFRESH_S = 0.2
 
 
 class Pace:
-    """Images a second (samples, for other data), without validations; and the time that is left, with them."""
+    """Images a second (samples, for other data) on all devices, without validations; and the time left, with them."""
 
     paused = 0.0  # the sanity check comes before the beginning
 
@@ -28,13 +30,13 @@ class Pace:
         self.paused += time.monotonic() - self.pause_start
 
     def words(self, trainer: Trainer) -> list[str]:
-        """No speed for data without a batch_size, no time left of a training that has no end, or has come to it."""
+        """No speed for data that is no TensorDataModule, no time left of a training without an end, or at it."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         seconds, done = time.monotonic() - self.start, trainer.global_step - self.first_step
         found = []
-        if done and hasattr(data, "batch_size"):  # of all devices together
+        if done and isinstance(data, TensorDataModule):
             num = done * data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
-            what = "images" if hasattr(data, "image_shape") else "samples"
+            what = "images" if data.image_shape else "samples"
             found.append(f"{num / max(seconds - self.paused, 1e-9):,.0f} {what}/s")
         left = self.num_steps - trainer.global_step
         if done and 0 < left < math.inf:
@@ -60,7 +62,6 @@ class TrainingProgressBar(TQDMProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # type: ignore[override]
         super().on_train_start(trainer, pl_module)
-        self.steps_at_once = getattr(trainer.datamodule, "steps_per_execution", 1)  # type: ignore[attr-defined]
         self.pace.begin(trainer)
         self._describe_epoch(trainer)  # in the middle of one the other hook is not called
 
@@ -70,9 +71,6 @@ class TrainingProgressBar(TQDMProgressBar):
 
     def _describe_epoch(self, trainer: Trainer) -> None:
         self.train_progress_bar.total = convert_inf(self.total_train_batches)
-        if self.steps_at_once > 1:  # the bar counts batches all the same
-            loader: Any = trainer.train_dataloader
-            self.train_progress_bar.total = loader.batch_sampler.num_batches
         of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
@@ -84,8 +82,7 @@ class TrainingProgressBar(TQDMProgressBar):
         now = time.monotonic()
         if now - self.redrawn >= REFRESH_S or trainer.is_last_batch:
             self.redrawn = now
-            num, total = (batch_idx + 1) * self.steps_at_once, self.train_progress_bar.total
-            self.train_progress_bar.n = num if total is None else min(num, total)
+            self.train_progress_bar.n = trainer.fit_loop.batch_idx + 1  # one call may train several batches
             self._redraw(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,13 +1,14 @@
-"""What to try next, from where the time went and how busy the devices were: rules in one table."""
+"""What to try next, from where the time went and how busy the devices were."""
 
 import os
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lightning import Trainer
 
+from project.base.datamodule import TensorDataModule
+from project.base.system import System
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.phase_clock import PHASES
 from project.callbacks.step_timer import StepTimer
@@ -15,7 +16,7 @@ from project.callbacks.step_timer import StepTimer
 
 @dataclass(frozen=True)
 class Facts:
-    """What a training was like. Shares are of the time of its steps, in [0, 1]."""
+    """What a training was like. Shares are of the time of its steps, in [0, 1]; None is unknown."""
 
     data_loading: float
     transfer_transforms: float
@@ -23,186 +24,82 @@ class Facts:
     backward: float
     optimizer: float
     logging: float
-    other: float
-    """Lightning's loop and callbacks, without what lies between epochs."""
+    other: float  # Lightning's loop and callbacks, without what lies between epochs
     step_ms: float
     on_gpu: bool = False
     num_processes: int = 1
-    busy: float | None = None
-    """Share of the time in which the least busy GPU ran anything; None if unknown."""
-    memory: float | None = None
-    """Share of the fullest GPU's memory in use at the peak; None if unknown."""
+    busy: float | None = None  # share of the time in which the least busy GPU ran anything
+    memory: float | None = None  # share of the fullest GPU's memory in use at the peak
     batch_size: int | None = None
-    """None for data without --data.batch_size; so are num_workers and resident."""
     num_workers: int | None = None
-    max_workers: int = 1
-    """CPU cores for each process."""
+    max_workers: int = 1  # CPU cores for each process
     is_resident: bool | None = None
-    steps_per_execution: int = 1
-    can_execute_several: bool = False
-    """Whether --steps_per_execution over 1 would be taken."""
+    can_execute_several: bool = False  # whether --steps_per_execution is 1 and more would be taken
     log_every_n_steps: int = 50
     accumulate: int = 1
     is_full_precision: bool = True
-    bf16_is_fast: bool = False
+    half_is_fast: bool = False
     can_compile: bool = False
 
-    @property
-    def compute(self) -> float:
-        return self.forward + self.backward
 
-    @property
-    def overhead(self) -> float:
-        return self.optimizer + self.other
-
-    @property
-    def waits_for_launches(self) -> bool:
-        """Small steps: Python and kernel launches take longer than the arithmetic."""
-        if self.on_gpu:
-            return self.busy is not None and self.busy < 0.6
-        return self.step_ms < 3 and self.overhead > 0.3
-
-
-class Rule(NamedTuple):
-    name: str
-    applies: Callable[[Facts], bool]
-    finding: Callable[[Facts], str]
-    remedies: list[tuple[Callable[[Facts], bool], Callable[[Facts], str]]]
-    """What to try, best first: the first two that are possible are named."""
-
-
-def workers(facts: Facts) -> int:
-    return min(facts.max_workers, max(2, 2 * (facts.num_workers or 0)))
-
-
-def larger_batch(facts: Facts) -> str:
-    return f"a larger batch: --data.batch_size {4 * (facts.batch_size or 0)}"
-
-
-def has_room(facts: Facts) -> bool:
-    return facts.batch_size is not None and (facts.memory or 0) < 0.6
-
-
-RESIDENT = (
-    lambda f: f.on_gpu and f.is_resident is False and (f.memory or 0) < 0.6,
-    lambda f: "data kept on the GPU: --data.resident true",
-)
-SEVERAL_STEPS = (
-    lambda f: f.can_execute_several and f.steps_per_execution == 1,
-    lambda f: "several steps per call: --steps_per_execution 20",
-)
-COMPILE = (lambda f: f.can_compile, lambda f: "compiling: --model.compile_net inductor")
-RULES = [
-    Rule(
-        "memory nearly full",
-        lambda f: f.memory is not None and f.memory > 0.92,
-        lambda f: f"GPU memory was {f.memory:.0%} full",
-        [
-            (
-                lambda f: f.batch_size is not None and f.batch_size > 1,
-                lambda f: (
-                    f"a smaller batch with accumulation: --data.batch_size {(f.batch_size or 0) // 2} "
-                    f"--trainer.accumulate_grad_batches {2 * f.accumulate}"
-                ),
-            ),
-            (lambda f: f.is_full_precision, lambda f: "half precision: --trainer.precision bf16-mixed"),
-        ],
-    ),
-    Rule(
-        "data-bound",
-        lambda f: f.data_loading > 0.3,
-        lambda f: f"Steps waited for data {f.data_loading:.0%} of their time",
-        [
-            RESIDENT,
-            (
-                lambda f: (
-                    f.num_workers is not None and not f.is_resident and f.max_workers > 1 and workers(f) > f.num_workers
-                ),
-                lambda f: f"more workers: --data.num_workers {workers(f)}",
-            ),
-            (has_room, larger_batch),
-        ],
-    ),
-    Rule(
-        "transfer-bound",
-        lambda f: f.transfer_transforms > 0.3,
-        lambda f: f"Copies to the device and batch transforms took {f.transfer_transforms:.0%} of the time of steps",
-        [
-            RESIDENT,
-            (has_room, larger_batch),
-        ],
-    ),
-    Rule(
-        "logging-bound",
-        lambda f: f.logging > 0.1,
-        lambda f: f"Logging and the progress bar took {f.logging:.0%} of the time of steps",
-        [(lambda f: True, lambda f: f"logging less often: --trainer.log_every_n_steps {10 * f.log_every_n_steps}")],
-    ),
-    Rule(
-        "exchange-bound",
-        lambda f: f.num_processes > 1 and f.backward > 3 * f.forward,
-        lambda f: f"The backward pass with the exchange of gradients took {f.backward:.0%} of the time of steps",
-        [
-            (has_room, larger_batch),
-            (lambda f: True, lambda f: f"fewer exchanges: --trainer.accumulate_grad_batches {4 * f.accumulate}"),
-        ],
-    ),
-    Rule(
-        "launch-bound",
-        lambda f: f.waits_for_launches,
-        lambda f: (
-            f"The GPU was busy {f.busy:.0%} of the time: steps of {f.step_ms:.2f} ms are too small for it"
-            if f.on_gpu
-            else f"Steps of {f.step_ms:.2f} ms are small: {f.overhead:.0%} of their time is not the network's"
-        ),
-        [SEVERAL_STEPS, (has_room, larger_batch), COMPILE],
-    ),
-    Rule(
-        "optimiser-bound",
-        lambda f: f.optimizer > 0.4,
-        lambda f: f"The optimiser took {f.optimizer:.0%} of the time of steps",
-        [(has_room, larger_batch), COMPILE],
-    ),
-    Rule(
-        "compute-bound",
-        lambda f: f.compute > 0.6,
-        lambda f: f"The network itself took {f.compute:.0%} of the time of steps",
-        [
-            (
-                lambda f: f.is_full_precision and (f.on_gpu or f.bf16_is_fast),
-                lambda f: "half precision: --trainer.precision bf16-mixed",
-            ),
-            COMPILE,
-        ],
-    ),
-]
-"""In order of urgency: the first that applies is told, and a second one beside it."""
-
-
-def advice(facts: Facts) -> list[str]:
-    """One sentence, or two, that each name a finding and the flags to try."""
+def advice(f: Facts) -> list[str]:
+    """One sentence, or two, that each name a finding and the flags to try, the most urgent first."""
     sentences = []
-    for rule in RULES:
-        if rule.applies(facts):
-            remedies = [text(facts) for is_possible, text in rule.remedies if is_possible(facts)][:2]
-            if remedies:
-                sentences.append(f"{rule.finding(facts)}; try {', or '.join(remedies)}")
+
+    def tell(finding: str, *remedies: str) -> None:
+        if possible := [remedy for remedy in remedies if remedy][:2]:  # best first, empty where it is not
+            sentences.append(f"{finding}; try {', or '.join(possible)}")
+
+    batch_size, has_room = f.batch_size or 0, (f.memory or 0) < 0.6
+    more_workers = min(f.max_workers, max(2, 2 * (f.num_workers or 0)))
+    takes_workers = f.num_workers is not None and not f.is_resident and more_workers > max(1, f.num_workers)
+    larger = f"a larger batch: --data.batch_size {4 * batch_size}" if batch_size and has_room else ""
+    resident = "data kept on the GPU: --data.resident true" if f.on_gpu and f.is_resident is False and has_room else ""
+    workers = f"more workers: --data.num_workers {more_workers}" if takes_workers else ""
+    several_steps = "several steps per call: --steps_per_execution 20" if f.can_execute_several else ""
+    half = "half precision: --trainer.precision bf16-mixed" if f.is_full_precision and f.half_is_fast else ""
+    compiling = "compiling: --model.compile_net inductor" if f.can_compile else ""
+
+    if f.memory is not None and f.memory > 0.92:
+        flags = f"--data.batch_size {batch_size // 2} --trainer.accumulate_grad_batches {2 * f.accumulate}"
+        smaller = f"a smaller batch with accumulation: {flags}" if batch_size > 1 else ""
+        tell(f"GPU memory was {f.memory:.0%} full", smaller, half)
+    if f.data_loading > 0.3:
+        tell(f"Steps waited for data {f.data_loading:.0%} of their time", resident, workers, larger)
+    if (copies := f.transfer_transforms) > 0.3:
+        tell(f"Copies to the device and batch transforms took {copies:.0%} of the time of steps", resident, larger)
+    if f.logging > 0.1:
+        rarer = f"logging less often: --trainer.log_every_n_steps {10 * f.log_every_n_steps}"
+        tell(f"Logging and the progress bar took {f.logging:.0%} of the time of steps", rarer)
+    if f.num_processes > 1 and f.backward > 3 * f.forward:
+        finding = f"The backward pass with the exchange of gradients took {f.backward:.0%} of the time of steps"
+        tell(finding, larger, f"fewer exchanges: --trainer.accumulate_grad_batches {4 * f.accumulate}")
+    small = several_steps, larger, compiling  # Python and kernel launches take longer than the arithmetic
+    if f.on_gpu and f.busy is not None and f.busy < 0.6:
+        tell(f"The GPU was busy {f.busy:.0%} of the time: steps of {f.step_ms:.2f} ms are too small for it", *small)
+    if not f.on_gpu and f.step_ms < 3 and (overhead := f.optimizer + f.other) > 0.3:
+        tell(f"Steps of {f.step_ms:.2f} ms are small: {overhead:.0%} of their time is not the network's", *small)
+    if f.optimizer > 0.4:
+        tell(f"The optimiser took {f.optimizer:.0%} of the time of steps", larger, compiling)
+    if (compute := f.forward + f.backward) > 0.6:
+        tell(f"The network itself took {compute:.0%} of the time of steps", half, compiling)
     return sentences[:2] or ["No part of a step stands out; the time is well spent"]
 
 
-def facts(trainer: Trainer, timer: StepTimer, monitor: DeviceMonitor | None, can_execute_several: bool) -> Facts | None:
+def facts(
+    trainer: Any, timer: StepTimer, monitor: DeviceMonitor | None, steps_per_execution: int, can_execute_several: bool
+) -> Facts | None:
     """Of a training that has ended; None where the timer has seen no step, or not in this process (ddp_spawn)."""
     seconds = timer.step_seconds()
     if not seconds:
         return None
-    model: Any = trainer.lightning_module
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     total = sum(seconds[phase] for phase in PHASES)
-    on_gpu = trainer.strategy.root_device.type == "cuda"
-    gpus = monitor.gpu_memory_gib if monitor else {}
-    busy = [monitor.mean(f"gpu{gpu}_busy_percent") for gpu in gpus] if monitor else []
-    memory = [monitor.peak(f"gpu{gpu}_memory_gib") / gib for gpu, gib in gpus.items()] if monitor else []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    model, data = trainer.lightning_module, trainer.datamodule
+    own, on_gpu = isinstance(data, TensorDataModule), trainer.strategy.root_device.type == "cuda"
+    gpus = list(monitor.gpu_memory_gib.items()) if monitor else []
+    busy = [monitor.mean(f"gpu{gpu}_busy_percent") for gpu, _ in gpus] if monitor else []
+    memory = [monitor.peak(f"gpu{gpu}_memory_gib") / gib for gpu, gib in gpus] if monitor else []
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return Facts(
         **{phase: seconds[phase] / total for phase in PHASES},
         step_ms=1e3 * total / seconds["num_steps"],
@@ -210,17 +107,15 @@ def facts(trainer: Trainer, timer: StepTimer, monitor: DeviceMonitor | None, can
         on_gpu=on_gpu,
         busy=min((percent / 100 for percent in busy if percent is not None), default=None),
         memory=max(memory, default=None),
-        batch_size=getattr(data, "batch_size", None),
-        num_workers=getattr(data, "num_workers", None),
+        batch_size=data.batch_size if own else None,
+        num_workers=data.num_workers if own else None,
         max_workers=max(1, cores // trainer.num_devices),
-        is_resident=bool(data.on_gpu) if hasattr(data, "on_gpu") else None,
-        steps_per_execution=getattr(data, "steps_per_execution", 1),
-        can_execute_several=can_execute_several,
-        log_every_n_steps=trainer.log_every_n_steps,  # type: ignore[attr-defined]
+        is_resident=bool(data.on_gpu) if own else None,
+        can_execute_several=can_execute_several and steps_per_execution == 1,
+        log_every_n_steps=trainer.log_every_n_steps,
         accumulate=trainer.accumulate_grad_batches,
         is_full_precision=str(trainer.precision).startswith("32"),
-        # torch has no public word for it
-        bf16_is_fast=torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
-        # on a CPU it would need a compiler
-        can_compile=on_gpu and getattr(model, "compile_net", "") is None,
+        # torch.cpu.get_capabilities, public, is too new
+        half_is_fast=on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
+        can_compile=on_gpu and isinstance(model, System) and model.compile_net is None,  # a CPU would need a compiler
     )

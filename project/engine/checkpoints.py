@@ -14,6 +14,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from project.base.errors import UserError
+from project.base.rank import say
+from project.engine.older import as_today
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -43,6 +45,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise UserError(
                 f"{path} cannot be written: {error.strerror}; what was saved before is whole\nmake room, then {hint}"
             ) from error
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
 
 
 def plain(value: Any) -> Any:
@@ -92,12 +97,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     sound = isinstance(weights, dict) and isinstance(config, dict) and {"model", "data", "trainer"} <= config.keys()
     if not sound:
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
+    as_today(checkpoint)
     return checkpoint
 
 
 class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor.
 
+    or_last: of the newest also where nothing logs `monitor`.
     every_n_epochs: only after epochs that are a multiple, counted from 1; None writes after every validation, also
         in the middle of an epoch.
     """
@@ -107,6 +114,8 @@ class RunCheckpoint(ModelCheckpoint):
         folder: Path,
         filename: str,
         monitor: str | None = None,
+        mode: str = "min",
+        or_last: bool = False,
         keep_all: bool = False,
         every_n_epochs: int | None = 1,
     ) -> None:
@@ -114,7 +123,7 @@ class RunCheckpoint(ModelCheckpoint):
             dirpath=folder,
             filename=filename,
             monitor=monitor,
-            mode="min" if monitor and "loss" in monitor else "max",
+            mode=mode,
             save_top_k=-1 if keep_all else 1,
             every_n_epochs=every_n_epochs,
             # at the very end, so that a resumed run starts with the next epoch
@@ -123,6 +132,7 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,  # the file is replaced, not numbered
         )
         self.own_folder = str(self.dirpath)
+        self.or_last = or_last
         self.step_at_epoch_end = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -134,6 +144,9 @@ class RunCheckpoint(ModelCheckpoint):
         return f"{type(self).__qualname__}/{self.filename}"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.or_last and self.monitor and self.monitor not in trainer.callback_metrics:
+            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch, unless --monitor names a metric")
+            self.monitor = None
         # without a validation yet, as with max_steps in the first epoch, there is nothing to compare
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)

@@ -1,31 +1,33 @@
-"""From flags and configs to model, data and Trainer; and back from a checkpoint."""
+"""From flags and configs to model, data and Trainer."""
 
+import copy
 import os
 import secrets
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
+from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
-from project.engine.checkpoints import read_checkpoint
-from project.engine.checks import check_weights
 from project.engine.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
-from project.engine.devices import check_devices, num_gpus, settle_devices
+from project.engine.devices import check_devices, num_gpus, parse_devices, settle_devices
+from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain
-from project.engine.steps import StepsTrainer
+from project.engine.steps import SeveralSteps, say_single_steps
 
 
 class TrainingCLI(LightningCLI):
@@ -56,12 +58,16 @@ class TrainingCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="True draws one.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"trainer.use_distributed_sampler": False})  # our own sampler shares the batches out
         parser.add_argument("--name", type=str, default="run", help="The run's folder is ROOT/NAME/version_N.")
         parser.add_argument(
             "--ckpt_path", type=str | None, help="Resume from `last` or `best` of the newest run NAME, or from a file."
         )
-        parser.add_argument("--monitor", type=str, default="val/acc", help="The metric that best.ckpt goes by.")
+        parser.add_argument(
+            "--monitor", type=str | None, help="What best.ckpt goes by; the model's first metric unless given."
+        )
+        parser.add_argument(
+            "--monitor_mode", type=Literal["min", "max"] | None, help="Which is better; the metric's own unless given."
+        )
         parser.add_argument(
             "--patience", type=PositiveInt | None, help="Stop after so many validations without a better --monitor."
         )
@@ -71,7 +77,7 @@ class TrainingCLI(LightningCLI):
             default=1,
             help="Steps in one call of Lightning's loop; 20 is faster for small nets.",
         )
-        parser.add_argument("--cuda_graph", type=bool, default=False, help="As CUDA graphs.")
+        parser.add_argument("--try_network", type=bool, default=True, help="On two samples, before the run starts.")
         parser.add_argument("--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given.")
         parser.add_argument("--device_monitor", type=bool, default=True, help="Curves of the devices.")
         parser.add_argument("--step_timer", type=bool, default=True, help="Shares of a step's time.")
@@ -84,8 +90,10 @@ class TrainingCLI(LightningCLI):
         parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep all checkpoints.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        namespace = parser.parse_object(self.saved) if self.saved else None
-        self.config = parser.parse_args(args, namespace=namespace)
+        # not validated before the data has filled in what it knows
+        start = {"namespace": parser.parse_object(self.saved, _skip_validation=True)} if self.saved else {}
+        self.config = parser.parse_args(args, **copy.deepcopy(start), _skip_validation=True)
+        self.given = parser.parse_args(args, **start, defaults=False, _skip_validation=True)
         if self.config.seed_everything is True:  # Lightning would always take 0
             drawn = str(secrets.randbelow(2**32))
             # the first process hands its seed to those that it starts
@@ -95,44 +103,66 @@ class TrainingCLI(LightningCLI):
         make_paths_absolute(self.config)
         make_plain(self.config)
         settle_devices(self.config.trainer)
-        # complete and plain: enough to repeat the run
+        self.prepare_instantiation()
+        data = Namespace(data=self.config.data)
+        self.validate(data, skip_required=True)  # the model is missing
+        self.datamodule: LightningDataModule = self.instantiate(data).data
+        if isinstance(self.datamodule, TensorDataModule):  # whose loaders share the samples out themselves
+            self.config.trainer.use_distributed_sampler = False
+        fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
+        self.validate(self.config)
+
+    def validate(self, config: Namespace, skip_required: bool = False) -> None:
+        try:
+            self.parser.validate(config, skip_required=skip_required)
+        except (TypeError, ValueError, KeyError) as error:
+            self.parser.error(str(error), error)
+
+    def plain_config(self) -> tuple[dict[str, Any], str]:
+        """The config as plain values and as YAML: complete, enough to repeat the run."""
         to_repeat = self.config.clone()
         to_repeat.ckpt_path = None
-        self.plain_yaml = self.parser.dump(to_repeat, skip_unset=False)
-        self.plain_config: dict[str, Any] = yaml.safe_load(self.plain_yaml)
+        text = self.parser.dump(to_repeat, skip_unset=False)
+        return yaml.safe_load(text), text
 
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""
         trainer = self.config.trainer
         check_devices(trainer.accelerator, trainer.devices, trainer.strategy, trainer.num_nodes)
 
-    def instantiate_classes(self) -> None:
-        failures: list[Exception] = []
+    def prepare_instantiation(self) -> None:
+        """Keep what a constructor raises: jsonargparse turns it into a ValueError of its own."""
+        self.failures: list[Exception] = []
 
         def build(built_class: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any) -> Any:
             try:
                 return built_class(*args, **kwargs)
             except Exception as error:
-                failures.append(error)
+                self.failures.append(error)
                 raise
 
         with warnings.catch_warnings():
             # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
             warnings.simplefilter("ignore", DeprecationWarning)
             self.parser.add_instantiator(build, object, subclasses=True)
+
+    def instantiate(self, config: Namespace) -> Namespace:
         try:
-            self.config_init = self.parser.instantiate(self.config)
+            return self.parser.instantiate(config)
         except ValueError as error:
-            # jsonargparse turns whatever a constructor raises into a ValueError of its own
-            if not failures:
+            if not self.failures:
                 raise UserError(explain(str(error), self.parser), 2) from error
-            failure = failures[0]
+            failure = self.failures[0]
             # a constructor's word for an argument that it cannot take, or for a package that it wants
             if (isinstance(failure, ValueError) and is_raised_on_purpose(failure)) or isinstance(failure, ImportError):
                 raise UserError(f"the config does not fit: {str(failure).strip().splitlines()[0]}", 2) from failure
             raise failure from None
+
+    def instantiate_classes(self) -> None:
+        config = self.config.clone()
+        del config["data"]  # is there already
+        self.config_init = self.instantiate(config)
         self.model: LightningModule = self.config_init.model
-        self.datamodule: LightningDataModule = self.config_init.data
 
     def make_trainer(self, **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top; callbacks and plugins add to theirs."""
@@ -141,6 +171,8 @@ class TrainingCLI(LightningCLI):
         for key in ("callbacks", "plugins"):
             own = self.config_init.trainer[key] or []
             config[key] = [*(own if isinstance(own, list) else [own]), *arguments.get(key, [])]
+        if isinstance(self.model, System):  # before all others
+            config["callbacks"].insert(0, self.model.curves)
         own_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = own_bar or sys.stdout.isatty()
@@ -152,35 +184,26 @@ class TrainingCLI(LightningCLI):
         if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
+        self.make_steps(config)
         try:
-            several = getattr(self.datamodule, "steps_per_execution", 1) > 1
-            return (StepsTrainer if several else Trainer)(**config)
+            return Trainer(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
+
+    def make_steps(self, trainer: dict[str, Any]) -> None:
+        """Several steps in one turn of the loop, where the Trainer's flags allow them."""
+        asked = self.config.steps_per_execution
+        if asked == 1:
+            return
+        devices = parse_devices(trainer["devices"])
+        is_one = devices == 1 or (isinstance(devices, list) and len(devices) == 1)
+        if trainer["strategy"] in ("auto", "single_device") and is_one:
+            trainer["strategy"] = SeveralSteps(asked)
+        else:
+            say_single_steps(asked, f"trainer.strategy {trainer['strategy']} on trainer.devices {trainer['devices']}")
 
 
 def is_raised_on_purpose(error: Exception) -> bool:
     """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return (where.line or "").startswith("raise ")
-
-
-def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
-    """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's weights.
-
-    flags: --data.* and --trainer.* flags that differ from those of the run.
-    Raises UserError where the file is not a sound checkpoint or does not fit the code of today.
-    """
-    checkpoint = read_checkpoint(path)
-    config = checkpoint["config"]
-    # the devices of the run may not be here; what changes the result stays
-    kept = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
-    if config["trainer"]["accelerator"] == "cpu":
-        kept["accelerator"] = "cpu"
-    cli = TrainingCLI(flags, saved=config | {"trainer": kept})
-    check_weights(checkpoint, cli.model, path)
-    cli.model.load_state_dict(checkpoint["state_dict"])
-    data_state = checkpoint.get(type(cli.datamodule).__qualname__)
-    if data_state is not None:
-        cli.datamodule.load_state_dict(data_state)
-    return cli

@@ -9,6 +9,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import ParallelStrategy
 
 from project.base.errors import UserError
 
@@ -30,11 +31,8 @@ def num_processes_started() -> tuple[int, int]:
 
 
 def settle_devices(trainer: Any) -> None:
-    """Fill in what the Trainer's flags leave open: the processes that torchrun or SLURM has started; or one device
-    without a strategy, and with one all there are, as in Lightning.
-
-    trainer: the flags, with `devices`, `num_nodes` and `strategy`, which are changed.
-    """
+    """Fill in what the Trainer's flags leave open (`devices`, `num_nodes`, `strategy` of `trainer`): the processes that
+    torchrun or SLURM has started; or one device without a strategy, and with one all there are, as in Lightning."""
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
         trainer.devices = on_each if trainer.devices == "auto" else trainer.devices
@@ -44,54 +42,8 @@ def settle_devices(trainer: Any) -> None:
         trainer.devices = 1
 
 
-def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int = 1) -> None:
-    """Raise UserError where the Trainer's flags ask for what is not there.
-
-    devices: a number, "auto" or -1 for all, or a list of GPU indices ("0,1" as text); [1] is the second GPU.
-    Anything beyond CPUs and GPUs is left to Lightning.
-    """
-    found = num_gpus()
-    _check_dp(strategy, found if accelerator != "cpu" else 0)
-    _check_started(_parse_devices(devices), num_nodes)
-    if accelerator in ("gpu", "cuda", "mps") and not found:
-        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found; use --trainer.accelerator cpu or auto")
-    if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps") or devices in ("auto", -1, "-1"):
-        return
-    asked = _parse_devices(devices)
-    if accelerator == "cpu" or not found:
-        _check_cpu(devices, asked, strategy, found)
-        return
-    wrong = f"trainer.devices {devices}: {found} GPU{'s were' if found > 1 else ' was'} found"
-    if isinstance(asked, int) and not 1 <= asked <= found:
-        raise UserError(f"{wrong}; give a number from 1 to {found}")
-    if isinstance(asked, list) and (not asked or len(set(asked)) < len(asked) or not set(asked) <= set(range(found))):
-        raise UserError(f"{wrong}; give indices from 0 to {found - 1}, each once")
-
-
-def _check_dp(strategy: Any, found: int) -> None:
-    if strategy != "dp":
-        return
-    if not found:
-        raise UserError(
-            "trainer.strategy dp splits each batch over GPUs: none is used; on CPUs use ddp, or no strategy"
-        )
-    if num_processes_started() != (0, 0):
-        raise UserError("trainer.strategy dp is one process: start it without torchrun or SLURM tasks, or use ddp")
-
-
-def _check_started(asked: Any, num_nodes: int) -> None:
-    """Whether torchrun or SLURM has started as many processes as are asked for."""
-    started = num_processes_started()
-    asked_on_each = len(asked) if isinstance(asked, list) else asked
-    counted = isinstance(asked_on_each, int) and asked_on_each > 0
-    if started != (0, 0) and counted and (asked_on_each, num_nodes) != started:
-        raise UserError(
-            f"trainer.devices {asked} and trainer.num_nodes {num_nodes}: torchrun or SLURM has started {started[0]} "
-            f"processes on each of {started[1]} machines; leave the two flags out"
-        )
-
-
-def _parse_devices(devices: Any) -> int | list[int]:
+def parse_devices(devices: Any) -> Any:
+    """As a number, "auto" or a list of GPU indices, also where it is text such as "0,1"."""
     try:
         if isinstance(devices, str) and devices != "auto":
             return [int(part) for part in devices.split(",") if part.strip()] if "," in devices else int(devices)
@@ -100,20 +52,39 @@ def _parse_devices(devices: Any) -> int | list[int]:
     return devices
 
 
-def _check_cpu(devices: Any, asked: int | list[int], strategy: Any, found: int) -> None:
-    cores = os.cpu_count() or 1
-    if isinstance(asked, list):
-        reason = "and the accelerator is cpu" if found else "and no GPU was found"
-        raise UserError(f"trainer.devices {devices} names GPUs by index, {reason}; use --trainer.devices 1")
-    if asked < 1:
-        raise UserError(f"trainer.devices {devices}: one device is the least")
-    if asked > 1 and strategy == "auto":
-        what = "would train on the CPU" if found else "no GPU was found"
-        raise UserError(
-            f"trainer.devices {devices}: {what}; several CPU processes need --trainer.strategy ddp, one needs none"
-        )
-    if asked > 2 * cores:
-        raise UserError(f"trainer.devices {devices}: {asked} processes are too many for {cores} CPU cores")
+def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int = 1) -> None:
+    """Raise UserError where the Trainer's flags ask for what is not there; other than CPUs and GPUs is Lightning's."""
+    flag = f"trainer.devices {devices}"
+    devices = parse_devices(devices)
+    found, started = num_gpus(), num_processes_started()
+    gpus = f"{found} GPU{'s were' if found > 1 else ' was'} found"
+    number = len(devices) if isinstance(devices, list) else devices
+    if strategy == "dp" and (accelerator == "cpu" or not found):
+        raise UserError("trainer.strategy dp splits each batch over the GPUs; without one use ddp, or no strategy")
+    if strategy == "dp" and started != (0, 0):
+        raise UserError("trainer.strategy dp is one process: start it without torchrun or SLURM tasks, or use ddp")
+    if started != (0, 0) and isinstance(number, int) and number > 0 and (number, num_nodes) != started:
+        has_started = f"torchrun or SLURM has started {started[0]} processes on each of {started[1]} machines"
+        raise UserError(f"{flag} and trainer.num_nodes {num_nodes}: {has_started}; leave the two flags out")
+    if accelerator in ("gpu", "cuda", "mps") and not found:
+        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found; use --trainer.accelerator cpu or auto")
+    if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps") or devices in ("auto", -1):
+        return
+    if accelerator == "cpu" or not found:
+        reason = "the accelerator is cpu" if found else "no GPU was found"
+        if isinstance(devices, list):
+            raise UserError(f"{flag} names GPUs by index, and {reason}; use --trainer.devices 1")
+        if number < 1:
+            raise UserError(f"{flag}: one device is the least")
+        if number > 1 and strategy == "auto":
+            raise UserError(f"{flag}: {reason}; several CPU processes need --trainer.strategy ddp, one needs none")
+        if number > 2 * (os.cpu_count() or 1):
+            raise UserError(f"{flag}: {number} processes are too many for {os.cpu_count()} CPU cores")
+    elif isinstance(devices, list):
+        if not devices or len(set(devices)) < number or not set(devices) <= set(range(found)):
+            raise UserError(f"{flag}: {gpus}; give indices from 0 to {found - 1}, each once")
+    elif not 1 <= number <= found:
+        raise UserError(f"{flag}: {gpus}; give a number from 1 to {found}")
 
 
 @contextlib.contextmanager
@@ -130,16 +101,17 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 def describe_devices(trainer: Trainer) -> str:
     """One line: the devices in use, and what else was found."""
     found = num_gpus()
+    gpus = f"{found or 'no'} GPU{'s' * (found > 1)}"
     if isinstance(trainer.accelerator, CPUAccelerator):
         # Lightning shares the cores out when it starts the processes
         threads = max(1, torch.get_num_threads() // trainer.num_devices)
         each = f"{threads} thread{'s' * (threads > 1)}"
         processes = f"{trainer.world_size} processes, {each} each" if trainer.world_size > 1 else each
-        unused = f"{found} GPU{'s' * (found > 1)} found, not used" if found else "no GPU found"
-        return f"Device: CPU ({processes}), {unused}"
+        return f"Device: CPU ({processes}), {gpus} found{', not used' * (found > 0)}"
     if isinstance(trainer.accelerator, CUDAAccelerator):
-        used = getattr(trainer.strategy, "parallel_devices", [trainer.strategy.root_device])
+        strategy = trainer.strategy
+        used = (strategy.parallel_devices if isinstance(strategy, ParallelStrategy) else None) or [strategy.root_device]
         names = ", ".join(f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used)
         machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
-        return f"Device: {names} ({len(used)} of {found} GPU{'s' * (found > 1)} used{machines})"
+        return f"Device: {names} ({len(used)} of {gpus} used{machines})"
     return f"Device: {trainer.num_devices} x {type(trainer.accelerator).__name__.removesuffix('Accelerator')}"

@@ -9,7 +9,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from project.base.errors import UserError, write_whole
+from project.base.errors import UserError
+from project.engine.script import write_whole
 
 LOGS = Path(__file__).parents[2] / "logs"
 

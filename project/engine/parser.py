@@ -11,15 +11,15 @@ from lightning.pytorch.cli import LightningArgumentParser
 from project.base.errors import UserError
 from project.engine.checks import check_config_file
 from project.engine.messages import explain, shorten_help
+from project.engine.script import ScriptParser
 
 # as far as NumPy's seeds go
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
+DEFAULT_SYSTEM = "project.classifier.Classifier"
 # Trainer flags where 1 means one batch and 1.0 all of them
-NUM_OR_SHARE = {
-    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), int | float | None),
-    "limit_predict_batches": int | float | None,
-    "val_check_interval": int | float | str | None,
+NUM_OR_SHARE = {f"limit_{stage}_batches": int | float | None for stage in ("train", "val", "test", "predict")} | {
+    "val_check_interval": int | float | str | None
 }
 
 
@@ -39,9 +39,8 @@ class Parser(LightningArgumentParser):
         """
         if lightning_class is not Trainer:
             return super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
-        added = self.add_class_arguments(
-            Trainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True, skip=set(NUM_OR_SHARE)
-        )
+        options: Any = {"fail_untyped": False, "instantiate": False, "sub_configs": True, "skip": set(NUM_OR_SHARE)}
+        added = self.add_class_arguments(Trainer, nested_key, **options)
         for name, number in NUM_OR_SHARE.items():
             self.add_argument(f"--{nested_key}.{name}", type=number, default=None)
         return [*added, *(f"{nested_key}.{name}" for name in NUM_OR_SHARE)]
@@ -54,31 +53,23 @@ class Parser(LightningArgumentParser):
 def arguments(args: Sequence[str]) -> list[str]:
     """The command line in the order in which it counts: the system's class, the --config files, all other flags.
 
-    The class comes first, so that arguments are never taken for those of another class; it is the Classifier unless
-    a flag or a file names another one.
+    The class comes first, so that arguments are never taken for those of another class; and again after the files,
+    which may name a class too.
     """
-    args = list(args)
-    model = ["--model", "project.classifier.Classifier"]
-    configs: list[str] = []
-    others: list[str] = []
-    while args:
-        arg, has_value, value = args.pop(0).partition("=")
-        if arg in ("--config", "-c", "--model", "--model.class_path") and (has_value or args):
-            value = value if has_value else args.pop(0)
-            if arg.startswith("--model"):
-                model = ["--model", value]
-                others += model  # again, for where a file names a class too
-            else:
-                configs += ["--config", value]
-                check_config_file(Path(value))
-        else:
-            others.append(arg + has_value + value)
-    return model + configs + others
+    order = ScriptParser(add_help=False)
+    order.add_argument("-c", "--config", action="append", default=[])
+    order.add_argument("--model", "--model.class_path")
+    found, others = order.parse_known_args(args)
+    for path in found.config:
+        check_config_file(Path(path))
+    configs = [f"--config={path}" for path in found.config]
+    own = [f"--model={found.model}"] if found.model is not None else []
+    return [*(own or [f"--model={DEFAULT_SYSTEM}"]), *configs, *own, *others]
 
 
 def make_paths_absolute(config: Any) -> None:
     """Paths in flags are relative to the working folder; the saved config must mean the same from anywhere."""
-    data = config.data.get("init_args") or {}
+    data = (config.data or {}).get("init_args") or {}  # None where it is missing, which is said later
     for key, value in dict(data).items():
         if key.endswith(("_dir", "_path")) and isinstance(value, str):
             data[key] = str(Path(value).absolute())
@@ -87,8 +78,7 @@ def make_paths_absolute(config: Any) -> None:
 
 
 def make_plain(config: Any) -> None:
-    """Numbers of jsonargparse's restricted types, such as PositiveInt, become plain ones: a class that asks for a plain
-    number could not be dumped with the others."""
+    """PositiveInt and the like become plain numbers: a class that asks for those could not be dumped with them."""
     for key, value in list(config.items()):
         for plain in (int, float):
             if isinstance(value, plain) and type(value) not in (plain, bool):

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing import ProcessRaisedException
 
 from project import STARTED_BY
+from project.base.callback import MayMissSteps
 from project.base.errors import UserError
 from project.base.rank import rank
 
@@ -35,7 +36,7 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-class StopOnSigterm(Callback):
+class StopOnSigterm(MayMissSteps):
     """At a SIGTERM, stop between two optimiser steps, where the state can be saved; several processes before the same
     batch, whichever of them got the signal.
 

@@ -14,9 +14,12 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
+from project.base.curves import collection
 from project.base.errors import UserError
+from project.base.system import System
 from project.engine.devices import describe_devices
 from project.engine.folder import Run
+from project.engine.older import PACKAGE
 
 
 class RunRecorder(Callback):
@@ -69,8 +72,10 @@ class RunRecorder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
             trainer.logger.log_hyperparams(hyper_parameters(self.config))  # hparams.yaml
+            names = list(collection(pl_module.metrics)) if isinstance(pl_module, System) else []
+            shown = [*(f"{stage}/{name}" for stage in ("val", "test") for name in names), "test/loss"]
             # the tab reads the metrics' values from the curves of the same names
-            for summary in hparams(hyper_parameters(self.config), {"val/acc": 0, "test/acc": 0, "test/loss": 0}):
+            for summary in hparams(hyper_parameters(self.config), dict.fromkeys(shown, 0)):
                 trainer.logger.experiment.file_writer.add_summary(summary)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,6 +85,7 @@ class RunRecorder(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
+        checkpoint["package"] = PACKAGE
 
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError, short_errors
+from project.base.errors import UserError
 from project.base.random_state import RandomState
 from project.base.rank import rank, say
+from project.base.system import System
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.prediction_figures import PredictionFigures
 from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
 from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
-from project.engine.checks import check_network, check_resume, check_selection
+from project.engine.checks import try_network
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue
@@ -29,7 +31,10 @@ from project.engine.parser import arguments
 from project.engine.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.recorder import RunRecorder
-from project.engine.steps import choose_steps, obstacle
+from project.engine.resume import StretchSchedule, check_resume, schedule_at
+from project.engine.script import short_errors
+from project.engine.selection import Selection, choose_selection
+from project.engine.steps import SeveralSteps, obstacle
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
 
@@ -74,18 +79,18 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     config = cli.config
     root = root_folder(config)
     cli.check_devices()
-    choose_steps(config, cli.model, cli.datamodule)
     checkpoint, checkpoint_path = None, None
     if config.ckpt_path is not None:
         checkpoint_path = find_checkpoint(config.ckpt_path, root, config.name)
         checkpoint = read_checkpoint(checkpoint_path)
-        check_resume(checkpoint, cli.model, cli.datamodule, config.trainer.max_epochs, checkpoint_path)
+        check_resume(checkpoint, cli.model, config.trainer.max_epochs, checkpoint_path)
     if rank() == 0:
-        prepare(cli.model, cli.datamodule)
-    selecting = check_selection(config, cli.model, cli.datamodule)
+        prepare(cli)
+    selection = choose_selection(config, cli.model, cli.datamodule)
 
     if config.trainer.fast_dev_run:
-        trainer = cli.make_trainer(callbacks=[StopOnSigterm(), RunRecorder(cli.plain_config, cli.plain_yaml)])
+        callbacks = [StopOnSigterm(), StretchSchedule(), RunRecorder(*cli.plain_config())]
+        trainer = cli.make_trainer(callbacks=callbacks, plugins=[AtomicCheckpointIO()])
         with short_process_errors():
             return fit_and_test(trainer, cli, checkpoint_path, None)
     run = None
@@ -94,7 +99,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     try:
         trainer = cli.make_trainer(
             logger=make_logger(cli.config_init.trainer.logger, root, run, checkpoint),
-            callbacks=make_callbacks(cli, root, run, selecting),
+            callbacks=make_callbacks(cli, root, run, selection),
             plugins=[AtomicCheckpointIO()],
         )
         with short_process_errors():
@@ -108,17 +113,22 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
             run.close()
 
 
-def prepare(model: LightningModule, data: LightningDataModule) -> None:
+def prepare(cli: TrainingCLI) -> None:
     """Load the data and try the network on it, before a run folder exists."""
+    config, data = cli.config, cli.datamodule
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()
         data.setup("fit")
         train, val = data.splits["train"], data.splits.get("val", ())
+        classes = f" of {data.num_classes} classes" if data.num_classes else ""
         say(
-            f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples "
-            f"of {len(data.classes)} classes, batch size {data.batch_size}"
+            f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples{classes}, "
+            f"batch size {data.batch_size}"
         )
-        check_network(model, data)
+        if config.try_network:
+            try_network(cli.model, data, config.trainer)
+    if isinstance(cli.model, System) and isinstance(cli.model.optimizer, str):
+        schedule_at(3, cli.model, num_steps=100)  # a wrong argument is found before anything is written
 
 
 def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
@@ -135,25 +145,25 @@ def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, An
     )
 
 
-def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selecting: bool) -> list[Callback]:
+def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
     config = cli.config
-    monitor = config.monitor if selecting else None
+    monitor, mode, or_last = selection or (None, "min", False)
     folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
     callbacks: list[Callback] = [
+        StretchSchedule(),
         RandomState(),
         StopOnSigterm(),
         *make_watchers(cli),
-        RunRecorder(cli.plain_config, cli.plain_yaml, run, monitor),
+        RunRecorder(*cli.plain_config(), run, None if or_last else monitor),
     ]
     if config.patience is not None:
-        mode = "min" if "loss" in config.monitor else "max"
-        callbacks.append(Patience(config.monitor, patience=int(config.patience), mode=mode))
+        callbacks.append(Patience(monitor or "", patience=int(config.patience), mode=mode))
     if config.trainer.enable_checkpointing is not False:
         # the best one first: the last one then knows of it
         in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
         every = None if in_epoch else config.trainer.check_val_every_n_epoch
-        every = every if selecting else 1  # the last epoch
-        callbacks.append(RunCheckpoint(folder, "best", monitor, every_n_epochs=every))
+        every = every if selection else 1  # the last epoch
+        callbacks.append(RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=every))
         if config.keep_every_epoch:
             callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
         callbacks.append(RunCheckpoint(folder, "last"))
@@ -224,7 +234,9 @@ def advise(trainer: Any, cli: TrainingCLI) -> list[str]:
     monitor = next((callback for callback in trainer.callbacks if isinstance(callback, DeviceMonitor)), None)
     if timer is None:
         return []
-    found = facts(trainer, timer, monitor, obstacle(cli.config, cli.model, cli.datamodule) is None)
+    several = trainer.strategy.num_steps if isinstance(trainer.strategy, SeveralSteps) else 1
+    can_be_several = type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None
+    found = facts(trainer, timer, monitor, several, can_be_several)
     return advice(found) if found else []
 
 

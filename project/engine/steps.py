@@ -1,155 +1,189 @@
-"""Several optimiser steps in one call of Lightning's loop, as Keras's steps_per_execution.
+"""Several optimiser steps in one turn of Lightning's loop, as Keras's steps_per_execution.
 
-A step of a small network takes less time than Lightning's loop around it. With `--steps_per_execution 20` the loop
-turns once for 20 batches, which are trained one after the other as ever: the same weights, curves and step counts.
-Callbacks then see 20 batches as one. What needs Lightning's loop around each batch (accumulation, clipping, several
-devices) goes on one step at a time.
+A step of a small network takes less time than the loop around it. This strategy makes the steps of a few batches
+itself, by the model's own `training_step`, and leaves the last one to Lightning, whose counters it moves on as if each
+had been made there: weights, curves and checkpoints are the same.
 """
 
-import math
-import warnings
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
+from project.base.callback import MayMissSteps
 from project.base.rank import say
-from project.engine.cuda_graph import GraphedStep
+from project.callbacks.phase_clock import PhaseClock
+
+BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+MODEL_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step")
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-class StepsTrainer(Trainer):
-    """Counts batches where Lightning would count the calls that train several of them."""
+class SeveralSteps(SingleDeviceStrategy):
+    """One device, `num_steps` optimiser steps in one turn of the loop; single ones, with a line that says why, where
+    something must see each step."""
+
+    strategy_name = "several_steps"
+
+    def __init__(self, num_steps: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.asked = num_steps
+        self.num_steps = 1
+        self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
 
     @property
-    def estimated_stepping_batches(self) -> int | float:
-        if self.train_dataloader is None:
-            self.fit_loop.setup_data()
-        loader: Any = self.train_dataloader
-        if self.max_epochs == -1:
-            return self.max_steps if self.max_steps != -1 else math.inf
-        num_steps = loader.batch_sampler.num_batches * max(self.max_epochs or 0, 1)
-        return min(num_steps, self.max_steps) if self.max_steps != -1 else num_steps
+    def root_device(self) -> torch.device:
+        return self.parallel_devices[0] if self.parallel_devices else self._root_device
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == "fit":
+            reason = obstacle(trainer)
+            say_single_steps(self.asked, reason)
+            self.num_steps = 1 if reason else self.asked
+            self.transfer = transfer(trainer, self.root_device)
+
+    def training_step(self, batch: Any, *args: Any) -> Any:
+        """args: the index of the batch, if the model's `training_step` takes it."""
+        assert self.lightning_module is not None
+        trainer: Any = self.lightning_module.trainer
+        num_more = self.num_steps - 1
+        if trainer.max_steps >= 0:
+            num_more = min(num_more, trainer.max_steps - trainer.global_step - 1)
+        if num_more > 0:
+            batch = self.make_steps(trainer, batch, len(args) > 0, num_more)
+            args = (trainer.fit_loop.batch_idx,) if args else ()
+        return super().training_step(batch, *args)
+
+    def make_steps(self, trainer: Any, batch: Any, takes_index: bool, num: int) -> Any:
+        """Make up to `num` steps; the batch that is left is Lightning's."""
+        model: Any = self.lightning_module
+        optimizer = self.optimizers[0]
+        epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        batches, steps = epoch_loop.batch_progress, epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        connector, profiler, every = trainer._logger_connector, trainer.profiler, trainer.log_every_n_steps
+        schedulers = [
+            config for config in trainer.lr_scheduler_configs
+            if config.interval == "step" and not isinstance(config.scheduler, ReduceLROnPlateau)
+        ]  # fmt: skip
+        context = self.precision_plugin.train_step_context
+        profiler.start("loop")
+        while num > 0 and not fetcher.done and not trainer.should_stop:
+            num -= 1
+            profiler.start("forward")
+            with context():
+                output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
+            loss = ClosureResult.from_training_step_output(output).closure_loss
+            profiler.stop("forward")
+            profiler.start("optimizer_zero_grad")
+            optimizer.zero_grad()
+            profiler.stop("optimizer_zero_grad")
+            if loss is not None:
+                profiler.start("backward")
+                loss.backward()
+                profiler.stop("backward")
+            profiler.start("optimizer_step")
+            steps.increment_ready()
+            optimizer.step()
+            steps.increment_completed()
+            profiler.stop("optimizer_step")
+            # the end of a batch and the beginning of the next, as in Lightning's `advance`
+            batches.increment_processed()
+            for config in schedulers:
+                if batches.current.ready % config.frequency == 0:
+                    profiler.start("lr_scheduler_step")
+                    config.scheduler.step()
+                    profiler.stop("lr_scheduler_step")
+            if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
+                profiler.start("logging")
+                connector.on_batch_end()
+                connector.update_train_step_metrics()
+                profiler.stop("logging")
+            batches.increment_completed()
+            epoch_loop._batches_that_stepped += 1
+            batch, _, _ = next(fetcher)
+            batches.is_last_batch = fetcher.done
+            profiler.start("transforms")
+            batch = self.transfer(batch)
+            profiler.stop("transforms")
+            batches.increment_ready()
+            connector.on_batch_start(batch)
+            batches.increment_started()
+        profiler.stop("loop")
+        return batch
 
 
-def train_batches(module: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """A `training_step` of `module`, a Classifier, that makes an optimiser step for each batch."""
-    trainer = module.trainer
-    epoch_loop = trainer.fit_loop.epoch_loop
-    optimizer = trainer.strategy.optimizers[0]  # torch's own: Lightning's wrapper costs as much as a small step
-    schedulers = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
-    progress = epoch_loop.manual_optimization.optim_step_progress
-    every = trainer.log_every_n_steps
-    profiler = trainer.profiler  # for the step timer: what begins and ends here
-    profiler.start("loop")
-    for x, y in batches:
-        if trainer.max_steps == module.global_step:
-            break
-        if every and (module.global_step + 1) % every == 0:
-            module.step_lr = float(optimizer.param_groups[0]["lr"])  # the schedule moves on before the step is logged
-        profiler.start("forward")
-        module.make_step(x, y)
-        profiler.stop("forward")
-        # what global_step is made of, and the axis of the curves; Lightning itself adds one to the latter
-        progress.increment_ready()
-        progress.increment_completed()
-        epoch_loop._batches_that_stepped += 1
-        if module.scheduler_interval == "step":
-            profiler.start("lr_scheduler_step")
-            step_schedulers(schedulers)
-            profiler.stop("lr_scheduler_step")
-        if every and module.global_step % every == 0:
-            profiler.start("logging")
-            values = module.train_metrics()
-            numbers = {name: float(value) for name, value in values.items()} | {"epoch": trainer.current_epoch}
-            for logger in trainer.loggers:  # itself: Lightning would log at the end of the call only
-                logger.log_metrics(numbers, step=module.global_step - 1)
-            module.log("lr", values.pop("lr"), logger=False)
-            module.log_dict(values, logger=False, prog_bar=True)
-            profiler.stop("logging")
-    profiler.stop("loop")
-    epoch_loop._batches_that_stepped -= 1
-    if module.scheduler_interval == "epoch" and trainer.is_last_batch:
-        step_schedulers(schedulers)
+def transfer(trainer: Any, device: torch.device) -> Callable[[Any], Any]:
+    """A batch to the device, through the hooks that are overridden: Lightning's own way to them costs 0.1 ms."""
+    model, data, hooks = trainer.lightning_module, trainer.datamodule, []
+    for name in TRANSFER_HOOKS:
+        owner = data if data is not None and is_overridden(name, data) else model
+        if is_overridden(name, owner) or (name == "transfer_batch_to_device" and device.type != "cpu"):
+            hooks.append((getattr(owner, name), (device, 0) if name == "transfer_batch_to_device" else (0,)))
+
+    def to_device(batch: Any) -> Any:
+        batch = trainer.precision_plugin.convert_input(batch)
+        for hook, args in hooks:
+            batch = hook(batch, *args)
+        return batch
+
+    return to_device
 
 
-def step_maker(module: Any, cuda_graph: bool) -> Callable[[Tensor, Tensor], None]:
-    """A whole training step of a Classifier on a batch."""
-    optimizer = module.trainer.strategy.optimizers[0]
-    # what a graph holds cannot be timed from outside: all of it counts as forward
-    profiler = PassThroughProfiler() if cuda_graph else module.trainer.profiler
-
-    def step(x: Tensor, y: Tensor) -> None:
-        loss = module.loss(x, y)
-        profiler.start("optimizer_zero_grad")
-        optimizer.zero_grad()
-        profiler.stop("optimizer_zero_grad")
-        profiler.start("backward")
-        loss.backward()
-        profiler.stop("backward")
-        profiler.start("optimizer_step")
-        optimizer.step()
-        profiler.stop("optimizer_step")
-
-    if not cuda_graph:
-        return step
-    for group in optimizer.param_groups:  # a number would stay as it was at the capture
-        group["lr"] = torch.tensor(float(group["lr"]), device=module.device)
-    return GraphedStep(step)
-
-
-def step_schedulers(schedulers: Iterable[Any]) -> None:
-    for scheduler in schedulers:
-        if not isinstance(scheduler, ReduceLROnPlateau):  # that one steps after validation
-            scheduler.step()
-
-
-def choose_steps(config: Any, model: Any, data: Any) -> None:
-    """Prepare model and data for `config.steps_per_execution` steps in one call; say so where something is in the way,
-    and make one step at a time then. The results are the same."""
-    asked = config.steps_per_execution
-    reason = obstacle(config, model, data) if asked > 1 else None
+def say_single_steps(asked: int, reason: str | None) -> None:
     if reason:
         say(f"One step at a time: --steps_per_execution {asked} does not go with {reason}")
-    if config.cuda_graph and (asked == 1 or reason):
-        raise UserError(
-            f"--cuda_graph true needs --steps_per_execution over 1{f' without {reason}' if reason else ''}", 2
-        )
-    if asked > 1 and not reason:
-        model.cuda_graph = config.cuda_graph
-        data.steps_per_execution = asked
-        model.automatic_optimization = False
-        # it counts calls
-        warnings.filterwarnings(
-            "ignore", message="The number of training batches .* is smaller than the logging interval"
-        )
 
 
-def obstacle(config: Any, model: Any, data: Any) -> str | None:
-    """What needs Lightning's loop to see each batch."""
-    step = type(model).training_step
-    if not hasattr(model, "train_metrics") or step.__globals__.get("train_batches") is not train_batches:
-        return f"the training_step of {type(model).__name__}"
-    if not isinstance(data, TensorDataModule):
-        return f"{type(data).__name__}, which is no TensorDataModule"
-    if model.optimizer == "LBFGS":
-        return "model.optimizer LBFGS"
-    usual: dict[str, tuple[Any, ...]] = {
-        "accumulate_grad_batches": (None, 1),
-        "gradient_clip_val": (None, 0),
-        "strategy": ("auto", "single_device"),
-        "limit_train_batches": (None, 1.0),
-        "overfit_batches": (0,),
-        "val_check_interval": (None, 1.0),
-        "fast_dev_run": (False,),
-        "profiler": (None,),
+def obstacle(trainer: Any) -> str | None:
+    """What must see each step."""
+    model = trainer.lightning_module
+    if not model.automatic_optimization:
+        return f"the manual optimisation of {type(model).__name__}"
+    for hook in (*BATCH_HOOKS, *STEP_HOOKS, *MODEL_HOOKS):
+        if is_overridden(hook, model, LightningModule):
+            return f"{hook} of {type(model).__name__}"
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
+            return type(callback).__name__
+        hooks = [hook for hook in (*BATCH_HOOKS, *STEP_HOOKS) if is_overridden(hook, callback)]
+        if isinstance(callback, MayMissSteps | ProgressBar) or is_by_epoch(callback):
+            hooks = [hook for hook in hooks if hook in STEP_HOOKS]
+        if hooks:
+            return f"{hooks[0]} of {type(callback).__name__}"
+    if len(trainer.optimizers) != 1:
+        return f"{len(trainer.optimizers)} optimisers"
+    kind = type(trainer.optimizers[0])
+    if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:  # it may want its loss again
+        return f"the optimiser {kind.__name__}"
+    if "dataloader_iter" in inspect.signature(model.training_step).parameters:
+        return "the dataloader_iter of a training_step"
+    flags = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "val_check_interval": trainer.val_check_interval != 1.0,
+        "precision": trainer.precision in ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16"),
+        "profiler": not isinstance(trainer.profiler, PassThroughProfiler | PhaseClock),
     }
-    flags = {name: config.trainer[name] for name, values in usual.items() if config.trainer[name] not in values}
-    if str(config.trainer.precision) in ("16", "16-mixed", "16-true"):
-        flags["precision"] = config.trainer.precision
-    return next((f"trainer.{name} {value}" for name, value in flags.items()), None)
+    return next((f"trainer.{name} {getattr(trainer, name)}" for name, is_set in flags.items() if is_set), None)
+
+
+def is_by_epoch(callback: Any) -> bool:
+    """A checkpoint that is not written every so many steps or minutes."""
+    if not isinstance(callback, ModelCheckpoint) or is_overridden("on_train_batch_end", callback, ModelCheckpoint):
+        return False
+    return not callback._every_n_train_steps and callback._train_time_interval is None

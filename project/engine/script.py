@@ -1,0 +1,77 @@
+"""What all scripts share: short errors with an exit status, arguments without abbreviations, files written whole."""
+
+import argparse
+import contextlib
+import errno
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from project.base.errors import UserError
+from project.base.rank import rank
+
+# what the file system, not the code, is to blame for: full, over quota, read-only, no permission, too large
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def short_errors() -> Iterator[None]:
+    """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other errors through."""
+    original_hook = threading.excepthook
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        # TensorBoard's writing thread hands such an error on to the next call of the main thread
+        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_ERRORS):
+            original_hook(args)
+
+    threading.excepthook = thread_hook
+    try:
+        yield
+    except UserError as error:
+        if rank() > 0:
+            time.sleep(2)  # the first process has the word; if it says the same, this one ends with it
+        print(f"error: {f'on rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
+        sys.exit(error.status)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
+        print("make room or choose another folder, then start the command again", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        threading.excepthook = original_hook
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole or not at all: an earlier one survives a full disk."""
+    staged = path.with_name(f".{path.name}.part")
+    try:
+        staged.write_text(text, encoding="utf-8", newline="")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror}; what was saved before is whole") from error
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """An argument parser without abbreviations that reports mistakes as UserError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}\nsee --help", 2)
+
+
+def output_file(text: str) -> Path:
+    """For add_argument(type=...): a path whose folder is there."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        )
+    return path

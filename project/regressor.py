@@ -1,0 +1,51 @@
+"""Trains a network to predict numbers. Yours: change what you like; base/system.py has what is not here."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, Metric
+
+from project.base.curves import Metrics
+from project.base.errors import UserError
+from project.base.system import System
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Regressor(System):
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D is 1.
+
+    criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
+    """
+
+    def __init__(
+        self, net: nn.Module, criterion: nn.Module | None = None, metrics: Metrics | Metric | None = None, **system: Any
+    ) -> None:
+        super().__init__(net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch)
+        self.track("train", loss, predicted, batch[1])
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch)
+        self.track("val", loss, predicted, batch[1])
+        return predicted  # for the pictures
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch)
+        self.track("test", loss, predicted, batch[1])
+        return predicted
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """(N, D)"""
+        return self.net(batch[0]).float()
+
+    def loss_and_prediction(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        predicted = self.net(x).float()
+        if predicted.numel() != y.numel():
+            raise UserError(f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: change its outputs")
+        predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
+        return self.criterion(predicted, y), predicted
