@@ -3,7 +3,7 @@
 python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
 
-The last line on stdout is a JSON object with test/acc, test/loss and test/num_samples.
+The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import ScriptParser, UserError, short_errors
+from project.base.errors import UserError
 from project.base.rank import rank, say
-from project.engine.checks import check_network
-from project.engine.cli import load_run
+from project.engine.checks import try_network
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import json_text
 from project.engine.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
+from project.engine.resume import load_run
+from project.engine.script import ScriptParser, short_errors
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -38,7 +39,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
             run.datamodule.prepare_data()
             run.datamodule.setup("test")
-            check_network(run.model, run.datamodule, "test")
+            if run.config.try_network:
+                try_network(run.model, run.datamodule, run.config.trainer, "test")
         with short_process_errors(), cpu_threads(run.config.num_threads):
             found = trainer.test(run.model, run.datamodule, verbose=False)
         leave(trainer)

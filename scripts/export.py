@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from project.base.errors import ScriptParser, UserError, output_file, short_errors
-from project.engine.cli import load_run
+from project.base.errors import UserError
+from project.base.system import System
 from project.engine.quiet import quiet_lightning
+from project.engine.resume import load_run
+from project.engine.script import ScriptParser, output_file, short_errors
 
 
 def main(args: Sequence[str] | None = None) -> Path:
@@ -26,9 +28,8 @@ def main(args: Sequence[str] | None = None) -> Path:
         known = parser.parse_args(args)
         quiet_lightning()
         output: Path = known.output or known.ckpt_path.with_suffix(f".{known.format}")
-        net = getattr(load_run(known.ckpt_path).model, "net", None)
-        if not isinstance(net, nn.Module):
-            raise UserError(f"{known.ckpt_path} has no network `net` in its LightningModule to export")
+        model = load_run(known.ckpt_path).model
+        net = model.net if isinstance(model, System) else model
         if output.resolve() == known.ckpt_path.resolve():
             raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)
         # written beside the target and moved there, so that an earlier file survives a full disk

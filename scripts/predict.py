@@ -1,10 +1,11 @@
-"""Classify image files, or all images in folders, with a checkpoint.
+"""Predict for image files, or all images in folders, with a checkpoint: what the system's predict_step returns.
 
 python scripts/predict.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt cat.jpg photos/
 python scripts/predict.py --ckpt_path ... photos/ --output predictions.csv
 
-Images of any size and mode are brought to the size and channels that the network was trained with. Files that cannot
-be read are reported and left out; the exit status is then 1.
+A row for each file: the likeliest class and its probability, where the data has classes; the numbers otherwise. Images
+of any size and mode are brought to the size and channels that the network was trained with. Files that cannot be read
+are reported and left out; the exit status is then 1.
 """
 
 import csv
@@ -18,10 +19,11 @@ from lightning import LightningModule
 from torch import Tensor
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import ScriptParser, UserError, output_file, short_errors, write_whole
+from project.base.errors import UserError
 from project.base.image_files import find_images, read_image
-from project.engine.cli import load_run
 from project.engine.quiet import quiet_lightning
+from project.engine.resume import load_run
+from project.engine.script import ScriptParser, output_file, short_errors, write_whole
 
 BATCH_SIZE = 256
 
@@ -35,18 +37,18 @@ def main(args: Sequence[str] | None = None) -> None:
         known = parser.parse_args(args)
         quiet_lightning()
         run = load_run(known.ckpt_path)
-        shape = getattr(run.datamodule, "image_shape", None)
-        if shape is None or not isinstance(run.datamodule, TensorDataModule):
-            raise UserError(f"{known.ckpt_path} was trained on {type(run.datamodule).__name__}, which are no images")
-        if shape[0] not in (1, 3) or not isinstance(getattr(run.model, "net", None), torch.nn.Module):
-            raise UserError(f"{known.ckpt_path} has no network `net` for images of 1 or 3 channels")
+        data = run.datamodule
+        if not isinstance(data, TensorDataModule) or data.image_shape is None:
+            raise UserError(f"{known.ckpt_path} was trained on {type(data).__name__}, which are no images")
+        if data.image_shape[0] not in (1, 3):
+            raise UserError(f"{known.ckpt_path} was trained on images of {data.image_shape[0]} channels: give 1 or 3")
         files, unreadable = find_images(known.images)
-        rows = []
-        for batch_files, images in read_batches(files, shape, unreadable):
-            for file, (index, probability) in zip(
-                batch_files, classify(run.model, run.datamodule, images), strict=True
-            ):
-                rows.append((str(file), run.datamodule.classes[index], f"{probability:.4f}"))
+        rows: list[tuple[str, ...]] = []
+        for batch_files, images in read_batches(files, data.image_shape, unreadable):
+            outputs = predict(run.model, data, images)
+            header, columns = describe(outputs, data.classes)
+            rows = rows or [("file", *header)]
+            rows += [(str(file), *cells) for file, cells in zip(batch_files, columns, strict=True)]
         write(rows, known.output)
         for file, reason in unreadable:
             print(f"cannot read {file}: {reason}", file=sys.stderr)
@@ -74,25 +76,39 @@ def read_batches(
 
 
 @torch.inference_mode()
-def classify(model: LightningModule, data: TensorDataModule, images: Tensor) -> list[tuple[int, float]]:
-    """Index and probability of the likeliest class of each image, uint8 (N, C, H, W)."""
+def predict(model: LightningModule, data: TensorDataModule, images: Tensor) -> Tensor:
+    """What predict_step returns for images, uint8 (N, C, H, W): (N, ...)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = model.eval().to(device)
-    probabilities = net(data.normalize(images.to(device))).softmax(1)
-    top = probabilities.max(1)
-    return list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    inputs = data.normalize(images.to(device))
+    outputs = model.eval().to(device).predict_step((inputs, None), 0)
+    if not isinstance(outputs, Tensor) or len(outputs) != len(images):
+        raise UserError(f"predict_step of {type(model).__name__} has to return a tensor with a row for each image")
+    return outputs.cpu()
 
 
-def write(rows: list[tuple[str, str, str]], output: Path | None) -> None:
-    header = ("file", "class", "probability")
+def describe(outputs: Tensor, classes: list[str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns' names, and a row for each image."""
+    outputs = outputs.reshape(len(outputs), -1)
+    rows: list[tuple[str, ...]]
+    if classes and outputs.shape[1] >= len(classes):
+        top = outputs.max(1)
+        names = [*classes, *map(str, range(len(classes), outputs.shape[1]))]
+        rows = [(names[i], f"{value:.4f}") for i, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        return ("class", "probability"), rows
+    names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{i}" for i in range(outputs.shape[1])]
+    return tuple(names), [tuple(f"{value:.6g}" for value in row) for row in outputs.tolist()]
+
+
+def write(rows: list[tuple[str, ...]], output: Path | None) -> None:
+    """rows: the columns' names first; empty where no image could be read."""
     if output is not None:
         text = io.StringIO()
-        csv.writer(text).writerows([header, *rows])
+        csv.writer(text).writerows(rows)
         write_whole(output, text.getvalue())
-        print(f"{len(rows)} predictions in {output}")
+        print(f"{max(0, len(rows) - 1)} predictions in {output}")
     elif rows:
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(3)]
-        for row in [header, *rows]:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError, short_errors
+from project.base.errors import UserError
 from project.engine.cli import TrainingCLI
 from project.engine.parser import arguments
 from project.engine.quiet import quiet_lightning
+from project.engine.script import short_errors
 
 
 def main(args: Sequence[str] | None = None) -> None:
