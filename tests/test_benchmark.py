@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import REPO
 from test_scripts import script
 
@@ -21,32 +22,60 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_it_compares_and_writes_json(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = benchmark.compare("mnist", "cpu", argparse.Namespace(data_dir=None, steps=60, rounds=2))
-    assert {"tutorial", "raw", "ours", "ours, 1 step a call"} < found.keys()
+@pytest.mark.slow
+def test_it_compares(benchmark: Any) -> None:
+    options = argparse.Namespace(data_dir=None, steps=100, rounds=2, accelerator="cpu")
+    found = benchmark.compare("mnist", options)
+    assert {"tutorial", "raw", "ours", "ours, one step a call"} < found.keys()
     for row in found.values():
         assert 0 < row["min"] <= row["median"] <= row["max"]
-    assert found["ours"]["contestant / ours"] == 1
+    assert found["ours"]["/ ours"] == 1
     assert found["tutorial"]["median"] > found["raw"]["median"]
 
 
+def test_ours_makes_the_steps_of_its_yaml_in_one_call_and_the_clock_counts_them_all(
+    benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark.run_train(benchmark.Reference("mnist", 130, "cpu").flags, "--trainer.max_epochs 2")
+    assert "One step at a time" not in capsys.readouterr().out
+    assert [num_steps for _, num_steps in benchmark.StepClock.newest.marks] == [20, 130, 150, 260]
+
+
+@pytest.mark.slow
+def test_the_loader_of_ours_is_the_faster_one(benchmark: Any) -> None:
+    found = benchmark.loader("cifar", argparse.Namespace(data_dir=None, rounds=1))
+    assert found["ours, plain / torchvision, plain"]["median"] > 1
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar"])
+def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> None:
+    reference = benchmark.Reference(name, 2, "cpu")
+    theirs = torch.cat([x for x, _ in reference.loader()]).flatten(1).sort(0).values
+    torch.testing.assert_close(reference.normalize(reference.samples.inputs).flatten(1).sort(0).values, theirs)
+
+
+def test_real_images_are_read_where_their_folder_is_given(benchmark: Any, mnist_dir: Path) -> None:
+    reference = benchmark.Reference("mnist", 100, "cpu", mnist_dir)
+    assert reference.num_batches == 300 // 64
+    assert benchmark.raw(reference, 1) > 0
+
+
 def test_the_clock_counts_steps_and_leaves_out_what_lies_between_epochs(benchmark: Any) -> None:
-    clock = benchmark.Clock("cpu")
+    clock = benchmark.StepClock()
     for _ in range(2):
         for i in range(1, 11):
             time.sleep(0.005)
-            clock.tick(i, i == 1, i == 10)
+            clock.tick(i, i == 10)
         time.sleep(0.1)
-    assert clock.num_steps == 2 * 9
     assert clock.step_ms == pytest.approx(5.2, abs=0.6)
-    assert clock.epoch_ms == pytest.approx(100, abs=5)
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than one in log_every_n_steps
 def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.NUM_FILES = 800  # more batches than one call trains
     output = tmp_path / "speed.json"
     benchmark.main(["--parts", "folder", "--rounds", "1", "--json", str(output), "--accelerator", "cpu"])
     results = json.loads(output.read_text())
     assert results["environment"]["python"] == sys.version.split()[0]
-    assert results["image folder, images/s"]["loader / decoding alone"]["median"] > 0
+    assert results["folder: images/s"]["loader / decoding alone"]["median"] > 0
     assert "decoding alone" in capsys.readouterr().out

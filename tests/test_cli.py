@@ -1,6 +1,7 @@
 """Mistakes on the command line and in configs, and what --help and --print_config show."""
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,9 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import yaml
-from conftest import TINY
+from conftest import REPO, TINY
 from lightning import LightningDataModule, LightningModule
-from test_scripts import script
 from torch import nn
 
 from project.classifier import Classifier
@@ -19,6 +19,16 @@ from project.engine.run import main
 
 Train = Callable[..., dict[str, Any]]
 TEXT = Path(TINY).read_text()
+EARLY_STOPPING = """\
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.EarlyStopping
+      init_args: {monitor: val/loss, patience: 3}
+"""
+
+
+def script(name: str) -> Callable[..., Any]:
+    """The main function of a script."""
+    return runpy.run_path(str(REPO / "scripts" / f"{name}.py"))["main"]
 
 
 def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any]) -> str:
@@ -35,39 +45,44 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
     ("flags", "expected"),
     [
         (["--trainer.max_epoch", "3"], ["--trainer.max_epoch;", "--trainer.max_epochs?"]),
-        (["--figures_every_n_epochs", "-1"], ["figures_every_n_epochs", "-1 is out of range"]),
+        (["--figures_every_n_epochs", "-1"], ["figures_every_n_epochs: ", "-1", ">=0"]),
         (["--data.batchsize", "3"], ["data.batchsize", "batch_size?"]),
         (["--data.batch", "3"], ["data.batch;", "batch_size"]),
         (["--model.net.size", "[1]"], ["model.net.size", "sizes?"]),
         (["--modle.lr", "1"], ["--modle.lr", "--model.lr?"]),
         (["--nam", "x"], ["--nam;", "--name?"]),
         (["--foo=1"], ["--foo"]),
-        (["stray"], ["'stray'"]),
-        (["--data.batch_size", "-3"], ["data.batch_size", "-3"]),
-        (["--data.batch_size", "0"], ["data.batch_size", "0"]),
-        (["--data.batch_size", "abc"], ["data.batch_size", "abc"]),
+        (["stray"], ["unknown argument stray"]),
+        (["--data.batch_size", "-3"], ["data.batch_size: ", "-3", ">0"]),
+        (["--data.batch_size", "0"], ["data.batch_size: ", "0", ">0"]),
+        (["--data.batch_size", "abc"], ["data.batch_size: ", "'abc'", "Int"]),
         (["--data.batch_size", "2.5"], ["data.batch_size", "2.5"]),
-        (["--data.val_fraction", "1"], ["data.val_fraction", "1"]),
-        (["--data.num_workers", "-1"], ["data.num_workers", "-1"]),
-        (["--data.pin_memory", "5"], ["data.pin_memory", "'5'"]),
-        (["--model.lr", "-1"], ["model.lr", "-1"]),
-        (["--model.lr", "fast"], ["model.lr", "fast"]),
-        (["--model.label_smoothing", "2"], ["model.label_smoothing", "2"]),
-        (["--model.scheduler_interval", "batch"], ["batch", "epoch, step"]),
+        (["--data.val_fraction", "1"], ["data.val_fraction: ", "1", "<1"]),
+        (["--data.num_workers", "-1"], ["data.num_workers: ", "-1", ">=0"]),
+        (["--data.pin_memory", "5"], ["data.pin_memory: '5'", "bool"]),
+        (["--model.lr", "-1"], ["model.lr: ", "-1", ">0"]),
+        (["--model.lr", "fast"], ["model.lr: ", "'fast'", "Float"]),
+        (["--model.scheduler_interval", "batch"], ["batch", "'epoch', 'step'"]),
         (["--model.optimizer", "Addam"], ["Addam", "Adam?"]),
         (["--model.optimizer_args.amsgrat", "1"], ["amsgrat", "amsgrad?"]),
-        (["--model.optimizer_args", "5"], ["optimizer_args", "5"]),
+        (["--model.optimizer_args", "5"], ["model.optimizer_args: '5'", "dict"]),
         (["--model.scheduler", "CosineAnealingLR"], ["CosineAnealingLR", "CosineAnnealingLR?"]),
         (["--model.net", "project.models.mlp.MPL"], ["MPL", "MLP?"]),
-        (["--model.net", "project.model.mlp.MLP"], ["project.model'", "project.models?"]),
-        (["--model.net", "MLP"], ["'MLP'", "project.models.mlp.MLP"]),
-        (["--model.net", "project.data.mnist.MNIST"], ["project.data.mnist.MNIST", "Module"]),
+        (["--model.net", "project.model.mlp.MLP"], ["project.model'", "project.models.mlp?"]),
+        (["--model.net", "nowhere.Net"], ["model.net: ", "'nowhere'"]),
+        (["--model.net", "MLP"], ["MLP", "project.models.mlp.MLP"]),
+        (["--model.net", "project.data.synthetic.SyntheticImages"], ["SyntheticImages", "Module"]),
+        (["--model.net.sizes", "abc"], ["model.net.sizes: ", "list", "abc"]),
         (["--model.net.activation", "foo"], ["foo", "relu"]),
         (["--model.net.sizes", "[192]"], ["[192]"]),
-        (["--data", "project.data.mnist.MINST"], ["MINST", "MNIST?"]),
-        (["--trainer.max_epochs", "five"], ["trainer.max_epochs", "five"]),
+        (["--data", "project.data.synthetic.SyntheticImage"], ["SyntheticImage'", "SyntheticImages?"]),
+        (["--data", "project.models.mlp.MLP"], ["data: 'project.models.mlp.MLP'", "LightningDataModule"]),
+        (["--trainer.max_epochs", "five"], ["trainer.max_epochs: 'five'", "int"]),
         (["--trainer.max_epochs", "-5"], ["max_epochs", "-5"]),
         (["--trainer.max_epochs"], ["--trainer.max_epochs"]),
+        (["--config"], ["--config", "expected one argument"]),
+        (["--trainer", "5"], ["trainer: ", "'5'"]),
+        (["--trainer.accelerator", "5"], ["accelerator", "'5'", "cpu"]),
         (["--trainer.precision", "17"], ["17", "16-mixed"]),
         (["--trainer.strategy", "foo"], ["foo"]),
         (["--trainer.accelerator", "foo"], ["foo", "cpu"]),
@@ -76,8 +91,8 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--trainer.max_time", "abc"], ["abc"]),
         (["--trainer.callbacks", "Foo"], ["Foo"]),
         (["--seed_everything", "abc"], ["abc"]),
-        (["--seed_everything", "-4"], ["-4"]),
-        (["--patience", "0"], ["patience", "0"]),
+        (["--seed_everything", "-4"], ["seed_everything: '-4'", ">=0"]),
+        (["--patience", "0"], ["patience: '0'", ">0"]),
         (["--monitor", "val/f1"], ["val/f1", "val/acc"]),
         (["--name", "../x"], ["../x"]),
         (["--patience", "3", "--data.val_fraction", "0"], ["--patience 3", "val_fraction"]),
@@ -138,13 +153,18 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.replace("batch_size", "batchsize"), ["data.batchsize", "batch_size?"]),
         (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
         (TEXT + "modle: 3\n", ["modle", "model?"]),
+        (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), ["trainer.callbacks.monitr", "monitor?"]),
+        (TEXT + EARLY_STOPPING.replace("3", "abc"), ["trainer.callbacks.patience: ", "int", "abc"]),
+        (TEXT + EARLY_STOPPING.replace("EarlyS", "EarlyZ"), ["EarlyZtopping", "EarlyStopping?"]),
+        ("model: {class_path: project.classifier.Classifier, lr: 3}", ["model.class_path: ", "init_args"]),
+        ("data: {clas_path: project.data.synthetic.SyntheticImages}", ["data.clas_path", "class_path?"]),
         (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
-        (TEXT.replace("batch_size: 16", "batch_size: 0"), ["batch_size", "0 is out of range"]),
-        (TEXT.replace("[192, 16, 4]", "[192, x, 4]"), ["sizes", "'x'"]),
+        (TEXT.replace("batch_size: 16", "batch_size: 0"), ["data.batch_size: ", "0 ", ">0"]),
+        (TEXT.replace("[192, 16, 4]", "[192, x, 4]"), ["model.net.sizes: ", "int", "x"]),
         (TEXT.replace("mlp.MLP", "mlp.MPL"), ["MPL", "MLP?"]),
         (TEXT.replace("data.synthetic", "data.synthtic"), ["synthtic", "synthetic?"]),
-        (TEXT.split("model:")[0] + "data:" + TEXT.split("data:")[1], ["net", "missing"]),
-        (TEXT.split("data:")[0], ["data", "missing"]),
+        (TEXT.split("model:")[0] + "data:" + TEXT.split("data:")[1], ["model: ", "required: net"]),
+        (TEXT.split("data:")[0], ["required: data"]),
     ],
 )
 def test_a_wrong_config(train: Train, tmp_path: Path, capsys: Any, text: str | bytes, expected: list[str]) -> None:
@@ -157,9 +177,9 @@ def test_a_wrong_config(train: Train, tmp_path: Path, capsys: Any, text: str | b
 
 
 def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
-    config = Path(__file__).parents[1] / "configs" / "mnist_mpl.yaml"
-    assert "mnist_mlp.yaml?" in fails(capsys, 2, lambda: main(["--config", str(config)]))
-    assert str(config.parent) in fails(capsys, 2, lambda: main(["--config", str(config.parent)]))
+    assert "tiny.yaml?" in fails(capsys, 2, lambda: main(["--config", TINY.replace("tiny", "tinny")]))
+    folder = str(Path(TINY).parent)
+    assert folder in fails(capsys, 2, lambda: main(["--config", folder]))
 
 
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
@@ -199,10 +219,17 @@ def printed(capsys: Any, *args: str) -> dict[str, Any]:
     return yaml.safe_load(capsys.readouterr().out)
 
 
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small default experiment."""
+    path = tmp_path / "default.yaml"
+    path.write_text(TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}"))
+    monkeypatch.setattr("project.engine.run.DEFAULT_CONFIG", path)
+
+
+@pytest.mark.usefixtures("default")
 def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None:
-    default = printed(capsys)
-    assert default["data"]["class_path"] == "project.data.synthetic.SyntheticImages"
-    assert default["model"]["init_args"]["optimizer_args"] == {"momentum": 0.9}
+    assert printed(capsys)["model"]["init_args"]["optimizer_args"] == {"momentum": 0.9}
     own = printed(capsys, "--config", TINY)
     assert own["model"]["init_args"]["optimizer"] == "Adam"
     assert not own["model"]["init_args"].get("optimizer_args")
@@ -254,16 +281,12 @@ def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> Non
         assert flag in text
 
 
+@pytest.mark.usefixtures("default")
 def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_data(capsys: Any, tmp_path: Path) -> None:
-    main(
-        [
-            *("--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"),
-            *("--data.num_train", "200", "--data.num_test", "50", "--trainer.accelerator", "cpu"),
-        ]
-    )
+    main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
     first = capsys.readouterr().out.splitlines()[:2]
     assert "makes itself" in first[0]
-    assert "python scripts/train.py --config configs/cifar10_cnn.yaml" in first[1]
+    assert "python scripts/train.py --config configs/" in first[1]
 
 
 def test_one_line_tells_the_devices(train: Train, capsys: Any) -> None:
@@ -343,12 +366,11 @@ def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation
 
     assert test_cli.OwnSystem.built == [(0.25, "own")]
     path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
-    assert script("evaluate").main(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
+    assert script("evaluate")(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
     train("--monitor", "val/loss", "--ckpt_path", "last", "--trainer.max_epochs", 3, config=str(config))
-    for name, extra in (("export", []), ("predict", ["x.png"])):
-        with pytest.raises(SystemExit) as caught:
-            script(name).main(["--ckpt_path", str(path), *extra])
-        assert caught.value.code == 1
+    with pytest.raises(SystemExit) as caught:
+        script("predict")(["--ckpt_path", str(path), "x.png"])
+    assert caught.value.code == 1
 
 
 @pytest.mark.usefixtures("own")
@@ -374,10 +396,17 @@ def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Pa
 
 
 def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
-    flags = ("--model.net", "torchvision.models.resnet18", "--model.net.num_classes", "4", "--data.num_train", 60)
+    flags = (
+        "--model.net",
+        "torchvision.models.resnet18",
+        "--model.net.num_classes",
+        "4",
+        "--data.num_train",
+        60,
+    )
     train(*flags, "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert script("evaluate").main(["--ckpt_path", str(path)])["test/num_samples"] == 75
+    assert script("evaluate")(["--ckpt_path", str(path)])["test/num_samples"] == 75
 
 
 @pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])

@@ -1,3 +1,4 @@
+import pickle
 from itertools import chain
 
 import pytest
@@ -70,3 +71,27 @@ def test_a_pass_can_start_in_the_middle_once() -> None:
     sampler.first_batch = 4
     assert epoch(sampler, 2) == whole[4:]
     assert epoch(sampler, 2) == whole
+
+
+def test_several_batches_at_once_are_the_same_batches() -> None:
+    single = epoch(EpochBatchSampler(53, 5, shuffle=True, seed=1))
+    sampler = EpochBatchSampler(53, 5, shuffle=True, seed=1, batches_at_once=4)
+    assert [len(chunk) for chunk in epoch(sampler)] == [20, 20, 13]
+    assert list(chain(*epoch(sampler))) == list(chain(*single))
+    assert len(sampler) == 11
+    sampler.first_batch = 6
+    assert list(chain(*epoch(sampler))) == list(chain(*single[6:]))
+
+
+def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
+    def seeds(number: int = 0, first_batch: int = 0, **options: int) -> list[int]:
+        sampler = EpochBatchSampler(**{"num_samples": 50, "batch_size": 5, "shuffle": True, **options})
+        sampler.set_epoch(number)
+        sampler.first_batch = first_batch
+        return [pickle.loads(pickle.dumps(indices)).seed for indices in sampler]
+
+    whole = seeds()
+    assert seeds() == whole
+    assert seeds(first_batch=4) == whole[4:]
+    assert len({*whole, *seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)}) == 10 + 10 + 10 + 5
+    assert seeds(shuffle=False) == seeds(shuffle=False, number=1)

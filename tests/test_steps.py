@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from test_training import checkpoint, curves, equal, weights
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from project.base.callback import MayMissSteps
 from project.classifier import Classifier
-from project.engine import cuda_graph, steps
-from project.engine.cuda_graph import GraphedStep
+from project.data.synthetic import SyntheticImages
+from project.data.transforms import random_crop, random_flip
 
 Train = Callable[..., dict[str, Any]]
 
@@ -28,12 +31,73 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     ),
     "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
     "every step logged": ("--trainer.log_every_n_steps", 1),
+    "some batches": ("--trainer.limit_train_batches", 7),
+    "the same batches": ("--trainer.overfit_batches", 3, "--trainer.log_every_n_steps", 2),
+    "own logging": ("--model", "test_steps.LogsItself"),
+    "a step that is skipped": ("--model", "test_steps.SkipsSome"),
+    "random changes": ("--data", "test_steps.Changed"),
 }
 
 
+class LogsItself(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("own/every_step", loss)
+        self.log("own/both", 2 * loss, on_step=True, on_epoch=True)
+        self.log("own/index", float(batch_idx), on_step=False, on_epoch=True)
+        return loss
+
+
+class SkipsSome(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor] | None:  # type: ignore[override]
+        loss = self.criterion(self.net(batch[0]), batch[1])
+        return None if self.global_step % 3 == 1 else {"loss": loss, "more": loss.detach()}
+
+
+class Changed(SyntheticImages):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return random_flip(random_crop(inputs, 1))
+
+
+class Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.loss = nn.MSELoss()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.loss(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss(self.layer(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+class PlainData(LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
 @pytest.mark.parametrize("num_steps", [4, 50])
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_several_steps_at_once_change_nothing(train: Train, tmp_path: Path, num_steps: int, name: str) -> None:
+def test_several_steps_at_once_change_nothing(
+    train: Train, tmp_path: Path, num_steps: int, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--trainer.max_epochs", 3, *SETTINGS[name])
     one = train(*flags, "--name", "one")
     several = train(*flags, "--name", "several", "--steps_per_execution", num_steps)
@@ -43,6 +107,28 @@ def test_several_steps_at_once_change_nothing(train: Train, tmp_path: Path, num_
     assert curves(folders[0]) == curves(folders[1])
     assert {**one, "train_seconds": 0} == {**several, "train_seconds": 0}
     assert checkpoint(folders[1])["global_step"] == one["steps"]
+    assert "One step at a time" not in capsys.readouterr().out
+
+
+def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_path: Path) -> None:
+    config = tmp_path / "plain.yaml"
+    config.write_text("model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, max_epochs: 3}")
+    flags = (
+        "--trainer.log_every_n_steps",
+        5,
+        "--monitor",
+        "val_loss",
+        "--step_timer",
+        "false",
+        "--device_monitor",
+        "false",
+        "--name",
+    )
+    for name, num_steps in (("one", 1), ("several", 4)):
+        train(*flags, name, "--steps_per_execution", num_steps, config=str(config))
+    folders = tmp_path / "one" / "version_0", tmp_path / "several" / "version_0"
+    assert equal(*map(weights, folders))
+    assert curves(folders[0]) == curves(folders[1])
 
 
 @pytest.mark.parametrize("max_steps", [1, 12, 31, 38])
@@ -53,22 +139,12 @@ def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int
     assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
 
 
-def test_random_numbers_are_drawn_as_in_single_steps(train: Train, tmp_path: Path, cifar10_dir: Path) -> None:
-    flags = ("--data", "project.data.cifar10.CIFAR10", "--data.data_dir", cifar10_dir, "--data.batch_size", 16)
-    flags += ("--data.random_crop", 2, "--data.random_flip", "true")
-    flags += ("--model.net", "project.models.cnn.CIFAR10CNN")
-    train(*flags, "--name", "one")
-    train(*flags, "--name", "several", "--steps_per_execution", 5)
-    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
-
-
 def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     flags = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate", "--steps_per_execution", 4)
     train(*flags, "--name", "whole")
-    monkeypatch.setattr("test_training.Terminate.at_batch", 2)
+    monkeypatch.setattr("test_training.Terminate.at_batch", 11)
     with pytest.raises(SystemExit):
         train(*flags, "--name", "cut")
     folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
@@ -89,13 +165,64 @@ def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
     assert found["lr_schedulers"][0]["last_epoch"] == 4
 
 
-def test_going_on_with_another_number_is_refused(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train("--steps_per_execution", 6)
-    for other in ((), ("--steps_per_execution", 6, "--trainer.gradient_clip_val", 1)):
-        with pytest.raises(SystemExit) as caught:
-            train("--ckpt_path", "last", "--trainer.max_epochs", 4, *other)
-        assert caught.value.code == 1
-        assert "go on with --steps_per_execution 6" in capsys.readouterr().err
+def test_a_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
+    for name, numbers in (("one", (1, 1)), ("other", (6, 4))):
+        for epochs, num_steps in zip((1, 3), numbers, strict=True):
+            flags = ("--trainer.max_epochs", epochs, "--steps_per_execution", num_steps, "--name", name)
+            train(*flags, *(("--ckpt_path", "last") if epochs == 3 else ()))
+    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "other" / "version_0"))
+
+
+class Seen:
+    """Counts how often a hook is called."""
+
+    calls = 0
+
+    @classmethod
+    def count(cls, *_: Any) -> None:
+        cls.calls += 1
+
+
+class HookedModel(Classifier):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        Seen.count()
+
+
+class HookedCallback(Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        Seen.count()
+
+
+class Clips(Classifier):
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        Seen.count()
+
+
+class Averages(EMAWeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        if step_idx is not None:
+            Seen.count()
+        return super().should_update(step_idx, epoch_idx)
+
+
+class ByHand(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        Seen.count()
+
+
+class OwnSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        Seen.count()
+        return super().step(closure)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +230,15 @@ def test_going_on_with_another_number_is_refused(train: Train, capsys: pytest.Ca
     [
         (("--trainer.accumulate_grad_batches", 2), "trainer.accumulate_grad_batches 2"),
         (("--trainer.gradient_clip_val", 0.5), "trainer.gradient_clip_val 0.5"),
-        (("--trainer.limit_train_batches", 3), "trainer.limit_train_batches 3"),
         (("--trainer.val_check_interval", 0.5), "trainer.val_check_interval 0.5"),
-        (("--trainer.overfit_batches", 1), "trainer.overfit_batches 1"),
-        (("--trainer.fast_dev_run", "true"), "trainer.fast_dev_run True"),
-        (("--model.optimizer", "LBFGS"), "model.optimizer LBFGS"),
-        (("--model", "test_steps.OwnStep"), "the training_step of OwnStep"),
+        (("--trainer.profiler", "simple"), "trainer.profiler"),
+        (("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 3), "the optimiser LBFGS"),
+        (("--model.optimizer", "test_steps.OwnSGD"), "the optimiser OwnSGD"),
+        (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
+        (("--model", "test_steps.Clips"), "configure_gradient_clipping of Clips"),
+        (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
+        (("--trainer.callbacks", "test_steps.HookedCallback"), "on_train_batch_end of HookedCallback"),
+        (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
     ],
 )
 def test_what_needs_single_steps_gets_them_and_says_so(
@@ -116,20 +246,35 @@ def test_what_needs_single_steps_gets_them_and_says_so(
     tmp_path: Path,
     flags: tuple[object, ...],
     named: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import test_steps  # as the command line imports it
+
+    monkeypatch.setattr(test_steps.Seen, "calls", 0)
     flags = (*flags, "--trainer.log_every_n_steps", 1)
     several = train(*flags, "--steps_per_execution", 4, "--name", "several")
     assert f"One step at a time: --steps_per_execution 4 does not go with {named}" in capsys.readouterr().out
+    if "test_steps." in str(flags):
+        assert test_steps.Seen.calls >= several["steps"] == 38
     one = train(*flags, "--name", "one")
     assert {**one, "train_seconds": 0} == {**several, "train_seconds": 0}
 
 
-class OwnStep(Classifier):
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return 2 * self.loss(*batch)
+class Relaxed(MayMissSteps):
+    def on_train_batch_end(self, *_: Any) -> None:
+        Seen.count()
+
+
+def test_a_callback_may_say_that_it_need_not_see_every_step(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import test_steps
+
+    monkeypatch.setattr(test_steps.Seen, "calls", 0)
+    train("--trainer.callbacks", "test_steps.Relaxed", "--steps_per_execution", 4)
+    assert test_steps.Seen.calls == 2 * 5  # 19 steps an epoch
+    assert "One step at a time" not in capsys.readouterr().out
 
 
 class Ask(Callback):
@@ -140,10 +285,7 @@ class Ask(Callback):
 
 
 @pytest.mark.parametrize("limits", [(), ("--trainer.max_steps", 23), ("--trainer.max_epochs", -1)])
-def test_the_estimated_number_of_steps_is_that_of_single_steps(
-    train: Train, monkeypatch: pytest.MonkeyPatch, limits: tuple[object, ...]
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_the_estimated_number_of_steps_is_that_of_single_steps(train: Train, limits: tuple[object, ...]) -> None:
     limits = (*limits, "--trainer.max_steps", 30) if -1 in limits else limits
     answers = []
     for num_steps in (1, 4):
@@ -152,86 +294,3 @@ def test_the_estimated_number_of_steps_is_that_of_single_steps(
 
         answers.append(test_steps.Ask.answer)
     assert answers[0] == answers[1] == {(): 38, 2: 23, 4: 30}[len(limits) or ()]
-
-
-class StandIn:
-    """For a GPU in tests of GraphedStep: a capture runs nothing, a replay runs what was captured."""
-
-    replays = 0
-
-    @classmethod
-    def capture(cls, function: Callable[[], None]) -> Callable[[], None]:
-        def replay() -> None:
-            cls.replays += 1
-            function()
-
-        return replay
-
-
-@pytest.fixture
-def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    StandIn.replays = 0
-    monkeypatch.setattr(cuda_graph, "capture", StandIn.capture)
-    monkeypatch.setattr(cuda_graph, "on_side_stream", lambda function: function())
-    make = steps.step_maker
-    monkeypatch.setattr("project.classifier.step_maker", lambda module, _: make(module, True))
-
-
-@pytest.mark.usefixtures("graphs_on_the_cpu")
-def test_a_graph_takes_batches_of_one_shape_after_the_warm_up() -> None:
-    seen: list[list[float]] = []
-    step = GraphedStep(lambda x, y: seen.append([*x.tolist(), *y.tolist()]))
-    batches = [
-        (torch.full((size,), float(i)), torch.full((size,), -float(i))) for i, size in enumerate([2] * 6 + [1, 2])
-    ]
-    for x, y in batches:
-        step(x, y)
-    assert seen == [[*x.tolist(), *y.tolist()] for x, y in batches]
-    assert StandIn.replays == 8 - cuda_graph.WARM_UP - 1
-
-
-@pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        ("--model.optimizer", "SGD", "--model.optimizer_args.momentum", 0.9),
-        ("--data.drop_last", "false"),
-        ("--model.scheduler", "WarmupCosineLR", "--model.scheduler_interval", "step"),
-        ("--model.scheduler", "CosineAnnealingLR"),
-    ],
-)
-def test_graphed_steps_change_nothing(
-    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(*flags, "--steps_per_execution", 5, "--trainer.max_epochs", 3, "--name", "graph")
-    assert StandIn.replays > 30
-    train(*flags, "--trainer.max_epochs", 3, "--name", "plain")
-    folders = tmp_path / "plain" / "version_0", tmp_path / "graph" / "version_0"
-    for name, value in weights(folders[0]).items():
-        torch.testing.assert_close(weights(folders[1])[name], value, rtol=1e-5, atol=1e-6)
-    found, expected = curves(folders[1]), curves(folders[0])
-    for tag in ("train/loss", "lr", "val/loss"):
-        assert found[tag] == [(step, pytest.approx(value, rel=1e-4)) for step, value in expected[tag]]
-
-
-def test_a_graph_needs_several_steps(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in ((), ("--steps_per_execution", 4, "--trainer.gradient_clip_val", 1)):
-        with pytest.raises(SystemExit) as caught:
-            train("--cuda_graph", "true", *flags)
-        assert caught.value.code == 2
-        assert "--cuda_graph true needs --steps_per_execution over 1" in capsys.readouterr().err
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("flags", [(), ("--model.optimizer", "SGD", "--model.scheduler", "CosineAnnealingLR")])
-def test_a_cuda_graph_changes_nothing(train: Train, tmp_path: Path, flags: tuple[object, ...], precision: str) -> None:
-    flags = (*flags, "--trainer.accelerator", "gpu", "--trainer.precision", precision, "--trainer.max_epochs", 3)
-    flags += ("--steps_per_execution", 5)
-    for name, graph in (("plain", "false"), ("graph", "true")):
-        train(*flags, "--cuda_graph", graph, "--name", name)
-    plain, graphed = (weights(tmp_path / name / "version_0") for name in ("plain", "graph"))
-    for name, value in plain.items():
-        torch.testing.assert_close(graphed[name], value, rtol=1e-3, atol=1e-4)
-    train(*flags, "--cuda_graph", "true", "--name", "graph", "--ckpt_path", "last", "--trainer.max_epochs", 4)

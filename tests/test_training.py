@@ -17,6 +17,7 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from project.base.callback import MayMissSteps
 from project.base.optim import build_optimizer
 from project.base.sampler import EpochBatchSampler
 from project.data.synthetic import SyntheticImages
@@ -255,13 +256,13 @@ class Interrupt(Callback):
             raise InterruptedRunError
 
 
-class Terminate(Callback):
+class Terminate(MayMissSteps):
     """Sends SIGTERM to the own process when a batch of the second epoch ends."""
 
     at_batch: int | None = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.current_epoch == 1 and trainer.fit_loop.epoch_loop.batch_idx == self.at_batch:
+        if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == self.at_batch:
             signal.raise_signal(signal.SIGTERM)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from project.data.transforms import random_crop, random_flip, to_float
+from project.data.transforms import crop_and_flip, random_crop, random_flip, to_float
 
 
 def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:
@@ -50,3 +50,14 @@ def test_random_transforms_follow_the_seed() -> None:
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
+
+
+def test_crop_and_flip_happen_as_asked() -> None:
+    x = images()
+    assert crop_and_flip(x, 0, False) is x
+    for padding, flip in ((2, False), (0, True), (2, True)):
+        torch.manual_seed(0)
+        expected = random_crop(x, padding) if padding else x
+        expected = random_flip(expected) if flip else expected
+        torch.manual_seed(0)
+        assert torch.equal(crop_and_flip(x, padding, flip), expected)

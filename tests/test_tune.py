@@ -13,6 +13,7 @@ from test_prediction_figures import events
 from test_scripts import script
 from torch import Tensor
 
+from project.engine.lr_curve import batch_losses, choose
 from project.models.mlp import MLP
 
 tune = script("tune")
@@ -139,8 +140,27 @@ def test_a_tenth_of_the_rate_of_the_lowest_loss() -> None:
     rates = np.logspace(-6, 0, 200)
     noise = 0.02 * np.random.default_rng(0).normal(size=200)
     losses = 2.3 - 1.5 / (1 + np.exp(-4 * (np.log10(rates) + 3))) + np.maximum(0, np.log10(rates) + 1.5) ** 2 * 20
-    index, _ = tune.choose(list(rates), list(losses + noise), 1e-6, 1.0, 200)
+    index, _ = choose(list(rates), list(losses + noise), 200)
     assert rates[index] == pytest.approx(rates[losses.argmin()] / 10, rel=0.5)
-    index, reason = tune.choose(list(rates), list(2.3 + noise), 1e-6, 1.0, 200)
+    index, reason = choose(list(rates), list(2.3 + noise), 200)
     assert index is None
     assert "does not fall" in reason
+
+
+def test_the_means_of_lightnings_finder_are_undone_up_to_the_first_that_is_not_finite() -> None:
+    losses = [2.0, 3.0, 1.0, 5.0, math.nan, 1.0]
+    average, smoothed = 0.0, []
+    for step, loss in enumerate(losses, 1):  # as Lightning has it
+        average = 0.98 * average + 0.02 * loss
+        smoothed.append(average / (1 - 0.98 ** (step + 1)))
+    assert batch_losses(smoothed) == pytest.approx(losses[:4])
+
+
+def test_other_modules_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "boring.yaml"
+    boring = "lightning.pytorch.demos.boring_classes.Boring"
+    config.write_text(f"model: {{class_path: {boring}Model}}\ndata: {{class_path: {boring}DataModule}}\n")
+    for what, words in (("lr", "BoringModel is no System"), ("batch_size", "BoringDataModule is no TensorDataModule")):
+        with pytest.raises(SystemExit):
+            tune.main(["--config", str(config), "--find", what, "--trainer.default_root_dir", str(tmp_path)])
+        assert f"{words}, so there is no {what!r} to find" in capsys.readouterr().err

@@ -1,0 +1,28 @@
+"""A data module as the Trainer has it when it asks for loaders."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+
+from project.base.datamodule import TensorDataModule
+
+
+def attach(data: TensorDataModule, stage: str = "fit", **trainer: Any) -> Any:
+    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **trainer)
+    data.prepare_data()
+    data.setup(stage)
+    return data
+
+
+def inputs_of(loader: Any) -> list[Any]:
+    return torch.cat([inputs for inputs, _ in loader]).tolist()
+
+
+def refuse_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)

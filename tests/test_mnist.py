@@ -1,0 +1,78 @@
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from attached import attach, refuse_network
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from project.base.errors import UserError
+from project.data.mnist import FILES, MNIST
+
+
+def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:
+    data = attach(MNIST(data_dir=str(mnist_dir), val_fraction=0), "test")
+    inputs, targets = next(iter(data.test_dataloader()))
+    transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])])
+    reference = datasets.MNIST(mnist_dir, train=False, transform=transform)
+    torch.testing.assert_close(data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)]))
+    assert targets.tolist() == [reference[i][1] for i in range(64)]
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "long"])
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_a_damaged_file_is_named(mnist_dir: Path, name: str, how: str) -> None:
+    file = mnist_dir / "MNIST" / "raw" / name
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[:-7], "empty": b"", "long": content + b"x"}[how])
+    with pytest.raises(UserError, match=name):
+        MNIST(data_dir=str(mnist_dir)).prepare_data()
+
+
+def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mnist_dir: Path) -> None:
+    file = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+    size, _ = FILES[file.name]
+    file.write_bytes(bytes.fromhex("00000801") + (size - 8).to_bytes(4, "big") + bytes(size - 8))
+    with pytest.raises(UserError, match=file.name):
+        MNIST(data_dir=str(mnist_dir)).prepare_data()
+
+
+def test_without_a_network_the_message_says_which_file_goes_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_network(monkeypatch)
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz") as caught:
+        MNIST(data_dir=str(tmp_path)).prepare_data()
+    assert str(tmp_path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_network(monkeypatch)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        MNIST(data_dir=str(tmp_path / "file")).prepare_data()
+
+
+def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_network(monkeypatch)
+    folder = mnist_dir / "MNIST" / "raw"
+    for name in FILES:
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+        (folder / name).unlink()
+    resources = [(f"{name}.gz", None) for name in FILES]  # no checksums of generated files
+    monkeypatch.setattr(datasets.MNIST, "resources", resources)
+    data = MNIST(data_dir=str(mnist_dir))
+    data.prepare_data()
+    assert len(data.load("train")[0]) == 300
+
+
+def test_mnist_labels_and_images_must_be_as_many(mnist_dir: Path) -> None:
+    file = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    file.write_bytes(struct.pack(">2i", 0x801, 200) + bytes(200))
+    data = MNIST(data_dir=str(mnist_dir))
+    data.prepare_data()
+    with pytest.raises(UserError, match="300 inputs and 200 targets"):
+        data.setup("fit")
