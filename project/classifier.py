@@ -18,7 +18,7 @@ class Classifier(System):
     Args:
         net: The network.
         criterion: The loss of logits and labels, a mean over the batch; cross-entropy unless given.
-        metrics: By name, such as {f1: {class_path: torchmetrics.classification.MulticlassF1Score}}; accuracy unless given.
+        metrics: By name, {f1: {class_path: torchmetrics.classification.MulticlassF1Score}}; accuracy unless given.
         num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
         system: Optimiser, schedule and so on, see System.
     """

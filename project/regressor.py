@@ -46,6 +46,6 @@ class Regressor(System):
         x, y = batch
         predicted = self.net(x).float()
         if predicted.numel() != y.numel():
-            raise UserError(f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: change its outputs")
+            raise UserError(f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make them agree")
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
         return self.criterion(predicted, y), predicted

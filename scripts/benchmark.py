@@ -227,7 +227,7 @@ def turns(runs: Mapping[str, Callable[[], Any]], rounds: int, ratios: Sequence[t
 def compare(name: str, options: argparse.Namespace) -> Rows:
     """Milliseconds a step."""
     reference = Reference(name, options.steps + 1, options.accelerator, options.data_dir)
-    small = Reference(name, 200, options.accelerator, options.data_dir)
+    small = Reference(name, 100, options.accelerator, options.data_dir)
     counts = [0, *(2**i for i in range((os.cpu_count() or 1).bit_length()))]
     tried = {num: tutorial(small, 1, num) for num in counts}
     num_workers, faster = min(counts[1:], key=tried.__getitem__), min(counts, key=tried.__getitem__)

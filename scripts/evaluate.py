@@ -19,6 +19,7 @@ from project.engine.folder import json_text
 from project.engine.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
+from project.engine.run import as_metrics
 from project.engine.script import ScriptParser, short_errors
 
 
@@ -46,9 +47,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         leave(trainer)
         if not found:
             raise UserError("nothing was tested: trainer.limit_test_batches is 0, or the model or the data has no test")
-    results: dict[str, Any] = dict(found[0])
-    if "test/num_samples" in results:
-        results["test/num_samples"] = int(results["test/num_samples"])
+    results = as_metrics(found)
     say(json_text(results))
     return results
 

@@ -15,15 +15,13 @@ All flags of train.py work too. The last line has the flags to paste, a run fold
 import functools
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning import Trainer
-from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.tuner import Tuner, lr_finder
 from torch.utils.tensorboard import SummaryWriter
+from tuning import TrialClock, batch_losses, choose, draw_curve, smooth
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
@@ -33,9 +31,7 @@ from project.engine.checkpoints import AtomicCheckpointIO
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run
-from project.engine.lr_curve import batch_losses, choose, smooth
 from project.engine.quiet import quiet_lightning
-from project.engine.recorder import RunRecorder
 from project.engine.run import parse, prepare, root_folder, short
 from project.engine.script import ScriptParser, short_errors
 
@@ -88,27 +84,7 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
     """One that goes on for ever and writes nothing but the weights that a finder restores at its end."""
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "fast_dev_run"), False)
     options |= {"max_epochs": -1, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1_000_000, **off}
-    options |= {"plugins": [AtomicCheckpointIO()], "callbacks": [RunRecorder(*cli.plain_config())]}
-    return cli.make_trainer(default_root_dir=run.folder, **options)
-
-
-class TrialClock(Profiler):
-    """Times every batch, from its loading to the end of its step, by batch size."""
-
-    def __init__(self, data: TensorDataModule) -> None:
-        super().__init__()
-        self.data = data
-        self.seconds: dict[int, list[float]] = {}
-
-    def start(self, action_name: str) -> None:
-        if action_name.endswith("train_dataloader_next"):
-            self.since = time.perf_counter()
-
-    def stop(self, action_name: str) -> None:
-        if action_name == "run_training_batch":
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self.seconds.setdefault(self.data.batch_size, []).append(time.perf_counter() - self.since)
+    return cli.make_trainer(default_root_dir=run.folder, plugins=[AtomicCheckpointIO()], **options)
 
 
 def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: SummaryWriter) -> int:
@@ -137,7 +113,7 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: Summa
     end = "is the largest that fits" if len(rates) > len(speeds) else f"fits; larger ones than {limit} were not tried"
     print(f"{max(speeds)} {end}")
     x, y = list(speeds), list(speeds.values())
-    show(charts.curve(x, y, x.index(best), "batch size", "samples/s", f"suggested: {best}"), "batch_size", run, writer)
+    show(draw_curve(x, y, x.index(best), "batch size", "samples/s", f"suggested: {best}"), "batch_size", run, writer)
     data.batch_size, data.drop_last = best, drop_last
     return best
 
@@ -150,7 +126,7 @@ def find_lr(cli: TrainingCLI, low: float, high: float, num_steps: int, run: Run,
     best, reason = choose(rates, losses, num_steps)
     if losses:
         curve, title = smooth(losses), "no suggestion" if best is None else f"suggested: {rates[best]:.2g}"
-        plot = charts.curve(rates, curve.tolist(), best, "learning rate", "loss", title)
+        plot = draw_curve(rates, curve.tolist(), best, "learning rate", "loss", title)
         plot.axes[0].set_ylim(curve.min() - 0.1 * curve[0], 1.5 * curve[0])  # where it runs away is no matter
         show(plot, "lr", run, writer)
     if best is None:

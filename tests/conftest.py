@@ -1,11 +1,14 @@
 """What several test files share: a tiny run, and generated data in the layout of the real sets."""
 
 import hashlib
+import importlib.util
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
@@ -19,9 +22,20 @@ from torchvision import datasets
 from project.engine.run import main
 
 REPO = Path(__file__).parents[1]
+sys.path.append(str(REPO / "scripts"))  # as for a script that is run: tune.py imports tuning.py
 # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
 event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 TINY = str(Path(__file__).with_name("tiny.yaml"))
+
+
+def script(name: str) -> ModuleType:
+    """A file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
-from test_scripts import script
+from conftest import REPO, script
 
 import project
 import project.callbacks
@@ -53,7 +52,7 @@ def run(command: str, folder: Path) -> Any:
         config = args[args.index("--config") + 1] if "--config" in args else GENERATED[0]
         if config in GENERATED and "--data" not in args:
             args += ["--data.num_train", "400", "--data.num_test", "50"]
-        elif re.search("MNIST|CIFAR10", (folder / config).read_text()):
+        elif "--data.data_dir" not in args and re.search(r"data\.(mnist|cifar10)\.", (folder / config).read_text()):
             args += ["--data.data_dir", str(folder / "data")]  # they lie in the template's own data folder
     if name in ("tune", "prepare_data"):
         args += ["--data.data_dir", str(folder / "data")]

@@ -1,6 +1,5 @@
 """The rules of the advice: what they find, and that each names a flag with a value."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,77 +7,113 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import LightningDataModule
+from lightning import LightningDataModule, Trainer
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.engine.advice import Facts, advice
+from project.classifier import Classifier
+from project.data.synthetic import SyntheticImages
+from project.engine.advice import Facts, advice, remedies
 
-EVEN = Facts(
-    data_loading=0.1, transfer_transforms=0.1, forward=0.3, backward=0.28, optimizer=0.1, logging=0.02, other=0.1,
-    step_ms=10, batch_size=64, num_workers=0, is_resident=False, log_every_n_steps=50,
-)  # fmt: skip
+EVEN = {
+    "data_loading": 0.1, "transfer_transforms": 0.1, "forward": 0.3, "backward": 0.28, "optimizer": 0.1,
+    "logging": 0.02, "other": 0.1,
+}  # fmt: skip
+NAMES = (
+    *("larger batch", "smaller batch", "resident data", "workers", "several steps"),
+    *("half precision", "compiling", "rarer logging", "rarer exchanges"),
+)
+ALL = {name: f"{name}: --flag {number}" for number, name in enumerate(NAMES)}
 
 
 def shares(**given: float) -> dict[str, float]:
-    """Those given, the rest spread over the other phases."""
-    phases = ("data_loading", "transfer_transforms", "forward", "backward", "optimizer", "other")
-    others = [name for name in phases if name not in given]
+    """Those given, the rest spread over the other phases but logging."""
+    others = [name for name in EVEN if name not in given and name != "logging"]
     return {"logging": 0.0, **dict.fromkeys(others, (1 - sum(given.values())) / len(others)), **given}
 
 
 CASES: list[tuple[dict[str, Any], str, list[str]]] = [
-    ({"on_gpu": True, "busy": 0.9, "memory": 0.97, "accumulate": 2, "half_is_fast": True}, "GPU memory was 97% full",
-     ["--data.batch_size 32", "--trainer.accumulate_grad_batches 4", "--trainer.precision bf16-mixed"]),
-    ({"on_gpu": True, "busy": 0.4, **shares(data_loading=0.6)}, "waited for data 60%",
-     ["--data.resident true", "--data.batch_size 256"]),
-    ({"max_workers": 8, "num_workers": 2, **shares(data_loading=0.5)}, "waited for data",
-     ["--data.num_workers 4", "--data.batch_size 256"]),
-    ({"max_workers": 2, "num_workers": 2, **shares(data_loading=0.5)}, "waited for data", ["--data.batch_size 256"]),
-    ({"on_gpu": True, "busy": 0.9, **shares(transfer_transforms=0.5)}, "Copies to the device",
-        ["--data.resident true", "--data.batch_size 256"]),
-    (shares(logging=0.3), "Logging and the progress bar took 30%", ["--trainer.log_every_n_steps 500"]),
-    ({"num_processes": 2, **shares(forward=0.1, backward=0.6)}, "with the exchange of gradients took 60%",
-     ["--data.batch_size 256", "--trainer.accumulate_grad_batches 4"]),
-    ({"on_gpu": True, "busy": 0.2, "step_ms": 0.6, "can_execute_several": True}, "The GPU was busy 20%",
-     ["--steps_per_execution 20", "--data.batch_size 256"]),
-    ({"step_ms": 1.0, **shares(optimizer=0.35)}, "Steps of 1.00 ms are small",
-     ["--data.batch_size 256"]),
-    ({"step_ms": 30, **shares(optimizer=0.6)}, "The optimiser took 60%", ["--data.batch_size 256"]),
-    ({"on_gpu": True, "busy": 0.99, "can_compile": True, "half_is_fast": True, **shares(forward=0.4, backward=0.4)},
-     "The network itself took 80%", ["--trainer.precision bf16-mixed", "--model.compile_net inductor"]),
-    ({"half_is_fast": True, **shares(forward=0.45, backward=0.45)}, "The network itself took 90%",
-     ["--trainer.precision bf16-mixed"]),
+    ({"busy": 0.9, "memory": 0.97}, "GPU memory was 97% full", ["smaller batch", "half precision"]),
+    ({"busy": 0.4, "shares": shares(data_loading=0.6)}, "waited for data 60%", ["resident data", "workers"]),
+    ({"shares": shares(transfer_transforms=0.5)}, "Copies to the device", ["resident data", "larger batch"]),
+    ({"shares": shares(logging=0.3)}, "Logging and the progress bar took 30%", ["rarer logging"]),
+    ({"num_processes": 2, "shares": shares(forward=0.1, backward=0.6)}, "with the exchange of gradients, took 60%",
+     ["larger batch", "rarer exchanges"]),
+    ({"busy": 0.2, "step_ms": 0.6}, "The GPU was busy 20% of the time: steps of 0.60 ms",
+     ["several steps", "larger batch"]),
+    ({"step_ms": 1.0, "shares": shares(optimizer=0.35)}, "Steps of 1.00 ms are small",
+     ["several steps", "larger batch"]),
+    ({"step_ms": 30, "shares": shares(optimizer=0.6)}, "The optimiser took 60%", ["larger batch", "compiling"]),
+    ({"busy": 0.99, "shares": shares(forward=0.4, backward=0.4)}, "The network itself took 80%",
+     ["half precision", "compiling"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "finding", "flags"), CASES)
-def test_each_rule_finds_its_case_and_names_the_flags(changes: dict[str, Any], finding: str, flags: list[str]) -> None:
-    sentences = advice(dataclasses.replace(EVEN, **changes))
+@pytest.mark.parametrize(("changes", "finding", "names"), CASES)
+def test_each_rule_finds_its_case_and_names_the_flags(changes: dict[str, Any], finding: str, names: list[str]) -> None:
+    facts = Facts(EVEN, 10, ALL)._replace(**changes)
+    sentences = advice(facts)
     assert 1 <= len(sentences) <= 2
     assert finding in sentences[0]
-    assert re.findall(r"--\S+ [^\s,]+", sentences[0]) == flags
+    assert sentences[0].endswith("; try " + ", or ".join(ALL[name] for name in names))
     assert "\n" not in "".join(sentences)
+    without = advice(facts._replace(remedies={name: ALL[name] for name in ALL if name != names[0]}))
+    assert ALL[names[0]] not in " ".join(without)
 
 
-@pytest.mark.parametrize("changes", [{}, {"batch_size": None, "num_workers": None, "is_resident": None, "step_ms": 1}])
-def test_where_nothing_stands_out_nothing_is_advised(changes: dict[str, Any]) -> None:
-    assert "--" not in "".join(advice(dataclasses.replace(EVEN, **changes)))
-
-
-def test_a_full_gpu_is_not_advised_to_take_more() -> None:
-    full = dataclasses.replace(EVEN, on_gpu=True, memory=0.95, busy=0.5, **shares(data_loading=0.5))
-    flags = re.findall(r"--\S+ [^\s,]+", " ".join(advice(full)))
-    assert "--data.resident true" not in flags
-    assert "--data.batch_size 256" not in flags
+@pytest.mark.parametrize("facts", [Facts(EVEN, 10, ALL), Facts(EVEN, 1, {}), Facts(shares(other=0.9), 1, {})])
+def test_where_nothing_stands_out_or_helps_nothing_is_advised(facts: Facts) -> None:
+    assert "--" not in "".join(advice(facts))
 
 
 def test_two_at_most() -> None:
-    everything = dataclasses.replace(
-        EVEN, on_gpu=True, memory=0.5, busy=0.1, **shares(data_loading=0.4, transfer_transforms=0.4)
-    )
-    first, second = advice(everything)
+    everything = shares(data_loading=0.4, transfer_transforms=0.4)
+    first, second = advice(Facts(everything, 10, ALL, busy=0.1, memory=0.5))
     assert "waited for data" in first
     assert "Copies to the device" in second
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """One that trained on a pretended GPU, of 8 CPU cores."""
+    monkeypatch.setattr("project.engine.advice.obstacle", lambda trainer: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, accumulate_grad_batches=2)
+    trainer.strategy._root_device = torch.device("cuda")
+    trainer.strategy._lightning_module = Classifier(nn.Flatten())
+    trainer.datamodule = SyntheticImages(batch_size=64, num_workers=2)  # type: ignore[attr-defined]
+    return trainer
+
+
+def flags(found: dict[str, str]) -> set[str]:
+    return set(re.findall(r"--\S+ \S+", " ".join(found.values())))
+
+
+def test_remedies_name_flags_with_values(trainer: Trainer) -> None:
+    assert set(remedies(trainer, memory=0.5)) == set(NAMES)
+    assert flags(remedies(trainer, memory=0.5)) == {
+        *("--data.batch_size 256", "--data.batch_size 32", "--data.resident true", "--data.num_workers 4"),
+        *("--steps_per_execution 20", "--trainer.precision bf16-mixed", "--model.compile_net inductor"),
+        *("--trainer.log_every_n_steps 500", "--trainer.accumulate_grad_batches 8"),
+        "--trainer.accumulate_grad_batches 4",
+    }
+
+
+def test_a_full_gpu_is_not_advised_to_take_more(trainer: Trainer) -> None:
+    assert set(NAMES) - set(remedies(trainer, memory=0.95)) == {"larger batch", "resident data"}
+
+
+def test_what_is_in_use_or_cannot_be_is_not_advised(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer.datamodule.on_gpu = {"train": None}  # type: ignore[attr-defined]
+    trainer.datamodule.batch_size = 1  # type: ignore[attr-defined]
+    trainer.strategy._lightning_module.compile_net = "inductor"  # type: ignore[union-attr]
+    monkeypatch.setattr("project.engine.advice.obstacle", lambda trainer: "a hook")
+    found = remedies(trainer, memory=0.5)
+    assert set(found) == {"larger batch", "half precision", "rarer logging", "rarer exchanges"}
+    trainer.strategy._root_device = torch.device("cpu")
+    trainer.datamodule = SyntheticImages(num_workers=8)  # type: ignore[attr-defined]
+    assert {"workers", "compiling", "resident data"}.isdisjoint(remedies(trainer, memory=0.5))
 
 
 class OwnData(LightningDataModule):
@@ -98,6 +133,6 @@ def test_facts_of_data_and_a_model_of_ones_own(train: Callable[..., Any], monkey
     train(*flags)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     train(*flags, "--data", "test_advice.OwnData")
-    assert [facts.batch_size for facts in found] == [16, None]
-    assert [facts.is_resident for facts in found] == [False, None]
-    assert all(facts.step_ms > 0 and 0 <= facts.forward <= 1 for facts in found)
+    assert found[0].remedies["larger batch"].endswith("--data.batch_size 64")
+    assert "larger batch" not in found[1].remedies
+    assert all(facts.step_ms > 0 and 0 <= facts.shares["forward"] <= 1 and facts.busy is None for facts in found)

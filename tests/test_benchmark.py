@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPO
-from test_scripts import script
+from conftest import REPO, script
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from torch import nn
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.engine.run import main
+from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
 TEXT = Path(TINY).read_text()
@@ -60,6 +61,11 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--data.val_fraction", "1"], ["data.val_fraction: ", "1", "<1"]),
         (["--data.num_workers", "-1"], ["data.num_workers: ", "-1", ">=0"]),
         (["--data.pin_memory", "5"], ["data.pin_memory: '5'", "bool"]),
+        (["--data.batch_size", "null"], ["data.batch_size: ", "null"]),
+        (["--model.lr", "null"], ["model.lr: ", "null"]),
+        (["--model.optimizer", "null"], ["model.optimizer: ", "str", "None"]),
+        (["--model.net.sizes", "null"], ["model.net.sizes: ", "list", "None"]),
+        (["--trainer.num_nodes", "null"], ["trainer.num_nodes", "None"]),
         (["--model.lr", "-1"], ["model.lr: ", "-1", ">0"]),
         (["--model.lr", "fast"], ["model.lr: ", "'fast'", "Float"]),
         (["--model.scheduler_interval", "batch"], ["batch", "'epoch', 'step'"]),
@@ -147,7 +153,7 @@ def test_what_is_not_there_or_does_not_fit(
         ("trainer: [1]\n", ["trainer", "[1]"]),
         ("data: 5\n", ["data", "5"]),
         (b"\x00\x01\x02", ["YAML"]),
-        (bytes(range(256)), ["text"]),
+        (bytes(range(256)), ["decode byte 0x80"]),
         (TEXT.replace("max_epochs", "max_epoch"), ["trainer.max_epoch", "max_epochs?"]),
         (TEXT.replace("lr:", "learning_rate:"), ["model.learning_rate", "lr"]),
         (TEXT.replace("batch_size", "batchsize"), ["data.batchsize", "batch_size?"]),
@@ -159,6 +165,9 @@ def test_what_is_not_there_or_does_not_fit(
         ("model: {class_path: project.classifier.Classifier, lr: 3}", ["model.class_path: ", "init_args"]),
         ("data: {clas_path: project.data.synthetic.SyntheticImages}", ["data.clas_path", "class_path?"]),
         (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
+        (TEXT.replace("0.01", ""), ["model.lr: ", "null"]),
+        (TEXT.replace("batch_size: 16", "batch_size:"), ["data.batch_size: ", "null"]),
+        (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), ["model.net: ", "required: sizes"]),
         (TEXT.replace("batch_size: 16", "batch_size: 0"), ["data.batch_size: ", "0 ", ">0"]),
         (TEXT.replace("[192, 16, 4]", "[192, x, 4]"), ["model.net.sizes: ", "int", "x"]),
         (TEXT.replace("mlp.MLP", "mlp.MPL"), ["MPL", "MLP?"]),
@@ -452,6 +461,20 @@ def test_odd_yaml(train: Train, tmp_path: Path, capsys: Any, text: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
     assert len(fails(capsys, 2, lambda: train("--config", path))) < 400
+
+
+class Implicit(MLP):
+    """Has a default that its type does not take."""
+
+    def __init__(self, sizes: list[int], width: int = None, act: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+        super().__init__(sizes)
+
+
+@pytest.mark.usefixtures("own")
+def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
+    flags = ("--model.scheduler", "null", "--trainer.max_epochs", "null", "--trainer.max_steps", "3")
+    own = ("--model.net", "test_cli.Implicit", "--model.net.sizes", "[192,4]")
+    assert train(*flags, *own)["steps"] == 3
 
 
 def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import random
+import traceback
 from typing import Any
 
 import numpy as np
@@ -6,12 +7,17 @@ import pytest
 import torch
 from attached import attach, inputs_of
 from lightning import Trainer
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.samples import DatasetSamples, TensorBatches
+from project.classifier import Classifier
+from project.engine.quiet import quiet_lightning
+
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -165,7 +171,7 @@ def test_without_a_gpu_data_stays_where_it_is(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}])
 def test_impossible_splits(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"val_fraction|batch_size"):
-        labelled(50, **options)
+        labelled(50, **options).train_dataloader()
 
 
 def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -> None:
@@ -226,6 +232,105 @@ def test_targets_of_any_shape_and_no_classes() -> None:
     assert next(iter(data.val_dataloader()))[1].shape == (8, 2, 3)
 
 
+@pytest.mark.parametrize("kind", ["int32", "uint8", "column", "list", "Dataset", "Dataset of columns"])
+def test_class_numbers_in_any_form_are_int64_one_a_sample(kind: str) -> None:
+    numbers = np.arange(50) % 3
+    inputs = np.zeros((50, 4), dtype=np.float32)
+    column = numbers.astype(np.uint8)[:, None]
+    forms: dict[str, Any] = {
+        "int32": (inputs, numbers.astype(np.int32)),
+        "uint8": (inputs, numbers.astype(np.uint8)),
+        "column": (inputs, column),
+        "list": (inputs.tolist(), numbers.tolist()),
+        "Dataset": Pairs(list(zip(inputs, numbers.tolist(), strict=True))),
+        "Dataset of columns": Pairs(list(zip(inputs, column, strict=True))),
+    }
+    data = attach(Numbers(forms[kind], classes=("a", "b", "c"), val_fraction=0))
+    for x, y in data.val_dataloader():
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        assert y.shape == x.shape[:1]
+    without_classes = attach(Numbers(forms["column"], val_fraction=0))
+    assert next(iter(without_classes.val_dataloader()))[1].shape == (8, 1)
+
+
+class Pairs(Dataset[Any]):
+    """Pairs as they are given; one that is an exception is raised."""
+
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.pairs[index], Exception):
+            raise self.pairs[index]
+        return self.pairs[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [
+        ((torch.zeros(3, 9, 8), 0), ""),
+        ((Image.new("L", (8, 8)), 0), "Image"),
+        ((torch.zeros(3, 8, 8), 0, 0), ""),
+    ],
+)
+def test_samples_that_make_no_batch_are_a_short_error(pair: Any, reason: str, num_workers: int) -> None:
+    data = attach(Numbers(Pairs([*[(torch.zeros(3, 8, 8), 0)] * 20, pair]), val_fraction=0, num_workers=num_workers))
+    with pytest.raises(UserError, match=r"^Pairs must give \(input, target\)") as caught:
+        list(data.val_dataloader())
+    assert len(str(caught.value).splitlines()) == 2
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_dataset_keeps_its_traceback(num_workers: int) -> None:
+    pairs = [*[(torch.zeros(3), 0)] * 20, RuntimeError("stack expects each tensor")]
+    data = attach(Numbers(Pairs(pairs), val_fraction=0, num_workers=num_workers))
+    with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
+        list(data.val_dataloader())
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "raise self.pairs[index]" in shown
+
+
+def test_a_stock_loader_in_a_subclass() -> None:
+    quiet_lightning()
+
+    class Stock(Numbers):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=4, shuffle=True)
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=5)
+
+        test_dataloader = predict_dataloader = val_dataloader
+
+        def normalize(self, inputs: Tensor) -> Tensor:
+            return inputs.float()
+
+    seen: list[int] = []
+
+    class Model(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(len(batch[1]))
+            return super().training_step(batch, batch_idx)
+
+    # fewer samples than data.batch_size: the user's loader has its own
+    data = Stock((torch.arange(30).reshape(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2, **QUIET)
+    model = Model(nn.Linear(3, 2), num_classes=2)
+    trainer.fit(model, data)
+    assert seen == [4, 4, 2] * 2
+    (found,) = trainer.test(model, data, verbose=False)
+    assert "test/loss" in found
+    assert len(trainer.predict(model, data, return_predictions=True) or ()) == 2
+    own = Numbers((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"))
+    assert [len(outputs) for outputs in trainer.predict(model, own)] == [8, 2]  # type: ignore[union-attr, arg-type]
+
+
 def batches(loader: Any) -> list[Any]:
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
 
@@ -278,10 +383,12 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
     (TensorDataset(x, y.float()), ("a", "b"), None, "torch.float32 targets"),
     ((x, y), (), (1, 28, 28), r"\(3,\) and image_shape \(1, 28, 28\)"),
     (Jittered(), (), (1, 28, 28), r"\(4,\) and image_shape \(1, 28, 28\)"),
-    (Stream(), (), None, "Stream, .*\n.*map-style"),
-    (Endless(), (), None, "Endless, .*\n.*map-style"),
-    (None, (), None, "NoneType: let load return"),
-    (x, (), None, "Tensor: let load return"),
+    (Stream(), (), None, "Stream:\nload returns .* map-style"),
+    (Endless(), (), None, "Endless:\nload returns .* map-style"),
+    (None, (), None, "NoneType:\nload returns"),
+    (x, (), None, "Tensor:\nload returns"),
+    (([[1, 2], [3]], [0, 1]), (), None, "not made of numbers in one shape:\n"),
+    ((x, ["a"] * 50), ("a",), None, "not made of numbers in one shape:\n"),
     (TensorDataset(x), (), None, r"must give \(input, target\)"),
     (TensorDataset(x, y, y), (), None, r"must give \(input, target\)"),
 ]

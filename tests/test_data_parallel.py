@@ -1,16 +1,21 @@
 """The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs where there are any."""
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from conftest import TINY
+from lightning import LightningModule, Trainer, seed_everything
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
+from project.base.system import System
 from project.callbacks.step_timer import StepTimer, shares
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
@@ -19,6 +24,7 @@ from project.engine.data_parallel import DataParallelStrategy
 from project.engine.quiet import quiet_lightning
 from project.engine.run import main
 from project.models.mlp import MLP
+from project.regressor import Regressor
 
 CPU = torch.device("cpu")
 
@@ -70,8 +76,8 @@ def data(**options: Any) -> SyntheticImages:
 
 def trainer(folder: Path, strategy: Any, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    accelerator = "gpu" if getattr(strategy, "parallel_devices", [CPU])[0].type == "cuda" else "cpu"
-    options = {"accelerator": accelerator, "devices": 1, "max_epochs": 2, **quiet, **options}
+    is_on_gpu = isinstance(strategy, DataParallelStrategy) and strategy.root_device.type == "cuda"
+    options = {"accelerator": "gpu" if is_on_gpu else "cpu", "devices": 1, "max_epochs": 2, **quiet, **options}
     return Trainer(strategy=strategy, default_root_dir=folder, use_distributed_sampler=False, **options)
 
 
@@ -143,7 +149,7 @@ def test_the_replicas_work_in_the_context_of_the_step(dtype: torch.dtype) -> Non
     strategy = DataParallelStrategy([CPU, CPU])
     x = torch.zeros(4, 3, 4, 4)
     net = Watched()
-    strategy._lightning_module = Classifier(net)
+    strategy.connect(Classifier(net))
     with strategy.split_forward():
         with torch.autocast("cpu", dtype=dtype):
             assert net(x).dtype == dtype
@@ -159,21 +165,39 @@ def test_the_replicas_work_in_the_context_of_the_step(dtype: torch.dtype) -> Non
     assert net.contexts[6:] == [(True, False, False, default)] * 2
 
 
+def split(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a network returns from two devices."""
+    strategy = DataParallelStrategy([CPU, CPU])
+    strategy.connect(Classifier(net))
+    with strategy.split_forward():
+        return net(*args, **kwargs)
+
+
 @pytest.mark.usefixtures("stand_ins")
 def test_arguments_and_outputs_of_several_tensors() -> None:
     class Net(nn.Module):
         def forward(self, x: Tensor, scale: float, *, shift: Tensor) -> dict[str, Any]:
             return {"sum": x * scale + shift, "both": (x, [shift]), "scale": scale}
 
-    strategy = DataParallelStrategy([CPU, CPU])
-    strategy._lightning_module = Classifier(Net())
     x, shift = torch.arange(5.0), torch.arange(5.0) * 10
-    with strategy.split_forward():
-        output = strategy._lightning_module.net(x, 2.0, shift=shift)
+    output = split(Net(), x, 2.0, shift=shift)
     assert torch.equal(output["sum"], x * 2 + shift)
     assert torch.equal(output["both"][0], x)
     assert torch.equal(output["both"][1][0], shift)
     assert output["scale"] == 2.0
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_batch_in_a_dict_or_a_list_is_split() -> None:
+    class Net(nn.Module):
+        def forward(self, batch: dict[str, Any]) -> Tensor:
+            assert len(batch["x"]) <= 3
+            return batch["x"] * batch["scale"] + batch["more"][0]
+
+    x = torch.arange(5.0)
+    assert torch.equal(split(Net(), {"scale": torch.tensor(2.0), "x": x, "more": [x], "name": "a"}), 3 * x)
+    with pytest.raises(UserError, match="got none"):
+        split(Net(), {"scale": torch.tensor(2.0)})
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -184,12 +208,118 @@ def test_an_error_in_a_replica_is_the_users_own_and_leaves_the_network_as_it_was
                 raise ValueError("not 3")
             return x
 
-    strategy = DataParallelStrategy([CPU, CPU])
     net = Net()
-    strategy._lightning_module = Classifier(net)
-    with pytest.raises(ValueError, match="not 3"), strategy.split_forward():
-        net(torch.arange(6))
+    with pytest.raises(ValueError, match="not 3"):
+        split(net, torch.arange(6))
     assert "forward" not in vars(net)
+
+
+class Line(TensorDataModule):
+    """Numbers (N, 48) and the sum of each, for a Regressor."""
+
+    def load(self, split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(60, 48, generator=torch.Generator().manual_seed(len(split)))
+        return inputs, inputs.sum(1)
+
+
+class WatchedLoss(nn.Module):
+    """Squared error that notes the sizes of the batches that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, predicted: Tensor, targets: Tensor) -> Tensor:
+        assert predicted.device == targets.device == CPU
+        self.sizes.append(len(predicted))
+        return nn.functional.mse_loss(predicted, targets)
+
+
+class OwnStep(Classifier):
+    """Calls the network twice, and has parameters of its own beside it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net, lr=0.02)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        x, y = batch
+        logits = self.net(x) * self.temperature + self.net(x.flip(3))
+        loss = nn.functional.cross_entropy(logits, y)
+        self.track("train", loss, logits, y, temperature=self.temperature)
+        return {"loss": loss}
+
+
+class PlainModule(LightningModule):
+    """No System: its network is only called `net`."""
+
+    def __init__(self, net: nn.Module | None) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.log("val/mean", self.net(batch[0]).mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("kind", [OwnStep, PlainModule])
+def test_a_step_of_ones_own_trains_as_on_one_device(tmp_path: Path, kind: Callable[[nn.Module], Any]) -> None:
+    found = []
+    for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
+        seed_everything(1, verbose=False)
+        net = Watched()
+        model = kind(net)
+        fitted = trainer(tmp_path, strategy, max_epochs=1, log_every_n_steps=1)
+        fitted.fit(model, data())
+        assert max(net.sizes) == (10 if strategy == "auto" else 4)
+        found.append({**model.state_dict(), **fitted.callback_metrics})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_criterion_of_a_regressor_sees_the_whole_batch(tmp_path: Path) -> None:
+    found = []
+    for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
+        seed_everything(1, verbose=False)
+        criterion = WatchedLoss()
+        model: System = Regressor(MLP(sizes=[48, 8, 1]), criterion, lr=0.01)
+        fitted = trainer(tmp_path, strategy, num_sanity_val_steps=0)
+        samples = Line(batch_size=10, val_fraction=0.2)
+        fitted.fit(model, samples)
+        assert criterion.sizes == [10, 10, 10, 10, 10, 2] * 2  # 48 samples to train, without the last 8; 12 to validate
+        values = {**model.state_dict(), **fitted.callback_metrics}
+        found.append({**values, "predicted": torch.cat(fitted.predict(model, samples))})
+    assert found[0]["predicted"].shape == (60, 1)
+    assert {"val/loss", "val/mae", "train/mae"} <= found[0].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def stand_in_strategy(stand_ins: None) -> Iterator[str]:
+    name = "dp_on_cpu"
+    StrategyRegistry.register(name, DataParallelStrategy, parallel_devices=[CPU, CPU])
+    yield name
+    StrategyRegistry.remove(name)
+
+
+def test_several_steps_in_one_call_become_single_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in_strategy: str
+) -> None:
+    args = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path), "--trainer.strategy", stand_in_strategy]
+    single = main(args)
+    assert "One step at a time" not in capsys.readouterr().out
+    several = main([*args, "--steps_per_execution", "4"])
+    assert capsys.readouterr().out.count("One step at a time: --steps_per_execution 4 does not go with") == 1
+    assert several == {**single, "train_seconds": several["train_seconds"]}
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -209,22 +339,26 @@ def test_what_dp_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--trainer.strategy", "dp", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path)])
+        main(["--config", TINY, "--trainer.strategy", "dp", "--trainer.default_root_dir", str(tmp_path)])
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert "dp splits each batch over GPUs" in error
+    assert "dp splits each batch over the GPUs" in error
     with pytest.raises(UserError, match="over GPUs"):  # from Python
         fit(tmp_path, "dp")
+    two = functools.partial(DataParallelStrategy, [CPU, CPU])
+    with pytest.raises(UserError, match="`net`, which PlainModule lacks"):
+        trainer(tmp_path, two()).fit(PlainModule(None), data())
     net = MLP(sizes=[48, 8, 4])
     net.compile(backend="eager")
+    for compiled in (net, torch.compile(MLP(sizes=[48, 8, 4]), backend="eager")):
+        with pytest.raises(UserError, match="compiled"):
+            fit(tmp_path, two(), compiled)
     with pytest.raises(UserError, match="compiled"):
-        fit(tmp_path, DataParallelStrategy([CPU, CPU]), net)
-    with pytest.raises(UserError, match="compiled"):
-        fit(tmp_path, DataParallelStrategy([CPU, CPU]), torch.compile(MLP(sizes=[48, 8, 4]), backend="eager"))
+        trainer(tmp_path, two()).fit(Classifier(MLP(sizes=[48, 8, 4]), compile_net="eager"), data())
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(UserError, match="without torchrun"):
-        fit(tmp_path, DataParallelStrategy([CPU, CPU]))
+        fit(tmp_path, two())
 
 
 GPU = torch.device("cuda", 0)
@@ -249,7 +383,7 @@ def test_two_gpus_train_as_one(tmp_path: Path, options: dict[str, Any]) -> None:
 def test_the_replicas_on_a_gpu_work_in_the_steps_precision(dtype: torch.dtype) -> None:
     strategy = DataParallelStrategy([GPU, GPU])
     net = Watched().to(GPU)
-    strategy._lightning_module = Classifier(net)
+    strategy.connect(Classifier(net))
     with strategy.split_forward(), torch.autocast("cuda", dtype=dtype):
         assert net(torch.zeros(4, 3, 4, 4, device=GPU)).dtype == dtype
     assert {context[-1] for context in net.contexts} == {dtype}
@@ -264,8 +398,7 @@ def test_batchnorms_running_mean_is_that_of_the_first_part(tmp_path: Path) -> No
 
 @pytest.mark.gpu
 def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
-    config = str(Path(__file__).with_name("tiny.yaml"))
-    args = ["--config", config, "--trainer.default_root_dir", str(tmp_path), "--trainer.accelerator", "gpu"]
+    args = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path), "--trainer.accelerator", "gpu"]
     plain = main([*args, "--trainer.devices", "1"])
     split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
     for name in ("test/acc", "test/loss", "steps"):

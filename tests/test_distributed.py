@@ -20,18 +20,19 @@ import pytest
 import ranks
 import torch
 import yaml
-from conftest import REPO, TINY
-from lightning import Callback, LightningModule, Trainer
+from conftest import REPO, TINY, script
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_scripts import script
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from project.base.datamodule import Batch, TensorDataModule
+from project.classifier import Classifier
+from project.engine.cli import TrainingCLI
 from project.engine.processes import StopOnSigterm
 from project.engine.run import main
-
-README = (REPO / "README.md").read_text()
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +61,47 @@ class Numbers(TensorDataModule):
         super().__init__(**kwargs)
         self.num = {"train": num_train, "test": num_test}
 
-    def load(self, split: Literal["train", "test"]) -> Batch:
+    def load(self, split: Literal["train", "test"]) -> Any:
         start = 0 if split == "train" else 1000
         numbers = torch.arange(start, start + self.num[split])
         return numbers.float().unsqueeze(1), numbers % 2
+
+
+class Drawn(Dataset[Any]):
+    """The numbers from `start` on, each beside what a random transform would draw."""
+
+    def __init__(self, start: int, num: int) -> None:
+        self.start = start
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.tensor([self.start + i, torch.rand(()).item()]), i % 2
+
+
+class DrawnNumbers(Numbers):
+    def load(self, split: Literal["train", "test"]) -> Any:
+        return Drawn(0 if split == "train" else 1000, self.num[split])
+
+
+class PlainNumbers(LightningDataModule):
+    """The same by torch's own loaders, which know nothing of ranks."""
+
+    def loader(self, start: int, num: int, **options: Any) -> DataLoader[Any]:
+        return DataLoader(Drawn(start, num), batch_size=4, **options)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.loader(0, 48, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.loader(48, 5)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.loader(1000, 25)
+
+    predict_dataloader = test_dataloader
 
 
 class WithBuffer(nn.Module):
@@ -86,10 +124,13 @@ class Seen(LightningModule):
         super().__init__()
         self.net = WithBuffer()
         self.seen: dict[str, list[list[list[int]]]] = {"train": [], "val": [], "test": [], "predict": []}
+        self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
-        self.seen[stage][-1].append(batch[0].flatten().int().tolist())
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.seen[stage][-1].append(batch[0][:, 0].int().tolist())
+        if stage == "train":
+            self.draws += batch[0][:, 1:].flatten().tolist()
+        return nn.functional.cross_entropy(self.net(batch[0][:, :1]), batch[1])
 
     def on_train_epoch_start(self) -> None:
         self.seen["train"].append([])
@@ -120,25 +161,48 @@ class Seen(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
+QUIET: dict[str, Any] = {
+    **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
+    **{"enable_model_summary": False, "num_sanity_val_steps": 0},
+}
+
+
 def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
-    """Fit, test and predict; leaves seen_RANK.json."""
+    """Fit, test and predict Numbers by a Trainer made by hand; leaves seen_RANK.json."""
     num_ranks = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
-    model, data = Seen(), Numbers(**{"batch_size": 4, **data_options})
     trainer = Trainer(
         **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp", "use_distributed_sampler": False},
-        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False},
-        **{"max_epochs": 2, "num_sanity_val_steps": 0, "enable_model_summary": False},
+        **{"max_epochs": 2, "barebones": False, **QUIET},
     )
+    use(trainer, Seen(), Numbers(**{"batch_size": 4, **data_options}), folder)
+
+
+def look_by_flags(folder: str, data: str, *flags: Any) -> None:
+    """The same, as flags have it."""
+    args = ["--model", "test_distributed.Seen", "--data", f"test_distributed.{data}", *map(str, flags)]
+    cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
+    use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
+
+
+def use(trainer: Trainer, model: Any, data: LightningDataModule, folder: str) -> None:
     trainer.fit(model, data)
+    loader: Any = trainer.train_dataloader
     trainer.test(model, data, verbose=False)
     trainer.predict(model, data, return_predictions=False)
-    Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(model.seen))
-    torch.distributed.destroy_process_group()
+    found = {**model.seen, "draws": model.draws, "sampler": type(loader.batch_sampler.sampler).__name__}
+    Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
-def seen(folder: Path, num_ranks: int) -> list[dict[str, list[list[list[int]]]]]:
+def seen(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def together(found: list[dict[str, Any]], stage: str, epoch: int) -> list[int]:
+    """The numbers that all ranks saw in an epoch."""
+    return list(chain(*chain(*(rank[stage][epoch] for rank in found))))
 
 
 OPTIONS = {
@@ -167,22 +231,21 @@ def test_which_samples_each_rank_sees(
     for epoch in range(2):
         batches = [rank["train"][epoch] for rank in found]
         assert len({len(own) for own in batches}) == 1  # equally many steps
-        numbers = list(chain(*chain(*batches)))
+        numbers = together(found, "train", epoch)
         assert max(Counter(numbers).values()) == 1
         if options.get("drop_last", True):
             assert {len(batch) for batch in chain(*batches)} == {4}
             assert len(numbers) == num_train // (4 * num_ranks) * 4 * num_ranks
         else:
             assert len(numbers) == num_train // num_ranks * num_ranks
-        val = list(chain(*chain(*(rank["val"][epoch] for rank in found))))
+        val = together(found, "val", epoch)
         assert len(val) == num_val
         assert not set(val) & set(numbers)
-        assert sorted(set(val)) == sorted(set(chain(*chain(*(rank["val"][0] for rank in found)))))
+        assert sorted(val) == sorted(together(found, "val", 0))
         orders.append(batches)
     assert orders[0] != orders[1]
     for stage in ("test", "predict"):
-        numbers = list(chain(*chain(*(rank[stage][0] for rank in found))))
-        assert sorted(numbers) == list(range(1000, 1025)), stage
+        assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
 
 
 def test_the_ranks_together_take_the_batches_of_one_process(on_ranks: RunRanks, tmp_path: Path) -> None:
@@ -196,6 +259,120 @@ def test_the_ranks_together_take_the_batches_of_one_process(on_ranks: RunRanks, 
             [[sorted(chain(*batch)) for batch in zip(*epoch, strict=True)] for epoch in zip(*by_rank, strict=True)]
         )
     assert epochs[0] == epochs[1] == epochs[2]
+
+
+def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> list[dict[str, Any]]:
+    result = on_ranks(num_ranks, "test_distributed.look_by_flags", folder, *args)
+    assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
+    return seen(folder, num_ranks)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(
+    on_ranks: RunRanks, tmp_path: Path, num_workers: int
+) -> None:
+    flags = ("--data.batch_size", 4, "--data.num_workers", num_workers, "--data.drop_last", "false")
+    found = by_flags(on_ranks, tmp_path, 2, "DrawnNumbers", *flags)
+    for epoch in range(2):
+        first, second = (rank["train"][epoch] for rank in found)
+        assert [len(batch) for batch in first] == [len(batch) for batch in second] == [4, 4, 4, 4, 4, 4]
+        train, val = together(found, "train", epoch), together(found, "val", epoch)
+        assert sorted(train + val) == list(range(53))  # each once
+    for stage in ("test", "predict"):
+        assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
+    assert [rank["sampler"] for rank in found] == ["EpochBatchSampler"] * 2  # ours shards itself
+    draws = list(chain(*(rank["draws"] for rank in found)))
+    assert len(draws) == len(set(draws)) == 2 * 48
+
+
+def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_path: Path) -> None:
+    found = by_flags(on_ranks, tmp_path, 2, "PlainNumbers")
+    assert [rank["sampler"] for rank in found] == ["DistributedSampler"] * 2
+    orders = [together(found, "train", epoch) for epoch in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))
+    assert orders[0] != orders[1]
+    assert set(together(found, "val", 0)) == set(range(48, 53))
+    assert set(together(found, "test", 0)) == set(range(1000, 1025))
+    assert len(together(found, "test", 0)) == 26  # Lightning's sampler gives one twice, to make the shares equal
+
+
+@pytest.mark.parametrize("data", ["Numbers", "PlainNumbers"])
+@pytest.mark.parametrize(("flag", "changes"), [("limit_train_batches", True), ("overfit_batches", False)])
+def test_a_part_of_the_batches(on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool) -> None:
+    options = ("--data.batch_size", 4) if data == "Numbers" else ()
+    found = by_flags(on_ranks, tmp_path, 2, data, f"--trainer.{flag}", 3, *options)
+    for rank in found:
+        assert [len(epoch) for epoch in rank["train"]] == [3, 3]
+    epochs = [together(found, "train", epoch) for epoch in range(2)]
+    assert len(set(epochs[0])) == len(set(epochs[1])) == 2 * 3 * 4  # no sample on both ranks
+    assert (epochs[0] != epochs[1]) == changes
+
+
+# metrics
+
+
+class Logits(TensorDataModule):
+    """Logits of 3 classes, (N, 3), that are right more often than not."""
+
+    classes = ["a", "b", "c"]
+
+    def load(self, split: Literal["train", "test"]) -> Batch:
+        generator = torch.Generator().manual_seed(len(split))
+        targets = torch.multinomial(
+            torch.tensor([0.6, 0.3, 0.1]), 53 if split == "train" else 25, True, generator=generator
+        )
+        return torch.randn(len(targets), 3, generator=generator) + nn.functional.one_hot(targets, 3), targets
+
+
+class Scale(nn.Module):
+    """Multiplies by a weight, which is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def metrics() -> dict[str, Any]:
+    return {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3, thresholds=None)}
+
+
+def measure(folder: str) -> None:
+    """Fit without learning, and test; leaves metrics_RANK.json and, on the first rank, the samples."""
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    model = Classifier(Scale(), metrics=metrics(), num_classes=3, lr=1e-12)
+    data = Logits(batch_size=4, val_fraction=0.25)
+    trainer = Trainer(
+        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp", "use_distributed_sampler": False},
+        **{"max_epochs": 1, "log_every_n_steps": 100, **QUIET},
+    )
+    trainer.fit(model, data)
+    found = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    found |= trainer.test(model, data, verbose=False)[0]
+    Path(folder, f"metrics_{trainer.global_rank}.json").write_text(json.dumps(found))
+    if trainer.global_rank == 0:
+        torch.save(
+            {name: data.splits[name].__getitems__(list(range(len(data.splits[name])))) for name in ("val", "test")},
+            Path(folder, "samples.pt"),
+        )
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_metrics_are_those_of_all_samples_at_once(on_ranks: RunRanks, tmp_path: Path, num_ranks: int) -> None:
+    result = on_ranks(num_ranks, "test_distributed.measure", tmp_path)
+    assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
+    expected = {"test/num_samples": 25.0}
+    for stage, (logits, targets) in torch.load(tmp_path / "samples.pt").items():
+        assert len(targets) == {"val": 13, "test": 25}[stage]  # unequal shares of 2 and 3 ranks
+        expected[f"{stage}/loss"] = nn.functional.cross_entropy(logits, targets).item()
+        expected |= {f"{stage}/{name}": metric(logits, targets).item() for name, metric in metrics().items()}
+    for rank in range(num_ranks):
+        found = json.loads((tmp_path / f"metrics_{rank}.json").read_text())
+        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+        assert {"train/loss", "train/f1", "train/auroc"} <= found.keys()
 
 
 # whole runs
@@ -233,6 +410,17 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, t
     for tag in ("train/loss", "train/acc", "val/loss", "val/acc", "lr", "test/loss", "test/acc"):
         assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), tag
     assert len(curve(tmp_path / "1", "train/loss")) > 1
+
+
+def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_path: Path) -> None:
+    args = ("--trainer.strategy", "ddp", "--trainer.devices", 2)
+    run(on_ranks, 2, tmp_path / "single", *args)
+    first, second = run(on_ranks, 2, tmp_path / "several", *args, "--steps_per_execution", 4)
+    (line,) = [line for line in first.splitlines() if line.startswith("One step at a time")]
+    assert line.endswith("--steps_per_execution 4 does not go with trainer.strategy ddp on trainer.devices 2")
+    assert second == ""
+    for name, value in weights(tmp_path / "single").items():
+        assert torch.equal(weights(tmp_path / "several")[name], value)
 
 
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
@@ -276,9 +464,16 @@ class Dropout(nn.Module):
         return self.layers(x)
 
 
-DROPOUT = ("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 2)
+DROPOUT = (
+    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 3),
+    *("--model.metrics", json.dumps({
+        "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
+        "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
+    })),
+)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks: RunRanks, tmp_path: Path) -> None:
     flags = ("--step_timer", "true", "--device_monitor", "true", "--figures_every_n_epochs", 1, "--model.lr", 1e-12)
     flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
@@ -300,15 +495,50 @@ def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_rank
 def assert_equal_runs(found: Path, expected: Path) -> None:
     for name, value in weights(expected).items():
         assert torch.equal(weights(found)[name], value), name
-    for tag in ("train/loss", "train/acc", "val/loss"):
-        assert curve(found, tag) == pytest.approx(curve(expected, tag), rel=1e-6)
+    for tag in ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auroc"):
+        assert curve(found, tag) == pytest.approx(curve(expected, tag), rel=1e-6), tag
 
 
-def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks: RunRanks, tmp_path: Path) -> None:
-    run(on_ranks, 2, tmp_path / "whole", *DROPOUT)
-    run(on_ranks, 2, tmp_path / "parts", *DROPOUT, "--trainer.max_epochs", 1)
-    run(on_ranks, 2, tmp_path / "parts", *DROPOUT, "--ckpt_path", "last")
-    assert_equal_runs(tmp_path / "parts", tmp_path / "whole")
+@pytest.fixture(scope="session")
+def uninterrupted(on_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    run(on_ranks, 2, folder, *DROPOUT)
+    return folder
+
+
+def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
+    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path
+) -> None:
+    run(on_ranks, 2, tmp_path, *DROPOUT, "--trainer.max_epochs", 1)
+    run(on_ranks, 2, tmp_path, *DROPOUT, "--ckpt_path", "last")
+    assert_equal_runs(tmp_path, uninterrupted)
+
+
+# the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
+TO_THE_END = (
+    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5, "--trainer.log_every_n_steps", 100),
+    *("--monitor", "val/loss", "--model.lr", 0.001),
+)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
+    on_ranks: RunRanks, tmp_path: Path, num_ranks: int
+) -> None:
+    args = (*TO_THE_END, "--data.batch_size", 32 // num_ranks)
+    outputs = run(on_ranks, num_ranks, tmp_path / "cut", *args)
+    assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
+    (path,) = tmp_path.rglob("best.ckpt")
+    assert torch.load(path, weights_only=True)["global_step"] == 20
+    run(on_ranks, num_ranks, tmp_path / "more", *args, "--ckpt_path", path, "--trainer.max_epochs", 3)
+    run(on_ranks, num_ranks, tmp_path / "whole", *args, "--trainer.max_epochs", 3)
+    for name, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "more")[name], value), name
+    for tag in ("train/loss", "val/loss"):
+        whole = curve(tmp_path / "whole", tag)
+        rest = curve(tmp_path / "more", tag)
+        assert max(rest) == max(whole) == 29
+        assert rest == pytest.approx({step: whole[step] for step in rest}, rel=1e-6), tag
 
 
 class Sigterm(Callback):
@@ -324,17 +554,20 @@ class Sigterm(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("terminated", [[0], [1], [0, 1]])
-def test_all_ranks_stop_together_at_a_sigterm(on_ranks: RunRanks, tmp_path: Path, terminated: list[int]) -> None:
+@pytest.mark.parametrize(
+    "terminated", [pytest.param([0], marks=pytest.mark.slow), [1], pytest.param([0, 1], marks=pytest.mark.slow)]
+)
+def test_all_ranks_stop_together_at_a_sigterm(
+    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path, terminated: list[int]
+) -> None:
     callback = ("--trainer.callbacks", "test_distributed.Sigterm", "--trainer.callbacks.ranks", terminated)
-    outputs = run(on_ranks, 2, tmp_path / "cut", *DROPOUT, *callback, status=143)
+    outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, status=143)
     assert outputs[0].endswith("Stopped by SIGTERM; go on with --ckpt_path last\n")
     assert not outputs[1]
     (path,) = tmp_path.rglob("last.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 9 + 4
-    run(on_ranks, 2, tmp_path / "cut", *DROPOUT, "--ckpt_path", "last")
-    run(on_ranks, 2, tmp_path / "whole", *DROPOUT)
-    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    run(on_ranks, 2, tmp_path, *DROPOUT, "--ckpt_path", "last")
+    assert_equal_runs(tmp_path, uninterrupted)
 
 
 # what goes wrong
@@ -345,10 +578,18 @@ def test_all_ranks_stop_together_at_a_sigterm(on_ranks: RunRanks, tmp_path: Path
     [
         (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
         (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training samples"),
-        (("--trainer.devices", 2), "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3"),
-        (("--trainer.strategy", "dp"), "trainer.strategy dp"),
         (("--ckpt_path", "last"), "no run in"),
-        (("--monitor", "val/nothing"), "--monitor 'val/nothing' is not among"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (
+                    ("--trainer.devices", 2),
+                    "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",
+                ),
+                (("--trainer.strategy", "dp"), "trainer.strategy dp"),
+                (("--monitor", "val/nothing", "--monitor_mode", "max"), "--monitor 'val/nothing' is not among"),
+            )
+        ),
     ],
 )
 def test_a_mistake_is_told_once(on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str) -> None:
@@ -434,6 +675,7 @@ def session_of(process: Path) -> int | None:
     return int(session) if state != "Z" else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
 def test_strategies_by_flag(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path, on_ranks: RunRanks, strategy: str
@@ -452,6 +694,7 @@ def test_strategies_by_flag(
     assert found["test/num_samples"] == 75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["first", "second"])
 def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.Popen[str]], killed: str) -> None:
     process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100)
@@ -466,6 +709,7 @@ def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.
     assert_none_left(process.pid, 10)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -477,9 +721,11 @@ def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     assert_none_left(process.pid, 5)
 
 
+@pytest.mark.slow
 def test_two_machines_by_torchrun(tmp_path: Path) -> None:
-    """The README's command, with both "machines" on the loopback."""
-    (line,) = [line for line in README.splitlines() if line.startswith("torchrun ")]
+    """The page's command, with both "machines" on the loopback."""
+    page = (REPO / "docs" / "devices.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("torchrun ")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -499,6 +745,7 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
     assert json.loads(metrics.read_text())["test/num_samples"] == 75
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_one_that_died_at_its_start(start_command: Callable[..., subprocess.Popen[str]]) -> None:
     process = start_command()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -519,6 +766,7 @@ class Unused(nn.Module):
         return self.used(x.flatten(1))
 
 
+@pytest.mark.slow
 def test_parameters_without_a_gradient(on_ranks: RunRanks, tmp_path: Path) -> None:
     args = ("--model.net", "test_distributed.Unused")
     result = on_ranks(2, "test_distributed.train", tmp_path, *args)

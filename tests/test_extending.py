@@ -51,7 +51,7 @@ def saved(folder: Path, name: str) -> Any:
 def test_an_example_runs(user_folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(COMMANDS[name], user_folder)
     assert all(np.isfinite(value) for value in result.values())
-    assert result["steps"] in (3, 6)
+    assert 1 <= result["steps"] <= 6
     assert "One step at a time" not in capsys.readouterr().out
     (folder,) = (user_folder / "logs").glob("*/version_0")
     assert json.loads((folder / "metrics.json").read_text()) == result

@@ -46,8 +46,7 @@ def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture
 
 
 def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--data", "project.data.features.Features", "--data.num_samples", 200, "--data.num_classes", 2)
-    train(*flags, "--model.net.sizes", "[10,4,2]")
+    train("--data", "small.Points", "--model.net.sizes", "[10,2]")
     assert " samples/s" in capsys.readouterr().out
 
 

@@ -1,46 +1,37 @@
 """evaluate.py, predict.py and export.py, in process and, once each, as a user starts them."""
 
 import csv
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, TINY, script
 from PIL import Image
 
 from project.base.image_files import read_image
-from project.engine.cli import load_run
+from project.engine.resume import load_run
+from project.engine.run import main
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
 
 
-@pytest.fixture
-def run(train: Train, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """A run's folder and its metrics."""
-    metrics = train("--trainer.max_epochs", 3)
-    return tmp_path / "tiny" / "version_0", metrics
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run's folder, which no test changes, and its metrics."""
+    root = tmp_path_factory.mktemp("run")
+    metrics = main(["--config", TINY, "--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"])
+    return root / "tiny" / "version_0", metrics
 
 
 def best(run: tuple[Path, Any]) -> str:
@@ -193,10 +184,9 @@ def test_predict_agrees_with_the_network_on_images_of_the_test_set(run: Any, tmp
 
 
 def test_predict_refuses_a_network_that_is_not_for_images(train: Train, tmp_path: Path, capsys: Any) -> None:
-    config = str(REPO / "configs" / "small_net.yaml")
-    train("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu", config=config)
-    path = tmp_path / "small_net" / "version_0" / "checkpoints" / "best.ckpt"
-    assert "Features" in fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
+    train("--data", "small.Points", "--model.net.sizes", "[10,2]", "--trainer.max_epochs", 1)
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    assert "Points" in fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
 
 
 @pytest.mark.parametrize("mode", ["I;16", "F", "I", "L"])
@@ -224,6 +214,20 @@ def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_pat
     assert upright[0, -1].max() < 50
 
 
+def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path) -> None:
+    data = ("--data", "project.data.discs.Discs", "--data.num_train", 100, "--data.num_test", 30)
+    train("--model", "project.regressor.Regressor", "--model.net.sizes", "[1024,1]", *data, "--trainer.max_epochs", 1)
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    Image.new("L", (32, 32), 200).save(tmp_path / "disc.png")
+    predict(["--ckpt_path", str(path), str(tmp_path / "disc.png"), "--output", str(tmp_path / "numbers.csv")])
+    (row,) = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
+    loaded = load_run(path)
+    image = loaded.datamodule.normalize(torch.full((1, 1, 32, 32), 200, dtype=torch.uint8))
+    with torch.no_grad():
+        assert float(row["prediction"]) == pytest.approx(loaded.model.eval()(image).item(), rel=1e-4)
+
+
+@pytest.mark.slow
 def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
     def start(name: str, *args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(REPO / "scripts" / name), "--ckpt_path", best(run), *args]
@@ -239,25 +243,21 @@ def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
     assert "black.png" in start("predict.py", "black.png").stdout
 
 
+PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]
+
+
 def test_prepare_data_says_what_is_there_and_needs_no_device(
-    mnist_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--config", "configs/mnist_mlp.yaml", "--data.data_dir", str(mnist_dir), "--trainer.accelerator", "gpu"]
-    script("prepare_data").main(flags)
-    assert capsys.readouterr().out == f"MNIST is complete: 270 train, 30 val, 100 test samples in {mnist_dir}\n"
+    script("prepare_data").main([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
+    assert capsys.readouterr().out == f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
 
 
-def test_prepare_data_wants_a_config_and_tells_of_damage(mnist_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        script("prepare_data").main([])
-    assert caught.value.code == 2
-    assert "--config" in capsys.readouterr().err
-    damaged = mnist_dir / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(SystemExit) as caught:
-        script("prepare_data").main(["--config", "configs/mnist_mlp.yaml", "--data.data_dir", str(mnist_dir)])
-    assert caught.value.code == 1
-    assert str(damaged) in capsys.readouterr().err
+def test_prepare_data_wants_a_config_and_tells_of_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--config" in fails(capsys, 2, lambda: script("prepare_data").main([]))
+    (tmp_path / "damaged").touch()
+    error = fails(capsys, 1, lambda: script("prepare_data").main([*PREPARE, str(tmp_path)]))
+    assert str(tmp_path / "damaged") in error
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])

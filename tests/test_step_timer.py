@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from test_training import curves
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -16,7 +17,6 @@ from project.base.samples import TensorBatches
 from project.callbacks import step_timer
 from project.callbacks.phase_clock import PHASES, PhaseClock, learn
 from project.callbacks.step_timer import StepTimer, shares, total
-from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
 
@@ -30,14 +30,12 @@ class SlowSamples(TensorBatches):
         return super().__getitems__(indices)
 
     def select(self, index: Tensor) -> "SlowSamples":
-        return SlowSamples(self.inputs[index], self.labels[index])
+        return SlowSamples(self.inputs[index], self.targets[index])
 
 
 class SlowLoading(SyntheticImages):
-    def samples(self, split: Any) -> SlowSamples:
-        found = super().samples(split)
-        assert isinstance(found, TensorBatches)
-        return SlowSamples(found.inputs, found.labels)
+    def _samples(self, split: Any) -> SlowSamples:
+        return SlowSamples(*self.load(split))
 
 
 class SlowTransforms(SyntheticImages):
@@ -73,12 +71,6 @@ class SlowOptimizer(SGD):
         loss = closure() if closure else None
         time.sleep(SLEEP_S)
         return super().step() or loss
-
-
-class SlowMetrics(Classifier):
-    def train_metrics(self) -> dict[str, Any]:
-        time.sleep(SLEEP_S)
-        return super().train_metrics()
 
 
 class SlowCallback(Callback):
@@ -117,7 +109,7 @@ SLOW: dict[str, tuple[str, tuple[object, ...]]] = {
     "forward": ("forward", ("--model.net", f"{HERE}.SlowForward")),
     "backward": ("backward", ("--model.net", f"{HERE}.SlowBackward")),
     "optimiser": ("optimizer", ("--model.optimizer", f"{HERE}.SlowOptimizer")),
-    "logging": ("logging", ("--model", f"{HERE}.SlowMetrics", "--trainer.log_every_n_steps", 1)),
+    "logging": ("logging", ("--trainer.log_every_n_steps", 1)),
 }
 STEPS = {
     "single steps": ("--steps_per_execution", 1),
@@ -129,9 +121,22 @@ STEPS = {
 @pytest.mark.parametrize("steps", list(STEPS))
 @pytest.mark.parametrize("name", list(SLOW))
 def test_what_is_slow_is_found(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, steps: str
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    steps: str,
 ) -> None:
     phase, flags = SLOW[name]
+    if name == "logging":
+        write = TensorBoardLogger.log_metrics
+
+        def slow(*args: Any, **kwargs: Any) -> None:
+            time.sleep(2 * SLEEP_S)
+            write(*args, **kwargs)
+
+        monkeypatch.setattr(TensorBoardLogger, "log_metrics", slow)
     check(train, tmp_path, phase, *flags, *STEPS[steps])
     table = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ms")]
     assert [line[2:26].strip() for line in table] == list(PHASES.values())
@@ -171,8 +176,8 @@ def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
 
 def test_epochs_before_a_resume_stay_in_the_chart(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(step_timer.figures, "stacked_bars", lambda heights, *_: drawn.append(len(heights["forward"])))
-    monkeypatch.setattr(step_timer.figures, "write", lambda *_: None)
+    monkeypatch.setattr(step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1])))
+    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
     train(*FLAGS, "--figures_every_n_epochs", 5)
     train(*FLAGS, "--figures_every_n_epochs", 2, "--ckpt_path", "last", "--trainer.max_epochs", 5)
     assert drawn == [2, 4, 5]

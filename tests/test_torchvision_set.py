@@ -42,6 +42,7 @@ class InParts(datasets.VisionDataset):
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> type[InParts]:
     monkeypatch.setattr(datasets, "InParts", InParts, raising=False)
+    monkeypatch.setattr(datasets, "__all__", (*datasets.__all__, "InParts"))
     monkeypatch.setattr(InParts, "num_downloads", 0)
     return InParts
 

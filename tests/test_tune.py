@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, script
 from test_prediction_figures import events
-from test_scripts import script
 from torch import Tensor
+from tuning import batch_losses, choose
 
-from project.engine.lr_curve import batch_losses, choose
 from project.models.mlp import MLP
 
 tune = script("tune")

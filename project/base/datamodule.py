@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 from lightning import LightningDataModule
-from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -14,28 +13,15 @@ from project.base.errors import UserError
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import Batch, Loaded, ResumableLoader, Samples, TensorBatches, as_it_is, as_samples
 
-DATA_DIR = Path(__file__).parents[2] / "data"
 if TYPE_CHECKING:
     Fraction = float
 else:
-    Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)], docstring="A number in [0, 1).")
+    Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)])
 
 
 class TensorDataModule(LightningDataModule):
-    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set is this much:
-
-        class Shoes(TensorDataModule):
-            classes = ["boot", "sandal"]  # target i stands for classes[i]; leave it out for targets that are no classes
-            image_shape = (1, 28, 28)  # leave it out for samples that are no images
-
-            def load(self, split):  # "train" or "test"
-                with np.load(self.data_dir / f"{split}.npz") as file:
-                    return file["images"], file["targets"]  # or a torch Dataset of (input, target)
-
-            def normalize(self, inputs):  # a batch, on the device
-                return to_float(inputs, mean=0.5, std=0.5)
-
-    `prepare_data` downloads, `augment` changes training batches on the device.
+    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set sets `classes` and
+    `image_shape`, if it has them, and overrides `load`, maybe `normalize`, `augment`, `prepare_data`: see README.md.
 
     Args:
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
@@ -44,14 +30,14 @@ class TensorDataModule(LightningDataModule):
         resident: Keep the data on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
         pin_memory: Page-locked batches, which copy faster to a GPU. If not given: with a GPU, unless data is resident.
         persistent_workers: Keep the workers from epoch to epoch.
-        val_fraction: Share of the training set kept for validation. With 0 all of it trains and the val/ curves are
-            measured on the test set; nothing is then selected by them.
+        val_fraction: Share of the training set kept for validation. With 0 all of it trains; val/ is of the test set.
         split_seed: Which samples go to validation.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
     """
 
-    classes: list[str] = []
-    image_shape: tuple[int, int, int] | None = None
+    classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
+    image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
+    trainer: Any  # set before it asks for loaders
 
     def __init__(
         self,
@@ -66,7 +52,7 @@ class TensorDataModule(LightningDataModule):
         drop_last: bool = True,
     ) -> None:
         super().__init__()
-        self.data_dir = Path(data_dir) if data_dir is not None else DATA_DIR
+        self.data_dir = Path(__file__).parents[2] / "data" if data_dir is None else Path(data_dir)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.resident = resident
@@ -77,7 +63,7 @@ class TensorDataModule(LightningDataModule):
         self.drop_last = drop_last
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
-        self.on_gpu: dict[str, Samples] = {}
+        self.on_gpu: dict[str, TensorBatches] = {}
 
     @property
     def num_classes(self) -> int | None:
@@ -97,96 +83,86 @@ class TensorDataModule(LightningDataModule):
         return inputs
 
     def setup(self, stage: str) -> None:
-        if stage in ("fit", "validate") and "train" not in self.splits:
+        trains = stage in ("fit", "validate")
+        if trains and "train" not in self.splits:
             self._load_train_and_val()
-        if (stage in ("test", "predict") or self.val_fraction == 0) and "test" not in self.splits:
+        if not trains and "test" not in self.splits:
             self.splits["test"] = self._samples("test")
-        if self.val_fraction == 0 and stage in ("fit", "validate"):
-            self.splits["val"] = self.splits["test"]
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or the one that torch drew on the first rank
             self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)
 
-    def _samples(self, split: Literal["train", "test"]) -> Samples:
-        return as_samples(self.load(split), f"the {split} set of {type(self).__name__}", self.classes, self.image_shape)
-
     def _load_train_and_val(self) -> None:
-        samples = self._samples("train")
+        samples = self.splits["train"] = self._samples("train")
         num, num_val = len(samples), round(len(samples) * self.val_fraction)
-        if self.val_fraction > 0 and not 0 < num_val < num:
+        if self.val_fraction == 0:
+            self.splits["val"] = self.splits["test"] = self._samples("test")
+        elif not 0 < num_val < num:
             raise UserError(f"data.val_fraction {self.val_fraction} of {num} samples leaves {num_val} for validation")
-        self._check_batch_size(num - num_val, 1, self.drop_last)
-        self.splits["train"] = samples
-        if num_val:
+        else:
             order = torch.randperm(num, generator=torch.Generator().manual_seed(self.split_seed))
             self.splits["train"] = samples.select(order[num_val:].sort().values)
             self.splits["val"] = samples.select(order[:num_val].sort().values)
 
-    def _check_batch_size(self, num_train: int, num_ranks: int, drop_last: bool) -> None:
-        if num_train < num_ranks * (self.batch_size if drop_last else 1):
-            processes, way_out = (f" on {num_ranks} processes", ", or fewer devices") if num_ranks > 1 else ("", "")
-            raise UserError(
-                f"data.batch_size {self.batch_size}{processes} is more than the {num_train} training samples:\n"
-                f"give a smaller one, or --data.drop_last false{way_out}"
-            )
+    def _samples(self, split: Literal["train", "test"]) -> Samples:
+        return as_samples(self.load(split), f"the {split} set of {type(self).__name__}", self.classes, self.image_shape)
 
-    def train_dataloader(self) -> ResumableLoader:
-        trainer: Any = self.trainer
-        overfit = trainer.overfit_batches > 0  # the same batches again and again
+    def train_dataloader(self) -> DataLoader:
+        overfit = self.trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
-        self._check_batch_size(len(self.splits["train"]), trainer.world_size, drop_last)
+        num, num_ranks = len(self.splits["train"]), self.trainer.world_size
+        if drop_last and num < num_ranks * self.batch_size:
+            what = f"data.batch_size {self.batch_size}" + (f" on {num_ranks} processes" if num_ranks > 1 else "")
+            raise UserError(f"{what} is more than the {num} training samples:\ngive less, or --data.drop_last false")
         loader = self._loader("train", shuffle=not overfit, even=True, drop_last=drop_last, seed=self.shuffle_seed)
         # workers fetch ahead before Lightning sets the epoch
-        loader.batch_sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+        loader.batch_sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
         return loader
 
-    def val_dataloader(self) -> ResumableLoader:
+    def val_dataloader(self) -> DataLoader:
         return self._loader("val")
 
-    def test_dataloader(self) -> ResumableLoader:
+    def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def predict_dataloader(self) -> DataLoader[Batch]:
+    def predict_dataloader(self) -> DataLoader:
         """The test set, by a sampler of torch's own: Lightning makes this loader anew to note the samples' indices."""
-        data, rank, num_ranks = self._share("test")
-        share = range(rank, len(data), num_ranks)
-        return DataLoader(data, batch_size=self.batch_size, sampler=share, **self._loader_options(data))
+        loader = self._loader("test")
+        share = range(self.trainer.global_rank, len(loader.dataset), self.trainer.world_size)
+        options = {"pin_memory": loader.pin_memory, "num_workers": self.num_workers, "generator": loader.generator}
+        return DataLoader(loader.dataset, batch_size=self.batch_size, sampler=share, collate_fn=as_it_is, **options)
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
-        data, rank, num_ranks = self._share(split)
-        order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
-        sampler = EpochBatchSampler(len(data), self.batch_size, rank=rank, num_ranks=num_ranks, **order)
-        return ResumableLoader(data, batch_sampler=sampler, **self._loader_options(data))
-
-    def _share(self, split: str) -> tuple[Samples, int, int]:
-        """A split, where batches are read from, then this process and how many share it: each must have a sample."""
-        trainer: Any = self.trainer
-        data, num_ranks, device = self.splits[split], trainer.world_size, trainer.strategy.root_device
+        data, num_ranks = self.splits[split], self.trainer.world_size
         if len(data) < num_ranks:
-            raise UserError(
-                f"{num_ranks} processes share the {len(data)} samples of the {split} set: each needs one\n"
-                f"give at most --trainer.devices {len(data)}"
-            )
-        may_be_resident = device.type == "cuda" and self.resident is not False and not self.num_workers
-        if may_be_resident and isinstance(data, TensorBatches) and split not in self.on_gpu:
-            is_small = 4 * data.num_bytes <= torch.cuda.mem_get_info(device)[0]
-            if self.resident or is_small:
-                self.on_gpu[split] = data.to(device)
-        return self.on_gpu.get(split, data), trainer.global_rank, num_ranks
+            what = f"{num_ranks} processes share the {len(data)} samples of the {split} set"
+            raise UserError(f"{what}: each needs one\ngive at most --trainer.devices {len(data)}")
+        pins = self.trainer.strategy.root_device.type != "cpu"
+        order |= {"rank": self.trainer.global_rank, "num_ranks": num_ranks}
+        if isinstance(data, TensorBatches):
+            data = self._resident(split, data)
+            pins = pins and data.device.type == "cpu"
+            order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
+        return ResumableLoader(
+            data,
+            batch_sampler=EpochBatchSampler(len(data), self.batch_size, **order),
+            collate_fn=as_it_is,
+            num_workers=self.num_workers,
+            pin_memory=pins if self.pin_memory is None else self.pin_memory,
+            persistent_workers=self.persistent_workers and self.num_workers > 0,
+            generator=torch.Generator(),  # leaves the global random state alone
+        )
 
-    def _loader_options(self, data: Samples) -> dict[str, Any]:
-        trainer: Any = self.trainer
-        pins = data.device.type == "cpu" and not isinstance(trainer.accelerator, CPUAccelerator)
-        return {
-            "collate_fn": as_it_is,
-            "num_workers": self.num_workers,
-            "pin_memory": pins if self.pin_memory is None else self.pin_memory,
-            "persistent_workers": self.persistent_workers and self.num_workers > 0,
-            "generator": torch.Generator(),  # leaves the global random state alone
-        }
+    def _resident(self, split: str, data: TensorBatches) -> TensorBatches:
+        """The same on the GPU, if it is to be there."""
+        device = self.trainer.strategy.root_device
+        if device.type != "cuda" or self.num_workers or self.resident is False or split in self.on_gpu:
+            return self.on_gpu.get(split, data)
+        if self.resident or 4 * data.num_bytes <= torch.cuda.mem_get_info(device)[0]:
+            self.on_gpu[split] = data.to(device)
+        return self.on_gpu.get(split, data)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        assert self.trainer is not None
         inputs, targets = batch
         inputs = self.augment(inputs) if self.trainer.training else inputs
         # for precisions such as bf16-true, whose weights are not float32
@@ -196,5 +172,4 @@ class TensorDataModule(LightningDataModule):
         return {"shuffle_seed": self.shuffle_seed, "classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.shuffle_seed = state_dict["shuffle_seed"]
-        self.classes = state_dict["classes"]
+        self.shuffle_seed, self.classes = state_dict["shuffle_seed"], state_dict["classes"]

@@ -1,7 +1,6 @@
 """Data sets of torchvision: downloaded where their files are missing, and their arrays."""
 
 import contextlib
-import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from project.base.samples import Batch
 
 
 def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) -> Any:
-    """A class of torchvision.datasets with its files in `data_dir`. One process downloads, others wait for it.
+    """A class of torchvision.datasets, with its `options`. One process downloads, others wait for it.
 
     files: What to put where without a network, for the error: "a.gz and b.gz into data/X".
     Raises UserError if the set is not there and cannot be downloaded, or cannot be read.
     """
     name = source.__name__
-    options |= {"root": data_dir} if "root" in inspect.signature(source).parameters else {}
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         may_write = os.access(data_dir, os.W_OK)
@@ -35,10 +33,8 @@ def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) ->
         package = str(error.name).partition(".")[0]
         raise UserError(f"{name} needs {package}: pip install {package}") from error
     except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"{name} is not in {data_dir} and cannot be downloaded: {str(error).splitlines()[-1]}\n"
-            f"without a network, put {files}"
-        ) from error
+        what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {str(error).splitlines()[-1]}"
+        raise UserError(f"{what}\nwithout a network, put {files}") from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"{name} cannot be read from {data_dir}: {error}") from error
 

@@ -1,8 +1,8 @@
 """Optimisers and learning-rate schedulers by name."""
 
-import importlib
 import inspect
 import math
+import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,10 +35,9 @@ class WarmupCosineLR(LambdaLR):
 
 
 class FinalDecayLR(LambdaLR):
-    """Constant, then a straight line down to 0 over the last `decay_fraction` of `total_steps`.
+    """Constant, then a straight line down to 0 over the last `decay_fraction` of `total_steps`, which takes out noise.
 
-    The steady part is that of a constant rate, whatever the length of the training, and the last one takes out its
-    noise. Zhai et al., "Scaling vision transformers", 2022, call it a cooldown.
+    Zhai et al., "Scaling vision transformers", 2022, call it a cooldown.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, decay_fraction: float = 0.1) -> None:
@@ -49,73 +48,54 @@ class FinalDecayLR(LambdaLR):
 
 
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
-
-
-# ways to compute a step, of which an optimiser of torch has one
-IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}  # of a step: an optimiser takes one at most
 
 
 def build_optimizer(
-    name: str,
-    args: dict[str, Any],
-    parameters: Iterable[Parameter],
-    lr: float,
-    fused: bool = False,
+    name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float, fused: bool = False
 ) -> Optimizer:
-    """An optimiser of torch.optim by class name, or any other by its full import path.
+    """An optimiser of torch.optim by class name, or any other by its import path. Raises UserError for what is wrong.
 
-    fused: take the optimiser's implementation in one kernel, much the fastest for small networks, where it has one for
-        these parameters and `args` do not choose another.
-    Raises UserError for an unknown name and for arguments that the class does not take.
+    fused: a step in one kernel, much the fastest for small networks, where torch has it and `args` choose no other.
     """
-    optimizer_class = _find_class("optimizer", name, torch.optim, Optimizer)
+    found = _find_class("optimizer", name, torch.optim, Optimizer)
     parameters = list(parameters)
-    if fused and not IMPLEMENTATIONS & args.keys() and has_fused(optimizer_class, parameters):
+    is_torchs = found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
+    fits = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
+    if fused and is_torchs and fits and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
-    return _build("optimizer", optimizer_class, args, parameters, lr=lr)
-
-
-def has_fused(optimizer_class: type, parameters: list[Parameter]) -> bool:
-    """Whether a fused step exists for parameters on these devices: of torch's own optimisers, SGD, Adam, ..."""
-    if "fused" not in inspect.signature(optimizer_class).parameters or not optimizer_class.__module__.startswith(
-        "torch."
-    ):
-        return False
-    return all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
+    return _build("optimizer", found, args, parameters, lr=lr)
 
 
 def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
-    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its full import path.
+    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its import path.
 
-    num_steps: how often it will step in the whole training, None if that has no end; the schedulers' `T_max` or
-    `total_steps` unless given.
-    Raises UserError for an unknown name and for arguments that the class does not take.
+    num_steps: how often it will step in the whole training, None if that has no end; `T_max` or `total_steps` unless
+        given. Raises UserError for what is wrong.
     """
-    scheduler_class = OWN_SCHEDULERS.get(name) or _find_class("scheduler", name, lr_scheduler, LRScheduler)
-    accepted = inspect.signature(scheduler_class).parameters
-    # OneCycleLR computes total_steps from these two
-    own_length = {"epochs", "steps_per_epoch"} & args.keys()
+    found = _find_class("scheduler", name, lr_scheduler, LRScheduler)
+    accepted = inspect.signature(found).parameters
+    own_length = {"epochs", "steps_per_epoch"} & args.keys()  # from which OneCycleLR computes total_steps
     length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length}
     if num_steps is None and length.keys() - args.keys():
         raise UserError(f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2)
-    return _build("scheduler", scheduler_class, length | args, optimizer)
+    return _build("scheduler", found, length | args, optimizer)
 
 
 def _find_class(kind: str, name: str, module: Any, base: type) -> type:
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)} | OWN_SCHEDULERS
+    known = {key: cls for key, cls in classes.items() if issubclass(cls, base) and cls is not base}
+    if name in known:
+        return known[name]
     if "." in name:
-        module_name, class_name = name.rsplit(".", 1)
         try:
-            found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
-            raise UserError(f"model.{kind} {name!r} cannot be imported: {error}", status=2) from error
-    else:
-        found = getattr(module, name, None)
-    if isinstance(found, type) and issubclass(found, base) and found is not base:
-        return found
-    known = [n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base]
-    known += list(OWN_SCHEDULERS) if kind == "scheduler" else []
+            found = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"model.{kind} {name!r} cannot be imported: {error}", 2) from error
+        if isinstance(found, type) and issubclass(found, base):
+            return found
     hint = did_you_mean(name, known) or f"; try {', '.join(sorted(known))}"
-    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", status=2)
+    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", 2)
 
 
 def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywords: Any) -> Any:
@@ -123,10 +103,10 @@ def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywo
     for key in args:
         if key not in accepted:
             hint = did_you_mean(key, accepted) or f"; it takes {', '.join(accepted)}"
-            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument{hint}", status=2)
+            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument{hint}", 2)
     if "lr" in args and "lr" in keywords:
-        raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", status=2)
+        raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2)
     try:
         return cls(*positional, **keywords, **args)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"model.{kind} {cls.__name__} with {args}: {error}", status=2) from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(f"model.{kind} {cls.__name__} with {args}: {error}", 2) from error

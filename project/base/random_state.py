@@ -1,7 +1,7 @@
 """The state of the random generators, of which a resumed run needs all to draw what it would have drawn."""
 
 import random
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,18 +9,21 @@ import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 
 
-class RandomState(Callback):
-    """Keeps the random generators' states of all processes in checkpoints, so that a resumed run draws what it would
-    have drawn. Each process draws its own numbers: equal ones would be the same dropout on all of them."""
+@runtime_checkable
+class HasDevices(Protocol):  # the strategies dp, whose one process has them all, and ddp
+    parallel_devices: list[torch.device]
 
-    def __init__(self) -> None:
-        self.resumed: list[dict[str, Any]] = []
-        self.gpus: list[torch.device] = []
-        """Those of this process."""
+
+class RandomState(Callback):
+    """Keeps the random generators' states of all processes in checkpoints. Each process draws its own numbers: equal
+    ones would be the same dropout on all of them."""
+
+    resumed: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        several = trainer.world_size == 1 and getattr(trainer.strategy, "parallel_devices", None)  # dp
-        devices = several or [trainer.strategy.root_device]
+        devices = [trainer.strategy.root_device]
+        if trainer.world_size == 1 and isinstance(trainer.strategy, HasDevices):
+            devices = trainer.strategy.parallel_devices
         self.gpus = [device for device in devices if device.type == "cuda"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,12 +50,12 @@ class RandomState(Callback):
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:
-    numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
+    name, key, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
         "python": random.getstate(),
-        "numpy": [numpy_name, torch.tensor(np.asarray(numpy_key, dtype=np.int64)), *numpy_rest],
+        "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],  # safe loading knows tensors, no arrays
     }
 
 

@@ -1,7 +1,6 @@
 """Samples fetched a batch at a time, and a DataLoader over them that can go on in the middle of an epoch."""
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -15,45 +14,26 @@ from project.base.random_state import random_state, restore_random_state
 from project.base.sampler import EpochBatchSampler, Indices
 
 Batch = tuple[Tensor, Tensor]
-Loaded = tuple[Tensor | np.ndarray, Tensor | np.ndarray] | Dataset
+Values = Tensor | np.ndarray | list  # of numbers
+Loaded = tuple[Values, Values] | Dataset
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
 MAX_BYTES_AT_ONCE = 8 * 2**20
 
 
-class Samples(Dataset[Batch], ABC):
-    """Inputs with targets, fetched a whole batch at a time."""
-
-    device = torch.device("cpu")
-    """Where batches come from."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """Inputs (len(indices), ...) and targets (len(indices), ...)."""
-
-    @abstractmethod
-    def select(self, index: Tensor) -> "Samples":
-        """Those with these indices."""
-
-    def batches_at_once(self, batch_size: int) -> int:
-        """How many batches are fetched fastest with one call."""
-        return 1
-
-
-class TensorBatches(Samples):
+class TensorBatches(Dataset[Batch]):
     """Inputs (N, ...) and targets (N, ...) in memory."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs = inputs
         self.targets = targets
         self.device = inputs.device
+        self.num_bytes = inputs.nbytes + targets.nbytes
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitems__(self, indices: list[int]) -> Batch:
+        """Inputs (len(indices), ...) and targets (len(indices), ...)."""
         return self._at(torch.from_numpy(np.array(indices, dtype=np.int64)).to(self.device))
 
     def select(self, index: Tensor) -> "TensorBatches":
@@ -64,26 +44,24 @@ class TensorBatches(Samples):
         return self.inputs.index_select(0, index), self.targets.index_select(0, index)
 
     def batches_at_once(self, batch_size: int) -> int:
+        """How many batches are fetched fastest with one call."""
         batch_bytes = batch_size * self.inputs.nbytes // len(self)
         return max(1, min(MAX_BATCHES_AT_ONCE, MAX_BYTES_AT_ONCE // max(1, batch_bytes)))
-
-    @property
-    def num_bytes(self) -> int:
-        return self.inputs.nbytes + self.targets.nbytes
 
     def to(self, device: torch.device) -> "TensorBatches":
         return TensorBatches(self.inputs.to(device), self.targets.to(device))
 
 
-class DatasetSamples(Samples):
-    """Any map-style Dataset of (input, target), read sample by sample and collated by torch's default_collate.
+class DatasetSamples(Dataset[Batch]):
+    """A map-style Dataset of (input, target), read sample by sample and collated by torch's default_collate.
 
     What it draws from the global generators of torch, Python and numpy follows from the indices' seed alone, whatever
     the workers and also after a resume, and leaves those generators as they were.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset: Any = dataset  # a Dataset need not say its length
+    def __init__(self, dataset: Any, are_classes: bool) -> None:
+        self.dataset = dataset
+        self.are_classes = are_classes
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -99,35 +77,35 @@ class DatasetSamples(Samples):
         finally:
             restore_random_state(state, [])
         try:
-            inputs, targets = default_collate(items)
-        except (TypeError, ValueError, RuntimeError) as error:
-            what = f"{type(self.dataset).__name__} must give (input, target), each a tensor of one shape, array or number"
+            inputs, targets = default_collate([(input, target) for input, target in items])
+        except Exception as error:  # of torch's collating; the data set's own have passed above
+            what = (
+                f"{type(self.dataset).__name__} must give (input, target), each a tensor of one shape, array or number"
+            )
             raise UserError(f"{what}:\n{str(error).splitlines()[0]}") from error
-        return to_usual_types(inputs, targets)
+        return to_usual(inputs, targets, self.are_classes)
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        return DatasetSamples(Subset(self.dataset, index.tolist()))
+        return DatasetSamples(Subset(self.dataset, index.tolist()), self.are_classes)
 
 
-def to_usual_types(inputs: Any, targets: Any) -> Batch:
-    """float64 to float32 as weights are, integer targets to int64 as losses want them."""
-    if isinstance(targets, Tensor) and not targets.is_floating_point():
-        targets = targets.long()
-    return to_float32(inputs), to_float32(targets)
+Samples = TensorBatches | DatasetSamples
 
 
-def to_float32(values: Any) -> Any:
-    return values.float() if isinstance(values, Tensor) and values.dtype == torch.float64 else values
+def to_usual(inputs: Any, targets: Any, are_classes: bool) -> Batch:
+    """float64 to float32 as weights are, whole targets to int64 as losses want them, class numbers (N, 1) to (N,)."""
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.float64:
+        inputs = inputs.float()
+    if isinstance(targets, Tensor):
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        if are_classes and targets.shape[1:] == (1,) and not targets.is_floating_point():
+            targets = targets.squeeze(1)
+    return inputs, targets
 
 
-def as_tensor(values: Tensor | np.ndarray) -> Tensor:
-    """The same memory, where torch can have it."""
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.require(values, requirements=["C", "W"]))
-
-
-def as_samples(loaded: Loaded, where: str, classes: list[str], image_shape: tuple[int, int, int] | None) -> Samples:
+def as_samples(loaded: Any, where: str, classes: list[str], image_shape: tuple[int, int, int] | None) -> Samples:
     """What a data module loads, if it agrees with what the module says; else a UserError that begins with `where`."""
-    samples = as_stored(loaded, where)
+    samples = as_stored(loaded, where, bool(classes))
     if not len(samples):
         raise UserError(f"{where} is empty")
     inputs, targets = samples.__getitems__([0])
@@ -137,56 +115,52 @@ def as_samples(loaded: Loaded, where: str, classes: list[str], image_shape: tupl
     if classes and isinstance(targets, Tensor) and targets.dim() == 1:  # one number a sample
         if targets.is_floating_point():
             raise UserError(f"{where} has {targets.dtype} targets: they must be integers, or `classes` empty")
-        if isinstance(samples, TensorBatches):
-            first, last = int(samples.targets.min()), int(samples.targets.max())
-            if not 0 <= first <= last < len(classes):
-                numbers = f"targets {first} to {last} for {len(classes)} classes"
-                raise UserError(f"{where} has {numbers}: they must be 0 to {len(classes) - 1}, or `classes` more")
+        all_targets = samples.targets if isinstance(samples, TensorBatches) else targets
+        first, last = int(all_targets.min()), int(all_targets.max())
+        if not 0 <= first <= last < len(classes):
+            numbers = f"targets {first} to {last} for {len(classes)} classes"
+            raise UserError(f"{where} has {numbers}: they must be 0 to {len(classes) - 1}, or `classes` more")
     return samples
 
 
-def as_stored(loaded: Loaded, where: str) -> Samples:
+def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
     if isinstance(loaded, TensorDataset) and len(loaded.tensors) == 2:
-        loaded = loaded.tensors[0], loaded.tensors[1]
-    if isinstance(loaded, Dataset):
-        if isinstance(loaded, IterableDataset) or not isinstance(loaded, Sized):
-            raise UserError(
-                f"{where} is a {type(loaded).__name__}, whose samples have no numbers:\n"
-                "load a map-style Dataset (__len__, __getitem__), or write a LightningDataModule of your own"
-            )
-        return DatasetSamples(loaded)
+        loaded = loaded.tensors
+    if isinstance(loaded, Dataset) and isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset):
+        return DatasetSamples(loaded, are_classes)
     if not isinstance(loaded, tuple | list) or len(loaded) != 2:
-        raise UserError(f"{where} is a {type(loaded).__name__}: let load return (inputs, targets) or a Dataset of them")
-    inputs, targets = (as_tensor(part) for part in loaded)
+        what = "load returns (inputs, targets) or a map-style Dataset of them (__len__, __getitem__)"
+        raise UserError(f"{where} is a {type(loaded).__name__}:\n{what}; for others write a LightningDataModule")
+    try:
+        # C, W: torch takes no negative strides, and warns of memory that is read-only
+        arrays = [part if isinstance(part, Tensor) else np.require(part, requirements=["C", "W"]) for part in loaded]
+        inputs, targets = torch.as_tensor(arrays[0]), torch.as_tensor(arrays[1])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is not made of numbers in one shape:\n{str(error).splitlines()[0]}") from error
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} inputs and {len(targets)} targets: each input needs one")
-    return TensorBatches(*to_usual_types(inputs, targets))
+    return TensorBatches(*to_usual(inputs, targets, are_classes))
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """A DataLoader over an EpochBatchSampler that can go on in the middle of an epoch.
+    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in checkpoints."""
 
-    Lightning keeps `state_dict()` in its checkpoints and hands it to `load_state_dict()` when it resumes.
-    """
-
+    dataset: Samples
     batch_sampler: EpochBatchSampler
-    num_batches = 0
-    """Batches handed out in this pass."""
+    num_batches = 0  # handed out in this pass
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
         self.num_batches = self.batch_sampler.first_batch
         try:
             for fetched in super().__iter__():
-                for batch in self._batches_in(fetched):
+                batches: Iterable[Any] = [fetched]
+                if self.batch_sampler.batches_at_once > 1:
+                    batches = zip(*(values.split(self.batch_sampler.batch_size) for values in fetched), strict=True)
+                for batch in batches:
                     self.num_batches += 1
                     yield batch
         except UserError as error:  # a worker's has that process's traceback before it
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-
-    def _batches_in(self, fetched: Batch) -> Iterable[Batch]:
-        if self.batch_sampler.batches_at_once == 1:
-            return [fetched]
-        return zip(*(tensor.split(self.batch_sampler.batch_size) for tensor in fetched), strict=True)  # views
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
@@ -196,5 +170,5 @@ class ResumableLoader(DataLoader[Batch]):
             self.batch_sampler.first_batch = state["num_batches"]
 
 
-def as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: Any) -> Any:
     return batch

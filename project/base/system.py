@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jsonargparse.typing import PositiveFloat
@@ -17,31 +17,28 @@ from project.base.curves import Curves, Metrics, Stage
 from project.base.datamodule import TensorDataModule
 from project.base.optim import build_optimizer, build_scheduler
 
-NEVER = 2**62
-"""Epochs after which Lightning would step ReduceLROnPlateau: after the epoch's checkpoint is written, so that a resumed
-run would miss that step."""
+NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
 
 
 class System(LightningModule):
-    """Trains `net` with `criterion`, measured by `metrics`. What a subclass assigns to these names is what trains:
-    `criterion`, `metrics`, `lr`, `optimizer`, `scheduler`; an optimiser or scheduler may be an object, too.
+    """Trains `net` with `criterion`, measured by `metrics`. What a subclass assigns to `criterion`, `metrics`, `lr`,
+    `optimizer` and `scheduler` is what trains; the last two may be objects, too.
 
     Logged, of what the steps give to `track`: train/ on log steps (means over the samples since the last one), val/
     after each validation, test/ and test/num_samples after a test; and lr.
 
     Args:
         net: The network.
-        criterion: The loss of outputs and targets in training, validation and test, a mean over the samples of a batch.
-            With another mean (class weights, an index that is ignored) or a sum, val/loss depends on the batch size.
+        criterion: The loss of outputs and targets in all stages, a mean over the samples of a batch. With another mean
+            (class weights, an index that is ignored) or a sum, val/loss depends on the batch size.
         metrics: By name, such as {f1: {class_path: torchmetrics.classification.MulticlassF1Score}}.
         lr: Learning rate.
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another one.
         optimizer_args: Its other arguments, such as {momentum: 0.9}.
-        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; or WarmupCosineLR (linear warm-up,
-            then cosine), or FinalDecayLR (constant, then down to 0); or the import path of another one. None keeps
-            the learning rate.
-        scheduler_args: Its arguments, such as {warmup_steps: 500}. The length of the training (T_max, total_steps)
-            is filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
+        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; WarmupCosineLR (linear warm-up, then
+            cosine) or FinalDecayLR (constant, then down to 0); or an import path. None keeps the learning rate.
+        scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training (T_max, total_steps) is
+            filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
         scheduler_interval: Step the scheduler after every "epoch" or every "step".
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
         compile_net: Compile the network with this backend of torch.compile, "inductor" for instance.
@@ -79,14 +76,11 @@ class System(LightningModule):
         self.channels_last = channels_last
         self.compile_net = compile_net
         self.compile_mode = compile_mode
-        self._curves = Curves()
+        self.curves_callback = (
+            Curves()
+        )  # the callback that writes what `track` is told; the engine puts it before all others
         if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
             raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the usual one")
-
-    @property
-    def curves(self) -> Curves:
-        """The callback that writes what `track` is told; the engine puts it before all others."""
-        return self._curves
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -99,25 +93,24 @@ class System(LightningModule):
         loss, values: means over the batch, for stage/loss and stage/NAME.
         outputs, targets: (N, ...), for the metrics; without them the stage has none.
         """
-        means = self._curves.means.get(stage)
-        if means is None:
-            if stage not in ("train", "val", "test"):
-                raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
+        if stage not in get_args(Stage):
+            raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
+        if stage not in self.curves_callback.means:
             return  # called without a Trainer
         size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
-        means.add(size, {"loss": loss, **{name: torch.as_tensor(v) for name, v in values.items()}}, outputs, targets)
+        own = {name: torch.as_tensor(value, dtype=loss.dtype, device=loss.device) for name, value in values.items()}
+        self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
         if stage == "train" and self._is_log_step():
             self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
-            self._curves.log_train(self.trainer, self)
+            self.curves_callback.log_train(self.trainer, self)
 
     def _is_log_step(self) -> bool:
         """Whether this batch is the last of an optimiser step after which Lightning logs."""
         trainer: Any = self.trainer
-        every, accumulated = trainer.log_every_n_steps, trainer.accumulate_grad_batches
         num_done = self.global_step if self.automatic_optimization else trainer.fit_loop.total_batch_idx
-        if not every or (num_done + 1) % every:
+        if not trainer.log_every_n_steps or (num_done + 1) % trainer.log_every_n_steps:
             return False
-        return accumulated == 1 or (trainer.fit_loop.batch_idx + 1) % accumulated == 0 or trainer.is_last_batch
+        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
     def prepare_net(self) -> None:
         """Before each fit or test, by Curves: not a hook that a subclass may override."""
@@ -126,18 +119,17 @@ class System(LightningModule):
                 if not is_lazy(parameter) and parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         if self.compile_net and self.net._compiled_call_impl is None:
-            # in place: torch.compile(net) would rename the weights
-            self.net.compile(backend=self.compile_net, mode=self.compile_mode)
+            self.net.compile(backend=self.compile_net, mode=self.compile_mode)  # torch.compile would rename weights
 
     def configure_callbacks(self) -> list[Callback]:
-        # for a plain Trainer; in front of other callbacks already where the engine made it
-        return [] if self._curves in self.trainer.callbacks else [self._curves]  # type: ignore[attr-defined]
+        # for a plain Trainer; the engine's has it already, in front of the others
+        return [] if self.curves_callback in self.trainer.callbacks else [self.curves_callback]  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> Any:
-        # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
-        clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
         optimizer, scheduler = self.optimizer, self.scheduler
         if isinstance(optimizer, str):
+            # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
+            clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
             optimizer = build_optimizer(optimizer, self.optimizer_args, self.parameters(), self.lr, fused=not clips)
         elif not isinstance(optimizer, Optimizer):
             optimizer = optimizer(self.parameters(), lr=self.lr, **self.optimizer_args)
@@ -153,25 +145,24 @@ class System(LightningModule):
     def num_scheduler_steps(self) -> int | None:
         """How often the scheduler steps in the whole training; None if the training has no end."""
         trainer: Any = self.trainer
-        data = trainer.datamodule
-        if isinstance(data, TensorDataModule):
-            # estimated_stepping_batches would start the loader's workers, before a resumed run knows its epoch
-            num_batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
+        if isinstance(trainer.datamodule, TensorDataModule):
+            # Lightning's setup would start the loader's workers, before a resumed run knows its epoch
+            num_batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
             num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
-            steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
-            num_epochs = trainer.max_epochs if (trainer.max_epochs or -1) >= 0 else math.inf
-            num_steps = min(num_epochs * steps_per_epoch, trainer.max_steps if trainer.max_steps >= 0 else math.inf)
         else:
-            num_steps = trainer.estimated_stepping_batches
-            steps_per_epoch = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
-        if num_steps == math.inf:
-            return None
-        return int(num_steps if self.scheduler_interval == "step" else math.ceil(num_steps / steps_per_epoch))
+            trainer.fit_loop.setup_data()
+            num_batches = trainer.num_training_batches
+        steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
+        limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
+        num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)
+        if num_steps is None or self.scheduler_interval == "step":
+            return num_steps
+        return math.ceil(num_steps / steps_per_epoch)
 
     def step_plateau(self, found: dict[str, Tensor]) -> None:
         """Step ReduceLROnPlateau after a validation, whose values are `found`; called by Curves."""
+        metrics = [name for name in found if name != "val/loss"]
         for config in self.trainer.lr_scheduler_configs:
             if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
-                metrics = [name for name in found if name != "val/loss"]
                 watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"
                 config.scheduler.step(found[watched])

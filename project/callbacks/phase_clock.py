@@ -1,8 +1,8 @@
 """The time of a training, divided among the phases of its steps."""
 
+import functools
 import itertools
 import time
-from collections import deque
 from typing import Any
 
 import torch
@@ -20,37 +20,32 @@ PHASES = {
 """A name for curves, a name for people. Forward holds the loss and its sums, the optimiser its schedule and clipping,
 logging the progress bar; other is Lightning's loop, the other callbacks, and what lies between epochs: checkpoints."""
 
-# the last part of what Lightning tells its profiler, then the names that steps.py and datamodule.py use
-PHASE_OF = {
-    "train_dataloader_next": "data_loading",
-    "on_before_batch_transfer": "transfer_transforms",
-    "batch_to_device": "transfer_transforms",
-    "training_step": "forward",
-    "backward": "backward",
-    "optimizer_step": "optimizer",
-    "optimizer_zero_grad": "optimizer",
-    "configure_gradient_clipping": "optimizer",
-    "lr_scheduler_step": "optimizer",
-    "on_train_batch_end": "logging",
-    "transforms": "transfer_transforms",
-    "forward": "forward",
-    "logging": "logging",
-    "loop": "other",
-}
-# what goes on when these are over, until the next is heard of: Lightning writes the curves then
-PHASE_AFTER = {"train_dataloader_next": "other", "on_train_batch_end": "logging"}
-# what begins with these; Lightning has no action around a whole validation
-STATE_OF = {
-    "run_training_epoch": "steps",
-    "train_dataloader_next": "steps",
-    "on_validation_model_zero_grad": "validation",
-    "on_validation_start": "validation",
-    "on_train_epoch_end": "between",
-}
-SAMPLE_EVERY = 11
-"""On a GPU one of so many calls of the training loop is timed: no divisor of the usual logging intervals."""
+SAMPLE_EVERY = 11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
 
 Action = tuple[str | None, str | None, str | None]
+# the last part of what Lightning tells its profiler: the phase that begins with it, the state, and the phase that goes
+# on when it is over, by default the one before it; there is no action around a whole validation
+ACTIONS: dict[str, Action] = {
+    "run_training_epoch": (None, "steps", None),
+    "train_dataloader_next": ("data_loading", "steps", "other"),
+    "on_before_batch_transfer": ("transfer_transforms", None, None),
+    "batch_to_device": ("transfer_transforms", None, None),
+    "training_step": ("forward", None, None),
+    "backward": ("backward", None, None),
+    "optimizer_step": ("optimizer", None, None),
+    "optimizer_zero_grad": ("optimizer", None, None),
+    "configure_gradient_clipping": ("optimizer", None, None),
+    "lr_scheduler_step": ("optimizer", None, None),
+    "on_train_batch_end": ("logging", None, "logging"),  # Lightning writes the curves then
+    "on_validation_model_zero_grad": (None, "validation", None),
+    "on_validation_start": (None, "validation", None),
+    "on_train_epoch_end": (None, "between", None),
+    # those of engine/steps.py
+    "transforms": ("transfer_transforms", None, None),
+    "forward": ("forward", None, None),
+    "logging": ("logging", None, None),
+    "loop": ("other", None, None),
+}
 
 
 class PhaseClock(Profiler):
@@ -58,69 +53,57 @@ class PhaseClock(Profiler):
     within it. Every moment belongs to one phase, so the phases add up to the whole. Validations are left out.
 
     On a CPU every call of the training loop is timed. On a GPU, where the CPU only hands out work, one of 11 calls is,
-    by CUDA events on the stream of the root device, which are read when they have passed: nothing waits for the GPU
-    but the end of an epoch. A phase then takes as long as the GPU is busy with it or waits for it; loading that happens
-    behind the GPU's back takes nothing. The time of all steps is shared out by these samples.
+    by CUDA events on the stream of the root device, read when they have passed: nothing waits for the GPU but the end
+    of an epoch. A phase then takes as long as the GPU is busy with it or waits for it. The time of all steps is shared
+    out by these samples.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.actions: dict[str, Action | None] = {}
-        """By name: the phase that it begins, the state, the phase that follows it; None for those of no interest."""
-        self.is_running = False
+        self.begin(torch.device("cpu"))
 
     def begin(self, device: torch.device) -> None:
-        """Start, before the first epoch on this root device."""
+        """Start anew, before the first epoch on this root device."""
         self.on_gpu = device.type == "cuda"
-        self.every = SAMPLE_EVERY if self.on_gpu else 1
         self.num_calls = 0
         self.phase = "other"
-        self.outer: list[str] = []
-        """Phases that go on when those within them end."""
-        self.marks: list[tuple[str, Any]] | None = None
-        """Of the call that is being timed: what began, and when."""
-        self.unread: deque[list[tuple[str, Any]]] = deque()
+        self.outer: list[str] = []  # phases that go on when those within them end
+        self.marks: list[tuple[str, Any]] | None = None  # of the call that is being timed: what began, and when
+        self.unread: list[list[tuple[str, Any]]] = []
         self.state, self.since = "between", time.perf_counter()
-        self._clear()
-        self.is_running = True
-
-    def end(self) -> None:
-        self.is_running = False
+        self.states = {"steps": 0.0, "between": 0.0, "validation": 0.0}  # seconds, measured by the clock on the wall
+        self.sampled = dict.fromkeys(PHASES, 0.0)  # seconds of the calls that were timed
 
     def take(self) -> dict[str, float]:
         """Seconds since the last call, of each phase and of "between" epochs (part of "other") and "validation"."""
         self._turn(self.state)
         self._read(wait=True)
         sampled = sum(self.sampled.values())
-        share = {phase: self.sampled[phase] / sampled if sampled else float(phase == "other") for phase in PHASES}
-        seconds = {phase: share[phase] * self.states["steps"] for phase in PHASES}
+        if not sampled:
+            self.sampled["other"] = sampled = 1.0  # all of it is other
+        seconds = {phase: self.states["steps"] * value / sampled for phase, value in self.sampled.items()}
         seconds["other"] += self.states["between"]
-        seconds |= {state: self.states[state] for state in ("between", "validation")}
-        self._clear()
+        seconds |= {"between": self.states["between"], "validation": self.states["validation"]}
+        self.states = dict.fromkeys(self.states, 0.0)
+        self.sampled = dict.fromkeys(self.sampled, 0.0)
         return seconds
 
     # the next two are called some eighty times a step
 
     def start(self, action_name: str) -> None:
-        try:
-            action = self.actions[action_name]
-        except KeyError:
-            action = self.actions[action_name] = learn(action_name)
-        if action is None or not self.is_running:
+        if (action := learn(action_name)) is None:
             return
         phase, state, _ = action
-        if state is not None:
-            if state != self.state:
-                self._turn(state)
-            elif phase is not None:  # the next batch
-                self._begin_call()
+        if state is not None and state != self.state:
+            self._turn(state)
+        elif state is not None and phase is not None:  # the next batch
+            self._next_call()
         if phase is not None and self.state == "steps":
             self.outer.append(self.phase)
             self._switch(phase)
 
     def stop(self, action_name: str) -> None:
-        action = self.actions.get(action_name)
-        if action is None or not self.is_running:
+        if (action := learn(action_name)) is None:
             return
         phase, _, after = action
         if phase is not None and self.state == "steps":
@@ -132,58 +115,47 @@ class PhaseClock(Profiler):
         now = time.perf_counter()
         self.states[self.state] += now - self.since
         self.state, self.since = state, now
-        self._end_call()
         if state == "steps":
             self.outer = []
             self.phase = "data_loading"  # the loader's workers start
-            self._begin_call()
+        self._next_call()
 
-    def _begin_call(self) -> None:
-        self._end_call()
-        # not the first calls on a GPU: there, libraries set themselves up
-        if self.num_calls % self.every == min(2, self.every - 1):
-            self.marks = [(self.phase, self._now())]
-        self.num_calls += 1
-
-    def _end_call(self) -> None:
+    def _next_call(self) -> None:
         if self.marks is not None:
             self._switch(self.phase)
             self.unread.append(self.marks)
             self.marks = None
             self._read(wait=False)
+        if self.state == "steps":
+            # not the first calls on a GPU: there, libraries set themselves up
+            if not self.on_gpu or self.num_calls % SAMPLE_EVERY == 2:
+                self.marks = []
+                self._switch(self.phase)
+            self.num_calls += 1
 
     def _switch(self, phase: str) -> None:
         self.phase = phase
         if self.marks is not None:
-            self.marks.append((phase, self._now()))
-
-    def _now(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+            now: Any = torch.cuda.Event(enable_timing=True) if self.on_gpu else time.perf_counter()
+            if self.on_gpu:
+                now.record()
+            self.marks.append((phase, now))
 
     def _read(self, wait: bool) -> None:
         while self.unread:
-            if self.on_gpu:
-                last = self.unread[0][-1][1]
-                if wait:
-                    last.synchronize()
-                elif not last.query():
-                    return
-            for (phase, start), (_, end) in itertools.pairwise(self.unread.popleft()):
+            _, last = self.unread[0][-1]
+            if self.on_gpu and wait:
+                last.synchronize()
+            elif self.on_gpu and not last.query():
+                return
+            for (phase, start), (_, end) in itertools.pairwise(self.unread.pop(0)):
                 self.sampled[phase] += start.elapsed_time(end) / 1e3 if self.on_gpu else end - start
 
-    def _clear(self) -> None:
-        self.states = {"steps": 0.0, "between": 0.0, "validation": 0.0}
-        self.sampled = dict.fromkeys(PHASES, 0.0)
 
-
+@functools.cache
 def learn(name: str) -> Action | None:
     """What an action of Lightning's means, by its name, such as "[Strategy]SingleDeviceStrategy.training_step"."""
     word = name.rpartition(".")[2]
-    is_callback = name.startswith("[Callback]")
-    counts = not is_callback or (word == "on_train_batch_end" and "ProgressBar" in name)
-    phase, state = PHASE_OF.get(word) if counts else None, STATE_OF.get(word)
-    return (phase, state, None if is_callback else PHASE_AFTER.get(word)) if phase or state else None
+    if word == "on_train_batch_end" and name.startswith("[Callback]"):
+        return ("logging", None, None) if "ProgressBar" in name else None
+    return ACTIONS.get(word)

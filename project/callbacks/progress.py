@@ -4,47 +4,63 @@ import math
 import time
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
+from project.base.callback import MayMissSteps
 from project.base.datamodule import TensorDataModule
 
 REFRESH_S = 0.2
 
 
-class Pace:
+class Pace(Callback):
     """Images a second (samples, for other data) on all devices, without validations; and the time left, with them."""
 
-    paused = 0.0  # the sanity check comes before the beginning
+    paused = 0.0  # seconds; the sanity check comes before the start
 
-    def begin(self, trainer: Trainer) -> None:
-        self.start, self.first_step = time.monotonic(), trainer.global_step
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.start, self.first_step, self.paused = time.monotonic(), trainer.global_step, 0.0
         self.num_steps: float = trainer.estimated_stepping_batches
-        self.paused = 0.0
 
-    def pause(self) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self.pause_start = time.monotonic()
 
-    def go_on(self) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         self.paused += time.monotonic() - self.pause_start
 
-    def words(self, trainer: Trainer) -> list[str]:
+    def words(self, trainer: Any) -> list[str]:
         """No speed for data that is no TensorDataModule, no time left of a training without an end, or at it."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data, found = trainer.datamodule, []
         seconds, done = time.monotonic() - self.start, trainer.global_step - self.first_step
-        found = []
+        left = self.num_steps - trainer.global_step
         if done and isinstance(data, TensorDataModule):
             num = done * data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             what = "images" if data.image_shape else "samples"
             found.append(f"{num / max(seconds - self.paused, 1e-9):,.0f} {what}/s")
-        left = self.num_steps - trainer.global_step
         if done and 0 < left < math.inf:
             found.append(f"{clock(seconds * left / done)} left")
         return found
 
 
-class TrainingProgressBar(TQDMProgressBar):
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    return Tqdm.format_interval(round(seconds)).lstrip("0").rjust(4, "0")
+
+
+class EpochLines(Pace):
+    """Prints each epoch's metrics: for output that is no terminal, in place of a progress bar."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        metrics = trainer.callback_metrics
+        parts = [f"{name} {value.item():.4f}" for name, value in metrics.items() if name != "lr"] or ["nothing logged"]
+        of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}", flush=True)
+
+
+class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     """Lightning's bar, redrawn five times a second rather than after so many batches: with steps of a millisecond a
     redraw costs as much as a step. It shows loss and accuracy, images a second and the time left of the training."""
 
@@ -60,85 +76,46 @@ class TrainingProgressBar(TQDMProgressBar):
         bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         return bar
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         super().on_train_start(trainer, pl_module)
-        self.pace.begin(trainer)
-        self._describe_epoch(trainer)  # in the middle of one the other hook is not called
+        self.pace.on_train_start(trainer, pl_module)
+        self.on_train_epoch_start(trainer)  # in the middle of an epoch Lightning does not call it
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        super().on_train_epoch_start(trainer)
-        self._describe_epoch(trainer)
-
-    def _describe_epoch(self, trainer: Trainer) -> None:
-        self.train_progress_bar.total = convert_inf(self.total_train_batches)
+    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch + 1}{of}", refresh=False)
+        self.train_progress_bar.reset(convert_inf(self.total_train_batches))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self.is_disabled:
-            return
+    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
         now = time.monotonic()
         if now - self.redrawn >= REFRESH_S or trainer.is_last_batch:
             self.redrawn = now
             self.train_progress_bar.n = trainer.fit_loop.batch_idx + 1  # one call may train several batches
             self._redraw(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.is_disabled:
-            self._redraw(trainer, pl_module)
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self._redraw(trainer, pl_module)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
-        self.pace.pause()
+        self.pace.on_validation_start()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.go_on()
+    def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.pace.on_validation_end()
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
         self.shown_step = -1  # there are new metrics
 
-    def _redraw(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self.is_disabled:
+            return
+        every = trainer.log_every_n_steps
         # reading a metric waits for the GPU: only those of a new log step, which has just waited
         if self.shown_step < 0 or trainer.global_step - self.shown_step >= every:
             self.shown_step = trainer.global_step - trainer.global_step % max(1, every)
             metrics = self.get_metrics(trainer, pl_module)
             self.shown = [f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
-        parts = [*self.pace.words(trainer), *self.shown]
-        self.train_progress_bar.set_postfix_str(", ".join(parts), refresh=False)
-        self.train_progress_bar.refresh()
-
-
-def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    return Tqdm.format_interval(round(seconds)).lstrip("0").rjust(4, "0")
-
-
-class EpochLines(Callback):
-    """Prints each epoch's metrics: for output that is no terminal, in place of a progress bar."""
-
-    def __init__(self) -> None:
-        self.pace = Pace()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.begin(trainer)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.pause()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pace.go_on()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        values = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        parts = [f"{name} {value:.4f}" for name, value in values.items() if name != "lr"] or ["nothing logged"]
-        parts += self.pace.words(trainer)
-        of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts)}", flush=True)
+        self.train_progress_bar.set_postfix_str(", ".join(self.pace.words(trainer) + self.shown))
 
 
 class Patience(EarlyStopping):
@@ -148,5 +125,5 @@ class Patience(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience

@@ -18,7 +18,7 @@ from project.data.transforms import crop_and_flip, to_float
 class CIFAR10(TensorDataModule):
     """Images (N, 3, 32, 32) in [0, 1], not normalised further.
 
-    Files: data_dir/cifar-10-batches-py, downloaded where they are missing, verified by torchvision.
+    Files: data_dir/cifar-10-batches-py, downloaded by torchvision where they are missing.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them. 4 is usual.
@@ -35,13 +35,11 @@ class CIFAR10(TensorDataModule):
 
     def prepare_data(self) -> None:
         source = datasets.CIFAR10
-        folder = self.data_dir / source.base_folder
-        files = [*source.train_list, *source.test_list, [source.meta["filename"], source.meta["md5"]]]
-        for name, md5 in files:
-            if (folder / name).is_file() and not check_integrity(folder / name, md5):
-                raise UserError(f"{folder / name} is damaged (cut short or altered): delete it to download it again")
-        if not all((folder / name).is_file() for name, _ in files):
-            open_or_download(source, self.data_dir, f"{source.filename} into {self.data_dir}")
+        for name, md5 in (*source.train_list, *source.test_list):
+            file = self.data_dir / source.base_folder / name
+            if file.is_file() and not check_integrity(file, md5):
+                raise UserError(f"{file} is damaged (cut short or altered): delete it to download it again")
+        open_or_download(source, self.data_dir, f"{source.filename} into {self.data_dir}", root=self.data_dir)
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         data = datasets.CIFAR10(self.data_dir, train=split == "train")

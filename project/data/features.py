@@ -1,7 +1,7 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
+import contextlib
 import csv
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,14 @@ class Features(TensorDataModule):
     """Samples of a few numbers each, standardised by the mean and deviation of the training samples.
 
     Without a file, each class is a normal cloud of deviation 1 around a seeded centre, overlapping a little. With one,
-    every column but the label column is a feature, and a seeded fifth of the rows is the test set.
+    every column but the label column is a feature. A seeded fifth of the samples is the test set.
 
     Args:
         csv_path: File with a header line; numbers in all columns but the label column.
         label_column: Its name; the labels can be any text.
         num_features: Numbers a sample, generated data only.
         num_classes: Classes, generated data only.
-        num_samples: Generated samples, of which a fifth is the test set.
+        num_samples: Generated samples.
         data_seed: For the generated samples.
     """
 
@@ -46,33 +46,39 @@ class Features(TensorDataModule):
         self.num_features = num_features
         self.num_samples = num_samples
         self.data_seed = data_seed
-        self.mean: Tensor | None = None
-        self.std: Tensor | None = None
+        self.mean: Any = None
+        self.std: Any = None
         if csv_path is None:
             self.classes = [f"class_{i}" for i in range(num_classes)]
 
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
-        assert self.csv_path is not None
-        return read_csv(Path(self.csv_path), self.label_column)
+        return read_csv(Path(self.csv_path or ""), self.label_column)
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
         return sorted(set(self.table[1]))
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        if self.csv_path is None:
-            inputs, targets = self._make_clusters()
-        else:
-            inputs, names = self.table
-            if unknown := sorted(set(names) - set(self.classes)):
-                raise UserError(f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}")
-            index = {name: i for i, name in enumerate(self.classes)}
-            targets = torch.tensor([index[name] for name in names])
+        inputs, targets = self._read() if self.csv_path is not None else self._generate()
         order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(self.split_seed))
         num_test = len(targets) // 5
         chosen = order[:num_test] if split == "test" else order[num_test:]
         return inputs[chosen], targets[chosen]
+
+    def _read(self) -> Batch:
+        inputs, names = self.table
+        if unknown := sorted(set(names) - set(self.classes)):
+            raise UserError(f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}")
+        index = {name: i for i, name in enumerate(self.classes)}
+        return inputs, torch.tensor([index[name] for name in names])
+
+    def _generate(self) -> Batch:
+        shape, generator = (self.num_samples, self.num_features), torch.Generator().manual_seed(self.data_seed)
+        centres = torch.randn(len(self.classes), self.num_features, generator=generator)
+        centres *= 2.5 / self.num_features**0.5  # about 3.5 deviations apart, whatever the number of features
+        targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
+        return centres[targets] + torch.randn(shape, generator=generator), targets
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -83,8 +89,6 @@ class Features(TensorDataModule):
             self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        assert self.mean is not None
-        assert self.std is not None
         return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,41 +98,27 @@ class Features(TensorDataModule):
         super().load_state_dict(state_dict)
         self.mean, self.std = state_dict["mean"], state_dict["std"]
 
-    def _make_clusters(self) -> Batch:
-        generator = torch.Generator().manual_seed(self.data_seed)
-        # centres about 3.5 deviations apart, whatever the number of features
-        centres = torch.randn(len(self.classes), self.num_features, generator=generator)
-        centres *= 2.5 / self.num_features**0.5
-        targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
-        return centres[targets] + torch.randn(self.num_samples, self.num_features, generator=generator), targets
-
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
-    """Features float32 (N, columns - 1) and the N labels.
-
-    Raises UserError naming the line of a value that is missing or no finite number.
-    """
+    """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a wrong value."""
     features: list[list[float]] = []
     names: list[str] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = list(reader.fieldnames or [])
+            reader = csv.reader(file, strict=True)
+            columns = next(reader, [])
             if label_column not in columns:
                 raise UserError(f"data.csv_path {path} has no column {label_column!r}: see --data.label_column")
             if len(set(columns)) < len(columns) or len(columns) < 2:
-                raise UserError(
-                    f"data.csv_path {path} needs a feature column at least, and each name once: {columns[:9]}"
-                )
-            for row in reader:
-                name = row.pop(label_column)
-                values = [to_number(value) for value in row.values()]
-                wrong = {key: row[key] for key, value in zip(row, values, strict=True) if not math.isfinite(value)}
-                if not name or wrong:
-                    what = f"{next(iter(wrong.items()))} is no finite number" if wrong else "the label is missing"
-                    raise UserError(f"{path}, line {reader.line_num}: {what}")
-                names.append(name)
-                features.append(values)
+                raise UserError(f"data.csv_path {path} needs a feature column, and each name once: {columns[:9]}")
+            for row in filter(None, reader):  # no blank lines
+                where = f"{path}, line {reader.line_num}"
+                if len(row) != len(columns):
+                    raise UserError(f"{where}: {len(row)} values for {len(columns)} columns")
+                names.append(row.pop(columns.index(label_column)))
+                features.append([to_number(cell, where) for cell in row])
+                if not names[-1]:
+                    raise UserError(f"{where}: the label is missing")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
     if not names:
@@ -136,9 +126,8 @@ def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
     return torch.tensor(features), names
 
 
-def to_number(text: Any) -> float:
-    """The number in a cell, NaN where there is none or float32 cannot hold it."""
-    try:
-        return float(text) if abs(float(text)) < torch.finfo(torch.float32).max else math.nan
-    except (TypeError, ValueError):
-        return math.nan
+def to_number(cell: str, where: str) -> float:
+    with contextlib.suppress(ValueError):
+        if abs(float(cell)) < torch.finfo(torch.float32).max:
+            return float(cell)
+    raise UserError(f"{where}: {cell!r} is no finite number")

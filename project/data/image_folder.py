@@ -2,35 +2,15 @@
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
-from project.base.image_files import find_images, read_image
+from project.base.image_files import ResizedImages, find_images
 from project.data.transforms import crop_and_flip, to_float
-
-
-class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Image files and their class numbers: uint8 (*image_shape) each."""
-
-    def __init__(self, files: list[Path], targets: list[int], image_shape: tuple[int, int, int]) -> None:
-        self.files = files
-        self.targets = targets
-        self.image_shape = image_shape
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        try:
-            return read_image(self.files[index], self.image_shape), self.targets[index]
-        except UserError as error:
-            raise UserError(f"{self.files[index]} cannot be read: {error}; mend or remove it") from error
 
 
 class ImageFolder(TensorDataModule):
@@ -44,8 +24,6 @@ class ImageFolder(TensorDataModule):
         random_flip: Mirror half of the training images.
     """
 
-    image_shape: tuple[int, int, int]
-
     def __init__(
         self,
         data_dir: str,
@@ -55,9 +33,9 @@ class ImageFolder(TensorDataModule):
         random_flip: bool = False,
         **kwargs,
     ) -> None:
-        cores = os.cpu_count() or 1
-        super().__init__(data_dir=data_dir, num_workers=min(8, cores) if num_workers is None else num_workers, **kwargs)
-        self.image_shape = image_shape
+        num_workers = min(8, os.cpu_count() or 1) if num_workers is None else num_workers
+        super().__init__(data_dir=data_dir, num_workers=num_workers, **kwargs)
+        self.image_shape: tuple[int, int, int] = image_shape
         self.random_crop = random_crop
         self.random_flip = random_flip
 
@@ -66,23 +44,18 @@ class ImageFolder(TensorDataModule):
         return self._folders("train")
 
     def _folders(self, split: str) -> list[str]:
-        folder = self.data_dir / split
-        found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        found = sorted(path.name for path in self.data_dir.glob(f"{split}/*") if path.is_dir())
         if not found:
             raise UserError(f"data.data_dir {self.data_dir}: there is no {split}/CLASS/ with images in it")
         return found
 
-    def load(self, split: Literal["train", "test"]) -> ImageFiles:
+    def load(self, split: Literal["train", "test"]) -> ResizedImages:
         found = self._folders(split)
         if unknown := sorted(set(found) - set(self.classes)):
             raise UserError(f"{self.data_dir / split} has classes that the training had not: {', '.join(unknown[:5])}")
-        files: list[Path] = []
-        targets: list[int] = []
-        for name in found:
-            in_class, _ = find_images([self.data_dir / split / name])
-            files += in_class
-            targets += [self.classes.index(name)] * len(in_class)
-        return ImageFiles(files, targets, self.image_shape)
+        folders = [(self.data_dir / split / name, self.classes.index(name)) for name in found]
+        files = [(file, target) for folder, target in folders for file in find_images([folder])[0]]
+        return ResizedImages(files, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs)

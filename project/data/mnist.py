@@ -1,13 +1,12 @@
 """MNIST: handwritten digits, 60,000 training and 10,000 test images, 28x28, grey."""
 
-import hashlib
-import struct
-from math import prod
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 from torchvision import datasets
+from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+from torchvision.datasets.utils import check_integrity
 
 from project.base.datamodule import TensorDataModule
 from project.base.download import open_or_download
@@ -36,11 +35,11 @@ class MNIST(TensorDataModule):
 
     def prepare_data(self) -> None:
         folder = self.data_dir / "MNIST" / "raw"
-        for name in FILES:
-            if (folder / name).is_file():
-                check_idx(folder / name)
+        for file in (folder / name for name in FILES):
+            if file.is_file() and not is_whole(file):
+                raise UserError(f"{file} is damaged (cut short or altered): delete it to download it again")
         files = ", ".join(f"{name}.gz" for name in FILES)
-        open_or_download(datasets.MNIST, self.data_dir, f"{files} into {folder}")
+        open_or_download(datasets.MNIST, self.data_dir, f"{files} into {folder}", root=self.data_dir)
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         data = datasets.MNIST(self.data_dir, train=split == "train")
@@ -50,19 +49,11 @@ class MNIST(TensorDataModule):
         return to_float(inputs, mean=0.5, std=0.5)
 
 
-def check_idx(path: Path) -> None:
-    """Raise UserError if an IDX file is cut short, too long, or altered.
-
-    Its header holds a big-endian magic number (0x0800 + number of dimensions) and the dimensions, then come the bytes.
-    """
-    size, md5 = FILES[path.name]
-    num_dims = int(path.name.split("-idx")[1][0])
-    with path.open("rb") as file:
-        header = file.read(4 * (num_dims + 1))
-    fields = struct.unpack(f">{len(header) // 4}i", header[: len(header) // 4 * 4])
-    sound = len(fields) == num_dims + 1 and fields[0] == 0x0800 + num_dims
-    sound = sound and path.stat().st_size == len(header) + prod(fields[1:]) > len(header)
-    if sound and path.stat().st_size == size:
-        sound = hashlib.md5(path.read_bytes()).hexdigest() == md5
-    if not sound:
-        raise UserError(f"{path} is damaged (cut short or altered): delete it to download it again")
+def is_whole(file: Path) -> bool:
+    size, md5 = FILES[file.name]
+    if file.stat().st_size == size:
+        return check_integrity(file, md5)
+    try:
+        return bool(read_sn3_pascalvincent_tensor(str(file)).numel())
+    except (AssertionError, KeyError, RuntimeError, ValueError):
+        return False

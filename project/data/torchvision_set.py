@@ -44,12 +44,11 @@ class TorchvisionSet(TensorDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        sets = {name: cls for name, cls in vars(datasets).items() if isinstance(cls, type) and issubclass(cls, Dataset)}
-        if dataset not in sets:
-            hint = did_you_mean(dataset, sets) or "; FashionMNIST, SVHN and CIFAR100 are some"
+        if dataset not in datasets.__all__:
+            hint = did_you_mean(dataset, datasets.__all__) or "; FashionMNIST, SVHN and CIFAR100 are some"
             raise UserError(f"data.dataset {dataset!r} is no class of torchvision.datasets{hint}", 2)
-        self.source: Any = sets[dataset]
-        self.accepted = set(inspect.signature(self.source).parameters)
+        self.source: Any = vars(datasets)[dataset]
+        self.parameters = inspect.signature(self.source).parameters
         self.opened: dict[str, Any] = {}
         self.random_crop, self.random_flip = random_crop, random_flip
         self.mean, self.std = mean, std
@@ -77,8 +76,8 @@ class TorchvisionSet(TensorDataModule):
     def open(self, split: Literal["train", "test"]) -> Any:
         """torchvision's own object."""
         if split not in self.opened:
-            known = {"train": split == "train", "split": split}
-            options: dict[str, Any] = {key: value for key, value in known.items() if key in self.accepted}
+            known = {"root": self.data_dir, "train": split == "train", "split": split}
+            options: dict[str, Any] = {key: value for key, value in known.items() if key in self.parameters}
             is_mnist = issubclass(self.source, datasets.MNIST)
             folder = self.data_dir / self.source.__name__ / "raw" if is_mnist else self.data_dir
             self.opened[split] = open_or_download(self.source, self.data_dir, f"its files into {folder}", **options)
@@ -87,9 +86,9 @@ class TorchvisionSet(TensorDataModule):
     def load(self, split: Literal["train", "test"]) -> Dataset:
         found = self.open(split)
         arrays = in_memory(found)
-        fits = arrays and arrays[0][0].shape == tuple(self.image_shape)
+        fits = arrays and arrays[0].shape[1:] == tuple(self.image_shape)
         data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape)
-        if {"train", "split"} & self.accepted:
+        if "train" in self.parameters or "split" in self.parameters:
             return data
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(self.split_seed)).tolist()
         num_test = len(data) // 5

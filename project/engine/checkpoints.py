@@ -19,18 +19,17 @@ from project.engine.older import as_today
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target and then moves it there, so that a file with that name is always whole.
+    """Writes a checkpoint beside its target and moves it there, so that a file with that name is always whole.
 
-    Lightning stages the file in the temporary folder: across file systems its move is a copy, which a crash cuts short.
+    Lightning stages it in the temporary folder: across file systems its move is a copy, which a crash cuts short.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        for key in ("hyper_parameters", "datamodule_hyper_parameters"):
-            if key in checkpoint:  # runs are rebuilt from their config, these are for the reader
-                checkpoint[key] = plain(checkpoint[key])
+        for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
+            checkpoint[key] = plain(checkpoint[key])  # for the reader: runs are rebuilt from their config
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.part")  # one name a target: the next save replaces what a crash left
         try:
@@ -42,12 +41,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except OSError as error:
             staged.unlink(missing_ok=True)
             hint = "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
-            raise UserError(
-                f"{path} cannot be written: {error.strerror}; what was saved before is whole\nmake room, then {hint}"
-            ) from error
+            reason = f"{error.strerror}; what was saved before is whole\nmake room, then {hint}"
+            raise UserError(f"{path} cannot be written: {reason}") from error
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return read_checkpoint(Path(path))
+        checkpoint = load_checked(Path(path))
+        if "config" in checkpoint:  # tune.py's have none
+            as_today(checkpoint)
+        return checkpoint
 
 
 def plain(value: Any) -> Any:
@@ -56,57 +57,51 @@ def plain(value: Any) -> Any:
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value if value is None or isinstance(value, torch.Tensor) else str(value)
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), str)
+    return value if value is None or isinstance(value, torch.Tensor) else kind(value)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint, on the CPU, checked to be whole and loaded without running any code in it.
-
-    torch.save writes a zip archive with a CRC-32 of each record, which torch.load does not look at.
-    Raises UserError for a file that is missing, damaged, unsafe or not of a run.
-    """
+    """A run's checkpoint. Raises UserError for a file that is missing, damaged, unsafe or not of a run."""
     try:
-        is_folder, is_file = path.is_dir(), path.is_file()
+        is_file = path.is_file()
     except OSError as error:
         raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if not is_file:
-        folder = path if is_folder else path.parent
-        near = sorted(file for pattern in ("*.ckpt", "checkpoints/*.ckpt") for file in folder.glob(pattern))
+        folder, what = (path, "is a folder") if path.is_dir() else (path.parent, "does not exist")
+        near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])
         hint = f"there is {', '.join(map(str, near[-3:]))}" if near else "see logs/NAME/version_N/checkpoints"
-        raise UserError(f"checkpoint {path} {'is a folder' if is_folder else 'does not exist'}: {hint}")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
-        raise UserError(f"checkpoint {path} is cut short or no checkpoint at all: {error}") from error
-    if damaged:
-        raise UserError(f"checkpoint {path} is damaged: the checksum of its record {damaged} is wrong")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"checkpoint {path} is not safe to load: it holds more than tensors and plain values"
-        ) from error
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise UserError(f"checkpoint {path} is damaged: {str(error).splitlines()[0]}") from error
-    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
-    weights, config = checkpoint.get("state_dict"), checkpoint.get("config")
-    sound = isinstance(weights, dict) and isinstance(config, dict) and {"model", "data", "trainer"} <= config.keys()
-    if not sound:
+        raise UserError(f"checkpoint {path} {what}: {hint}")
+    checkpoint = load_checked(path)
+    config = checkpoint.get("config") if isinstance(checkpoint, dict) and "state_dict" in checkpoint else None
+    if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
     as_today(checkpoint)
     return checkpoint
 
 
+def load_checked(path: Path) -> Any:
+    """What a file holds, on the CPU, checked to be whole and loaded without running any code in it.
+
+    torch.save writes a zip archive with a CRC-32 of each record, which torch.load does not look at.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged:
+            raise UserError(f"checkpoint {path} is damaged: the checksum of its record {damaged} is wrong")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(f"checkpoint {path} holds more than tensors and plain values: not safe to load") from error
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, KeyError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"checkpoint {path} is cut short or no checkpoint at all: {reason}") from error
+
+
 class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor.
 
-    or_last: of the newest also where nothing logs `monitor`.
-    every_n_epochs: only after epochs that are a multiple, counted from 1; None writes after every validation, also
-        in the middle of an epoch.
+    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after every validation.
     """
 
     def __init__(
@@ -131,13 +126,13 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.own_folder = str(self.dirpath)
         self.or_last = or_last
         self.step_at_epoch_end = 0
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self.own_folder = str(self.dirpath)  # now that of the first process, in all of them
+    @property
+    def own_folder(self) -> Path:
+        """That of the first process in all of them, from setup on."""
+        return Path(str(self.dirpath))
 
     @property
     def state_key(self) -> str:
@@ -153,21 +148,17 @@ class RunCheckpoint(ModelCheckpoint):
             self.step_at_epoch_end = trainer.global_step
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # SIGTERM, as from a cluster that wants the machine back: Lightning stops between two batches. It cannot go on
-        # from the middle of a validation; and when an epoch has ended, the checkpoint is there already.
+        # SIGTERM, as from a cluster that wants the machine back, stops between two batches. Lightning cannot go on from
+        # the middle of a validation; and when an epoch has ended, the checkpoint is there already.
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
         if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
-            trainer.save_checkpoint(Path(self.own_folder) / "last.ckpt", weights_only=False)
+            trainer.save_checkpoint(self.own_folder / "last.ckpt", weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far where the run goes on in its folder, also if that has been moved."""
-        if not Path(self.own_folder, "last.ckpt").exists():
+        if not (self.own_folder / "last.ckpt").exists():
             return  # a new run that starts from another one's checkpoint
-        old, new = state_dict["dirpath"], self.own_folder
-
-        def moved(value: Any) -> Any:
-            return value.replace(old, new) if isinstance(value, str) else value
-
-        state = {key: moved(value) for key, value in state_dict.items()}
-        state["best_k_models"] = {moved(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict(state)
+        old, new = state_dict["dirpath"], str(self.dirpath)
+        state = {key: value.replace(old, new) if isinstance(value, str) else value for key, value in state_dict.items()}
+        best = {path.replace(old, new): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(state | {"best_k_models": best})

@@ -16,34 +16,24 @@ from project.base.rank import say
 from project.base.system import System
 from project.engine.devices import num_gpus, parse_devices
 
+EXAMPLE = "configs/mnist_mlp.yaml is an example"
+
 
 def check_config_file(path: Path) -> None:
     """Raises UserError for a config that is missing, unreadable or not a mapping."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        json.dumps(content, default=str, skipkeys=True)
+        json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
     except OSError as error:
         near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
         raise UserError(f"--config {path}: {error.strerror}{near}", 2) from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"--config {path} is not a text file; give a YAML file such as configs/mnist_mlp.yaml", 2
-        ) from error
-    except ValueError as error:
-        raise UserError(f"--config {path}: a part of it refers to itself", 2) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(
-            f"--config {path}{where}: not valid YAML: {str(getattr(error, 'problem', error)).splitlines()[0]}", 2
-        ) from error
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
     if not isinstance(content, dict):
         what = "is empty" if content is None else f"holds a {type(content).__name__}, not keys with values"
-        raise UserError(f"--config {path} {what}; configs/mnist_mlp.yaml is an example", 2)
-    for key in ("trainer", "model", "data"):
-        if key in content and not isinstance(content[key], dict | str):
-            raise UserError(f"--config {path}: {key} is {content[key]!r}, where keys with values belong", 2)
-    if isinstance(content.get("trainer"), str):
+        raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
+    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2)
 
 
@@ -59,19 +49,17 @@ def trial_device(trainer: Any) -> torch.device | None:
 
 
 def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
-    """Try `model.net`, where there is one, on two samples of a split on the run's device, and print its size.
+    """Try `model.net` on two samples of a split on the device of the Trainer's flags, and print its size.
 
-    trainer: the Trainer's flags.
     Raises UserError if it cannot take them or has fewer outputs than there are classes.
     """
-    device = trial_device(trainer)
-    if not isinstance(model, System) or device is None:
-        return
-    net, samples = model.net, data.splits[split]
+    device, samples = trial_device(trainer), data.splits[split]
     inputs = samples.__getitems__(list(range(min(2, len(samples)))))[0]
-    if not isinstance(inputs, Tensor):
+    if not isinstance(model, System) or not isinstance(inputs, Tensor) or device is None:
         return
-    was_training = net.training
+    net, name = model.net, type(model.net).__name__
+    trained = [module for module in net.modules() if module.training]  # a frozen part may not be
+    way_out = "change the arguments of model.net or of data, or use --try_network false"
     with torch.no_grad():
         inputs = data.normalize(inputs.to(device))
         try:
@@ -80,16 +68,12 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
             file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
             if Path(torch.__file__).parent not in file.parents:  # a bug of the network's own
                 raise
-            raise UserError(
-                f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}: "
-                f"{str(error).splitlines()[0]}\nchange the arguments of model.net or of data, "
-                "or leave the trial out: --try_network false"
-            ) from error
-    net.train(was_training).to("cpu")  # where Lightning, and the processes that it starts, expect it
+            cannot = f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
+            raise UserError(f"{cannot}: {str(error).splitlines()[0]}\n{way_out}") from error
+    net.to("cpu")  # where Lightning, and the processes that it starts, expect it
+    for module in trained:
+        module.training = True
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < (data.num_classes or 0):
-        raise UserError(
-            f"{type(net).__name__} has {outputs.shape[1]} outputs for the {data.num_classes} classes of "
-            f"{type(data).__name__}\nchange the arguments of model.net or of data, or use --try_network false"
-        )
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    say(f"Network: {type(net).__name__}, {num_parameters:,} parameters")
+        classes = f"the {data.num_classes} classes of {type(data).__name__}"
+        raise UserError(f"{name} has {outputs.shape[1]} outputs for {classes}\n{way_out}")
+    say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")

@@ -17,16 +17,16 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+import project.engine.data_parallel  # noqa: F401  # makes "dp" known
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
-from project.engine.data_parallel import DataParallelStrategy  # noqa: F401  # makes "dp" known
-from project.engine.devices import check_devices, num_gpus, parse_devices, settle_devices
+from project.engine.devices import check_devices, num_devices, num_gpus, settle_devices
 from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
-from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain
+from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.steps import SeveralSteps, say_single_steps
 
 
@@ -39,9 +39,9 @@ class TrainingCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
         self.saved = saved
+        self.failures: list[Exception] = []
         super().__init__(
-            LightningModule,
-            LightningDataModule,
+            *(LightningModule, LightningDataModule),
             subclass_mode_model=True,
             subclass_mode_data=True,
             run=False,
@@ -58,36 +58,26 @@ class TrainingCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="True draws one.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--name", type=str, default="run", help="The run's folder is ROOT/NAME/version_N.")
-        parser.add_argument(
-            "--ckpt_path", type=str | None, help="Resume from `last` or `best` of the newest run NAME, or from a file."
-        )
-        parser.add_argument(
-            "--monitor", type=str | None, help="What best.ckpt goes by; the model's first metric unless given."
-        )
-        parser.add_argument(
-            "--monitor_mode", type=Literal["min", "max"] | None, help="Which is better; the metric's own unless given."
-        )
-        parser.add_argument(
-            "--patience", type=PositiveInt | None, help="Stop after so many validations without a better --monitor."
-        )
-        parser.add_argument(
+        def add(flag: str, kind: Any, default: Any, help: str) -> None:
+            parser.add_argument(flag, type=kind, default=default, help=help)
+
+        add("--name", str, "run", "The run's folder is ROOT/NAME/version_N.")
+        add("--ckpt_path", str | None, None, "Resume from `last` or `best` of the newest run NAME, or from a file.")
+        add("--monitor", str | None, None, "What best.ckpt goes by; the model's first metric unless given.")
+        add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
+        add("--patience", PositiveInt | None, None, "Stop after so many validations without a better --monitor.")
+        add(
             "--steps_per_execution",
-            type=PositiveInt,
-            default=1,
-            help="Steps in one call of Lightning's loop; 20 is faster for small nets.",
+            PositiveInt,
+            1,
+            "Steps in one turn of the loop; 20 is faster for small nets.",
         )
-        parser.add_argument("--try_network", type=bool, default=True, help="On two samples, before the run starts.")
-        parser.add_argument("--num_threads", type=PositiveInt | None, help="CPU threads; all cores unless given.")
-        parser.add_argument("--device_monitor", type=bool, default=True, help="Curves of the devices.")
-        parser.add_argument("--step_timer", type=bool, default=True, help="Shares of a step's time.")
-        parser.add_argument(
-            "--figures_every_n_epochs",
-            type=NonNegativeInt,
-            default=5,
-            help="0: no pictures.",
-        )
-        parser.add_argument("--keep_every_epoch", type=bool, default=False, help="Keep all checkpoints.")
+        add("--try_network", bool, True, "On two samples, before the run starts.")
+        add("--num_threads", PositiveInt | None, None, "CPU threads; all cores unless given.")
+        add("--device_monitor", bool, True, "Curves of the devices.")
+        add("--step_timer", bool, True, "Shares of a step's time.")
+        add("--figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures.")
+        add("--keep_every_epoch", bool, False, "Keep all checkpoints.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
@@ -103,18 +93,23 @@ class TrainingCLI(LightningCLI):
         make_paths_absolute(self.config)
         make_plain(self.config)
         settle_devices(self.config.trainer)
-        self.prepare_instantiation()
+        with warnings.catch_warnings():
+            # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.parser.add_instantiator(self.build, object, subclasses=True)
         data = Namespace(data=self.config.data)
         self.validate(data, skip_required=True)  # the model is missing
         self.datamodule: LightningDataModule = self.instantiate(data).data
         if isinstance(self.datamodule, TensorDataModule):  # whose loaders share the samples out themselves
             self.config.trainer.use_distributed_sampler = False
-        fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
+        if not self.saved:  # a saved config is complete, and its data may not be here
+            fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
         self.validate(self.config)
 
     def validate(self, config: Namespace, skip_required: bool = False) -> None:
         try:
             self.parser.validate(config, skip_required=skip_required)
+            validate_nulls(self.parser, config)
         except (TypeError, ValueError, KeyError) as error:
             self.parser.error(str(error), error)
 
@@ -130,21 +125,12 @@ class TrainingCLI(LightningCLI):
         trainer = self.config.trainer
         check_devices(trainer.accelerator, trainer.devices, trainer.strategy, trainer.num_nodes)
 
-    def prepare_instantiation(self) -> None:
-        """Keep what a constructor raises: jsonargparse turns it into a ValueError of its own."""
-        self.failures: list[Exception] = []
-
-        def build(built_class: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any) -> Any:
-            try:
-                return built_class(*args, **kwargs)
-            except Exception as error:
-                self.failures.append(error)
-                raise
-
-        with warnings.catch_warnings():
-            # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.parser.add_instantiator(build, object, subclasses=True)
+    def build(self, cls: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any) -> Any:
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:  # jsonargparse turns it into a ValueError of its own
+            self.failures.append(error)
+            raise
 
     def instantiate(self, config: Namespace) -> Namespace:
         try:
@@ -172,7 +158,7 @@ class TrainingCLI(LightningCLI):
             own = self.config_init.trainer[key] or []
             config[key] = [*(own if isinstance(own, list) else [own]), *arguments.get(key, [])]
         if isinstance(self.model, System):  # before all others
-            config["callbacks"].insert(0, self.model.curves)
+            config["callbacks"].insert(0, self.model.curves_callback)
         own_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = own_bar or sys.stdout.isatty()
@@ -184,23 +170,15 @@ class TrainingCLI(LightningCLI):
         if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
-        self.make_steps(config)
+        if (asked := self.config.steps_per_execution) > 1:
+            if config["strategy"] in ("auto", "single_device") and num_devices(config["devices"]) == 1:
+                config["strategy"] = SeveralSteps(asked)
+            else:
+                say_single_steps(asked, f"trainer.strategy {config['strategy']} on trainer.devices {config['devices']}")
         try:
             return Trainer(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
-
-    def make_steps(self, trainer: dict[str, Any]) -> None:
-        """Several steps in one turn of the loop, where the Trainer's flags allow them."""
-        asked = self.config.steps_per_execution
-        if asked == 1:
-            return
-        devices = parse_devices(trainer["devices"])
-        is_one = devices == 1 or (isinstance(devices, list) and len(devices) == 1)
-        if trainer["strategy"] in ("auto", "single_device") and is_one:
-            trainer["strategy"] = SeveralSteps(asked)
-        else:
-            say_single_steps(asked, f"trainer.strategy {trainer['strategy']} on trainer.devices {trainer['devices']}")
 
 
 def is_raised_on_purpose(error: Exception) -> bool:

@@ -92,17 +92,22 @@ class DataParallelStrategy(SingleDeviceStrategy):
             del net.forward  # the class's own again
 
     def _forward(self, net: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        batch_size = next(len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        inputs: list[Tensor] = []
+        map_tensors(inputs.append, (args, kwargs))
+        batch_size = next((len(tensor) for tensor in inputs if tensor.dim()), None)
+        if batch_size is None:
+            raise UserError("trainer.strategy dp splits the tensors that `net` is called with: it has got none")
         devices = self.parallel_devices[: max(1, batch_size)]  # a batch may be smaller than the number of devices
         replicas: list[Any] = replicate(net, devices, detach=not torch.is_grad_enabled())
         calls = []
         for i, replica in enumerate(replicas):
             del replica.forward  # copied from net
-            named = {name: part(value, i, devices) for name, value in kwargs.items()}
+            own_args, own_kwargs = map_tensors(functools.partial(part, i=i, devices=devices), (args, kwargs))
             # not its __call__: the hooks of `net` run once, around all parts
-            calls.append(here(devices[i], functools.partial(replica.forward, *part(args, i, devices), **named)))
+            calls.append(in_this_context(devices[i], functools.partial(replica.forward, *own_args, **own_kwargs)))
         others = [self.pool.submit(call) for call in calls[1:]]
-        return gather([calls[0](), *(other.result() for other in others)], self.root_device)
+        outputs = [calls[0](), *(other.result() for other in others)]
+        return map_tensors(lambda *parts: torch.cat([part.to(self.root_device) for part in parts]), *outputs)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -110,14 +115,27 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
 
 
-def part(value: Any, i: int, devices: Sequence[torch.device]) -> Any:
-    """Part i of a tensor (N, ...), on device i; the same for each in a tuple; anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.tensor_split(len(devices))[i].to(devices[i], non_blocking=True)
-    return tuple(part(inner, i, devices) for inner in value) if isinstance(value, tuple) else value
+def map_tensors(function: Callable[..., Any], *values: Any) -> Any:
+    """The first value, where the function of the tensors at the same place in all of them stands for each tensor in
+    tuples, lists and dicts."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return function(*values)
+    if isinstance(first, dict):
+        return {name: map_tensors(function, *(value[name] for value in values)) for name in first}
+    if isinstance(first, tuple | list):
+        mapped = [map_tensors(function, *inner) for inner in zip(*values, strict=True)]
+        return mapped if isinstance(first, list) else tuple(mapped)
+    return first
 
 
-def here(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
+def part(tensor: Tensor, i: int, devices: Sequence[torch.device]) -> Tensor:
+    """Part i of a tensor (N, ...), on device i; a number as it is."""
+    own = tensor.tensor_split(len(devices))[i] if tensor.dim() else tensor
+    return own.to(devices[i], non_blocking=True)
+
+
+def in_this_context(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
     """The function with gradients, inference mode, autocast and the device's CUDA stream as they are now, here, for
     another thread, which starts without. torch's own parallel_apply takes over neither autocast's dtype nor inference
     mode."""
@@ -127,24 +145,15 @@ def here(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]
     stream = torch.cuda.current_stream(device) if kind == "cuda" else None
 
     def call() -> Any:
-        # the stream with its device
-        with torch.cuda.stream(stream), torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            with torch.autocast(kind, *autocast):
-                return function()
+        with (
+            torch.cuda.stream(stream),  # and its device
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(grad),
+            torch.autocast(kind, *autocast),
+        ):
+            return function()
 
     return call
-
-
-def gather(outputs: Sequence[Any], device: torch.device) -> Any:
-    """The parts (N_i, ...) joined to (N, ...) on the device, also in tuples, lists and dicts."""
-    first = outputs[0]
-    if isinstance(first, Tensor):
-        return torch.cat([output.to(device) for output in outputs])
-    if isinstance(first, dict):
-        return {name: gather([output[name] for output in outputs], device) for name in first}
-    if isinstance(first, tuple | list):
-        return type(first)(gather(parts, device) for parts in zip(*outputs, strict=True))
-    return first
 
 
 StrategyRegistry.register("dp", DataParallelStrategy, description="Splits each batch over the GPUs of one process")

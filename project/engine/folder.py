@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,37 +15,28 @@ LOGS = Path(__file__).parents[2] / "logs"
 
 
 class Run:
-    """One run's folder, held against other processes until `close`.
-
-    folder: ROOT/NAME/version_N. A new one is made where none is given, with the next free N.
-    """
+    """One run's folder ROOT/NAME/version_N, held against other processes until `close`; a new one unless given."""
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
         self.is_new = folder is None
         try:
-            self.folder = folder or _make_version(root / name)
+            self.folder = folder or make_version(root / name)
+            self.checkpoints = self.folder / "checkpoints"
             self.lock = FileLock(self.folder / ".lock", blocking=False)
             self.lock.acquire()
         except Timeout as error:
             raise UserError(f"{folder} is in use: another process trains there; wait for it or stop it") from error
         except OSError as error:
-            raise UserError(
-                f"trainer.default_root_dir {root} cannot be written: {error.strerror}: {error.filename}\n"
-                "give another folder"
-            ) from error
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+            reason = f"{error.strerror}: {error.filename}"
+            raise UserError(f"trainer.default_root_dir {root} cannot be written: {reason}\ngive another one") from error
 
     def close(self) -> None:
         self.lock.release()
         (self.folder / ".lock").unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        # for ddp_spawn: the lock stays with the process that started the run
-        return {"root": self.root, "folder": self.folder, "is_new": self.is_new}
+        return {**vars(self), "lock": None}  # for ddp_spawn: it stays with the process that started the run
 
     def discard(self) -> None:
         """Remove a folder in which nothing has happened, and those above it that are empty then, up to ROOT."""
@@ -58,46 +48,39 @@ class Run:
             parent.rmdir()
 
     def write(self, name: str, text: str) -> None:
-        """Write a small file whole or not at all."""
         write_whole(self.folder / name, text)
-
-    def write_metrics(self, values: dict[str, Any]) -> None:
-        self.write("metrics.json", json_text(values, indent=2) + "\n")
 
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
     """JSON, which has no NaN and no infinity: null in their place."""
-    known = {
-        key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in values.items()
-    }
-    return json.dumps(known, indent=indent, allow_nan=False)
+    unknown = {key: None for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return json.dumps(values | unknown, indent=indent, allow_nan=False)
 
 
-def _make_version(folder: Path) -> Path:
+def make_version(folder: Path) -> Path:
+    """The next one, made by this process."""
     folder.mkdir(parents=True, exist_ok=True)
-    versions = [int(path.name.removeprefix("version_")) for path in run_folders(folder)]
-    number = max(versions, default=-1) + 1
+    number = max(versions(folder), default=-1) + 1
     while True:
-        version = folder / f"version_{number}"
         try:
-            version.mkdir()  # fails if another run has just made it
-        except FileExistsError:
-            number += 1
-        else:
+            version = folder / f"version_{number}"
+            version.mkdir()
             return version
+        except FileExistsError:  # another run has just made it
+            number += 1
 
 
-def run_folders(folder: Path) -> list[Path]:
-    """The folders version_N below ROOT/NAME, oldest first."""
-    found = [path for path in folder.glob("version_*") if re.fullmatch(r"version_\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("version_")))
+def versions(folder: Path) -> dict[int, Path]:
+    """The folders version_N below ROOT/NAME, by N, oldest first."""
+    found = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
+    return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
 
 
 def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
     """The file meant by --ckpt_path: a path, or `last` or `best` of the newest run in ROOT/NAME that has one."""
     if ckpt_path not in ("last", "best"):
         return Path(ckpt_path)
-    for folder in reversed(run_folders(root / name)):
+    for folder in reversed(versions(root / name).values()):
         path = folder / "checkpoints" / f"{ckpt_path}.ckpt"
         if path.is_file():
             return path
@@ -106,6 +89,7 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
 
 def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:
     """The run folder below ROOT/NAME whose last.ckpt this is. From any other checkpoint a new run starts."""
-    folder = checkpoint.resolve().parents[1]
-    goes_on = checkpoint.name == "last.ckpt" and folder in [path.resolve() for path in run_folders(root / name)]
-    return folder if goes_on else None
+    if checkpoint.name != "last.ckpt":
+        return None
+    folder = checkpoint.resolve().parent.parent
+    return folder if folder in [path.resolve() for path in versions(root / name).values()] else None

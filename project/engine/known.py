@@ -1,5 +1,6 @@
 """What the data knows, written into the model's config before the model is built."""
 
+from itertools import zip_longest
 from typing import Any, Protocol, runtime_checkable
 
 from jsonargparse import Namespace
@@ -10,33 +11,26 @@ from project.base.datamodule import TensorDataModule
 
 @runtime_checkable
 class KnowsClasses(Protocol):
-    """A data module with this attribute, whatever its class."""
-
     num_classes: int | None
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
-    """By the names of the arguments that take them."""
+    """By the names of the arguments that take them; plain, not jsonargparse's PositiveInt."""
     facts: dict[str, Any] = {}
     if isinstance(data, KnowsClasses) and data.num_classes:
         facts["num_classes"] = int(data.num_classes)
     if isinstance(data, TensorDataModule) and data.image_shape:
-        shape = [int(size) for size in data.image_shape]  # not jsonargparse's PositiveInt
-        facts |= {"in_channels": shape[0], "image_shape": shape}
+        facts["image_shape"] = [int(size) for size in data.image_shape]
+        facts["in_channels"] = facts["image_shape"][0]
     return facts
 
 
 def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
-    """Give every class in `config` that takes an argument of one of these names the value, unless the user has.
-
-    config: of the model, complete: networks, losses and metrics in it are {class_path: ..., init_args: {...}}.
-    given: what the user gave of it, of the same form.
-    """
+    """Give each class in `config`, {class_path: ..., init_args: {...}}, the facts that it takes and `given`, what the
+    user gave of `config`, lacks."""
     if isinstance(config, list):
-        for index, inner in enumerate(config):
-            fill_in(inner, given[index] if isinstance(given, list) and index < len(given) else None, facts)
-    if not isinstance(config, Namespace | dict):
-        return
+        for inner, own in zip_longest(config, given if isinstance(given, list) else []):
+            fill_in(inner, own, facts)
     values, own = as_dict(config), as_dict(given)
     if "class_path" in values:
         values, own = as_dict(values.get("init_args")), as_dict(own.get("init_args"))

@@ -11,11 +11,9 @@ def as_today(checkpoint: dict[str, Any]) -> None:
     config = checkpoint["config"]
     rename_classes(config, checkpoint.get("package", ORIGINAL_NAME))
     config.pop("cuda_graph", None)
-    arguments = config["model"].get("init_args", {})
-    if smoothing := arguments.pop("label_smoothing", 0):
-        arguments["criterion"] = {
-            "class_path": "torch.nn.CrossEntropyLoss", "init_args": {"label_smoothing": smoothing}
-        }  # fmt: skip
+    args = config["model"].get("init_args", {})
+    if smoothing := args.pop("label_smoothing", 0):
+        args["criterion"] = {"class_path": "torch.nn.CrossEntropyLoss", "init_args": {"label_smoothing": smoothing}}
     if checkpoint.pop("steps_per_execution", 1) > 1 and "loops" in checkpoint:
         count_steps(checkpoint["loops"]["fit_loop"], config["steps_per_execution"])
 

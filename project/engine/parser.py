@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import ArgumentParser, set_parsing_settings
 from jsonargparse.typing import restricted_number_type
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
@@ -13,14 +14,12 @@ from project.engine.checks import check_config_file
 from project.engine.messages import explain, shorten_help
 from project.engine.script import ScriptParser
 
-# as far as NumPy's seeds go
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # as far as NumPy's go
 DEFAULT_SYSTEM = "project.classifier.Classifier"
-# Trainer flags where 1 means one batch and 1.0 all of them
-NUM_OR_SHARE = {f"limit_{stage}_batches": int | float | None for stage in ("train", "val", "test", "predict")} | {
-    "val_check_interval": int | float | str | None
-}
+LIMITS = [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")]
+# typing may hold float | int where Lightning wrote int | float: --trainer.limit_val_batches 1 would be 1.0, all batches
+Trainer.__init__.__annotations__ |= dict.fromkeys(LIMITS, int | float | None)
+Trainer.__init__.__annotations__["val_check_interval"] = int | float | str | None
 
 
 class Parser(LightningArgumentParser):
@@ -31,30 +30,24 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         raise UserError(f"{explain(message, self)}\nsee --help, or --print_config for every argument", 2) from ex
 
-    def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> list[str]:
-        """As Lightning's own, but "1" stays one batch.
-
-        typing takes Optional[Union[int, float]] for Optional[Union[float, int]] if that was made first, anywhere; then
-        --trainer.limit_val_batches 1 would mean 1.0, all batches.
-        """
-        if lightning_class is not Trainer:
-            return super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
-        options: Any = {"fail_untyped": False, "instantiate": False, "sub_configs": True, "skip": set(NUM_OR_SHARE)}
-        added = self.add_class_arguments(Trainer, nested_key, **options)
-        for name, number in NUM_OR_SHARE.items():
-            self.add_argument(f"--{nested_key}.{name}", type=number, default=None)
-        return [*added, *(f"{nested_key}.{name}" for name in NUM_OR_SHARE)]
-
     def format_help(self, *args: Any) -> str:
         shorten_help(self)
         return super().format_help(*args)
 
 
+def validate_nulls(parser: ArgumentParser, config: Any) -> None:
+    """None must fit its type: jsonargparse takes it for "not given", and lets `model.lr: null` pass."""
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        parser.validate(config, skip_required=True)
+    finally:
+        set_parsing_settings(unset_sentinel=False)
+
+
 def arguments(args: Sequence[str]) -> list[str]:
     """The command line in the order in which it counts: the system's class, the --config files, all other flags.
 
-    The class comes first, so that arguments are never taken for those of another class; and again after the files,
-    which may name a class too.
+    The class stands first, or arguments would be taken for those of another; and again after files that may name one.
     """
     order = ScriptParser(add_help=False)
     order.add_argument("-c", "--config", action="append", default=[])
@@ -62,9 +55,8 @@ def arguments(args: Sequence[str]) -> list[str]:
     found, others = order.parse_known_args(args)
     for path in found.config:
         check_config_file(Path(path))
-    configs = [f"--config={path}" for path in found.config]
     own = [f"--model={found.model}"] if found.model is not None else []
-    return [*(own or [f"--model={DEFAULT_SYSTEM}"]), *configs, *own, *others]
+    return [*(own or [f"--model={DEFAULT_SYSTEM}"]), *(f"--config={path}" for path in found.config), *own, *others]
 
 
 def make_paths_absolute(config: Any) -> None:
@@ -80,6 +72,5 @@ def make_paths_absolute(config: Any) -> None:
 def make_plain(config: Any) -> None:
     """PositiveInt and the like become plain numbers: a class that asks for those could not be dumped with them."""
     for key, value in list(config.items()):
-        for plain in (int, float):
-            if isinstance(value, plain) and type(value) not in (plain, bool):
-                config[key] = plain(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            config[key] = int(value) if isinstance(value, int) else float(value)

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing import ProcessRaisedException
 
@@ -62,7 +64,8 @@ class StopOnSigterm(MayMissSteps):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # not after the last batch of an epoch: Lightning cannot go on from a validation, so it comes first
-        if self.asked and trainer.world_size == 1 and is_after_step(trainer) and not trainer.is_last_batch:
+        is_after_step = num_batches(trainer) % trainer.accumulate_grad_batches == 0
+        if self.asked and trainer.world_size == 1 and is_after_step and not trainer.is_last_batch:
             trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]  # stops now
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,8 +80,7 @@ class StopOnSigterm(MayMissSteps):
         self.asked = True
 
     def _stop_together(self, trainer: Trainer) -> None:
-        num_steps = num_batches(trainer) // trainer.accumulate_grad_batches
-        if is_after_step(trainer) and num_steps % self.every_n_steps == 0:
+        if num_batches(trainer) % (self.every_n_steps * trainer.accumulate_grad_batches) == 0:
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
@@ -91,12 +93,7 @@ class StopOnSigterm(MayMissSteps):
 
 def num_batches(trainer: Trainer) -> int:
     """Batches trained in this epoch."""
-    return trainer.fit_loop.epoch_loop.batch_progress.current.ready  # type: ignore[attr-defined]
-
-
-def is_after_step(trainer: Trainer) -> bool:
-    """Whether the gradients of all batches of this epoch so far are in the weights."""
-    return num_batches(trainer) % trainer.accumulate_grad_batches == 0
+    return trainer.fit_loop.batch_idx + 1
 
 
 def _handle_sigterm(handler: Any) -> None:
@@ -106,7 +103,8 @@ def _handle_sigterm(handler: Any) -> None:
 
 def is_child(trainer: Trainer) -> bool:
     """Whether Lightning in another process has started this one, not the user, torchrun or SLURM."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
+    strategy = trainer.strategy
+    environment = strategy.cluster_environment if isinstance(strategy, ParallelStrategy) else None
     return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
 
 
@@ -140,9 +138,9 @@ def leave(trainer: Trainer) -> None:
         with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
-    for process in getattr(trainer.strategy.launcher, "procs", []):
-        if not isinstance(process, subprocess.Popen):  # ddp_spawn has waited itself
-            continue
+    launcher = trainer.strategy.launcher
+    # no public name says who starts processes by a command, as for ddp; those of ddp_spawn have ended already
+    for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else ():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=30)
         if process.returncode != 0:

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -23,32 +24,29 @@ from project.engine.older import PACKAGE
 
 
 class RunRecorder(Callback):
-    """Writes down what a run is, when its training starts: its config and environment into its folder, the config into
-    its checkpoints, the hyper-parameters into TensorBoard's HPARAMS tab; and its seconds of training, resumed or not.
+    """Writes a run's config and environment into its folder when training starts, the config into its checkpoints, the
+    hyper-parameters into TensorBoard's HPARAMS tab; keeps its seconds of training, across resumes.
 
     config, text: the config, as values and as YAML.
     monitor: a metric that validation must log.
     """
 
     def __init__(self, config: dict[str, Any], text: str, run: Run | None = None, monitor: str | None = None) -> None:
-        self.config = config
-        self.text = text
-        self.run = run
-        self.monitor = monitor
-        self.train_seconds = 0.0
+        self.config, self.text, self.run, self.monitor = config, text, run, monitor
+        self.seconds_before = 0.0  # a resume
         self.start: float | None = None
         self.result = torch.zeros(3, dtype=torch.float64)
         """Epochs, steps and seconds at the end."""
 
     def state_dict(self) -> dict[str, float]:
-        return {"train_seconds": self.total_seconds()}
+        return {"train_seconds": self.train_seconds()}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         if self.start is None:  # not when the test restores the best checkpoint
-            self.train_seconds = state_dict["train_seconds"]
+            self.seconds_before = state_dict["train_seconds"]
 
-    def total_seconds(self) -> float:
-        return self.train_seconds + (time.monotonic() - self.start if self.start is not None else 0)
+    def train_seconds(self) -> float:
+        return self.seconds_before + (time.monotonic() - self.start if self.start is not None else 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
@@ -63,25 +61,25 @@ class RunRecorder(Callback):
             trainer.logger.experiment.flush()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = trainer.callback_metrics
-        if self.monitor and self.monitor not in metrics:
-            raise UserError(
-                f"--monitor {self.monitor!r} is not among the metrics of a validation: {', '.join(metrics)}", 2
-            )
+        known = trainer.callback_metrics
+        if self.monitor and self.monitor not in known:
+            reason = f"is not among the metrics of a validation: {', '.join(known)}"
+            raise UserError(f"--monitor {self.monitor!r} {reason}", 2)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
-            trainer.logger.log_hyperparams(hyper_parameters(self.config))  # hparams.yaml
+            parameters = hyper_parameters(self.config)
+            trainer.logger.log_hyperparams(parameters)  # hparams.yaml
             names = list(collection(pl_module.metrics)) if isinstance(pl_module, System) else []
+            # the tab reads the values from the curves of the same names
             shown = [*(f"{stage}/{name}" for stage in ("val", "test") for name in names), "test/loss"]
-            # the tab reads the metrics' values from the curves of the same names
-            for summary in hparams(hyper_parameters(self.config), dict.fromkeys(shown, 0)):
+            for summary in hparams(parameters, dict.fromkeys(shown, 0)):
                 trainer.logger.experiment.file_writer.add_summary(summary)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            result = [trainer.current_epoch, trainer.global_step, self.total_seconds()]
-            self.result[:] = torch.tensor(result, dtype=torch.float64)
+            done = (trainer.current_epoch, trainer.global_step, self.train_seconds())
+            self.result.copy_(torch.tensor(done, dtype=torch.float64))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
@@ -100,16 +98,18 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
         elif value is not None and key.rpartition(".")[2] not in plumbing:
             flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
 
+    flags = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     add("model", config["model"])
     add("data", config["data"])
-    for name in ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val"):
-        add(f"trainer.{name}", config["trainer"][name])
+    add("trainer", {flag: config["trainer"][flag] for flag in flags})
     return flat
 
 
 def describe_environment(trainer: Trainer) -> str:
     """Date, command, versions, devices and git commit, a line each."""
     packages = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse", "numpy"]
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match=-"]
+    status, commit = subprocess.getstatusoutput(shlex.join(git))
     lines = [
         f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
         f"command: {' '.join(sys.argv)}",
@@ -121,14 +121,6 @@ def describe_environment(trainer: Trainer) -> str:
         *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
-        f"git commit: {_git_commit()}",
+        f"git commit: {'none' if status else commit}",  # no git, or not a repository
     ]
     return "\n".join(lines) + "\n\n"
-
-
-def _git_commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match=-"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "none"  # no git, or not a repository

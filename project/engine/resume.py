@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
@@ -34,48 +35,44 @@ def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
     cli = TrainingCLI(flags, saved=config | {"trainer": kept})
     check_weights(checkpoint, cli.model, path)
     cli.model.load_state_dict(checkpoint["state_dict"])
-    data_state = checkpoint.get(type(cli.datamodule).__qualname__)
-    if data_state is not None:
+    if (data_state := checkpoint.get(type(cli.datamodule).__qualname__)) is not None:
         cli.datamodule.load_state_dict(data_state)
     return cli
 
 
-def check_resume(checkpoint: dict[str, Any], model: LightningModule, max_epochs: int | None, path: Path) -> None:
-    """Raise UserError where the training of the checkpoint cannot go on with this config."""
+def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Namespace, path: Path) -> None:
+    """Raise UserError where the training of the checkpoint cannot go on with this model and config."""
     check_weights(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
-    saved = checkpoint["config"]["model"].get("init_args", {}).get("optimizer")
-    own = model.optimizer if isinstance(model, System) and isinstance(model.optimizer, str) else saved
+    # of the configs: a model may assign another one, then as now
+    saved, own = (
+        of_run["model"].get("init_args", {}).get("optimizer") for of_run in (checkpoint["config"], config.as_dict())
+    )
     if saved != own:
         raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
+    max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
-        raise UserError(
-            f"checkpoint {path} has {done} epochs behind it: give --trainer.max_epochs more than {max_epochs}", 2
-        )
+        more = f"give --trainer.max_epochs more than {max_epochs}"
+        raise UserError(f"checkpoint {path} has {done} epochs behind it: {more}", 2)
     if max_epochs == done:
         say(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
 
 
 def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
     """Raise UserError if the checkpoint's weights are those of another network."""
-    saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items() if torch.is_tensor(value)}
-    # a lazy layer has no shape yet
-    own = {
-        name: saved.get(name) if is_lazy(value) else tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if torch.is_tensor(value)
-    }
-    if saved == own:
-        return
-    name = next(name for name in {**saved, **own} if saved.get(name) != own.get(name))
-    config = checkpoint["config"]["model"]
-    net = config.get("init_args", {}).get("net", {}).get("class_path", config.get("class_path"))
-    raise UserError(
-        f"checkpoint {path} is of another model: its {name} is {saved.get(name, 'missing')}, "
-        f"here it is {own.get(name, 'missing')}\nit was trained with {net}"
-    )
+    own = model.state_dict()
+    for name in {**checkpoint["state_dict"], **own}:
+        pair = [checkpoint["state_dict"].get(name), own.get(name)]
+        if any(is_lazy(value) for value in pair):
+            continue  # has no shape yet
+        was, now = (tuple(value.shape) if torch.is_tensor(value) else "missing" for value in pair)
+        if was != now:
+            config = checkpoint["config"]["model"]
+            net = config.get("init_args", {}).get("net", {}).get("class_path", config.get("class_path"))
+            what = f"its {name} is {was}, here it is {now}\nit was trained with {net}"
+            raise UserError(f"checkpoint {path} is of another model: {what}")
 
 
 class StretchSchedule(Callback):
@@ -84,21 +81,19 @@ class StretchSchedule(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or not isinstance(pl_module, System) or not checkpoint["lr_schedulers"]:
             return
-        num_steps = pl_module.num_scheduler_steps()
         (saved,) = checkpoint["lr_schedulers"]
-        is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
+        num_steps = pl_module.num_scheduler_steps()
         length = saved.get("T_max", saved.get("total_steps", num_steps))
-        if is_given or num_steps is None or length == num_steps or not is_by_name(pl_module):
+        is_by_name = isinstance(pl_module.optimizer, str) and isinstance(pl_module.scheduler, str)
+        is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
+        if num_steps is None or length == num_steps or not is_by_name or is_given:
             return
         optimizer, scheduler = schedule_at(saved["last_epoch"], pl_module, num_steps)
         assert scheduler is not None
         checkpoint["lr_schedulers"] = [scheduler.state_dict()]
+        now = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
         for group in checkpoint["optimizer_states"][0]["param_groups"]:
-            group.update({key: value for key, value in optimizer.param_groups[0].items() if key != "params"})
-
-
-def is_by_name(model: System) -> bool:
-    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str)
+            group.update(now)
 
 
 def schedule_at(step: int, model: System, num_steps: int) -> tuple[Optimizer, LRScheduler | None]:
@@ -109,16 +104,15 @@ def schedule_at(step: int, model: System, num_steps: int) -> tuple[Optimizer, LR
     parameter = Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, [parameter], model.lr)
-    name, schedule = model.scheduler, None
+    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
     try:
-        if isinstance(name, str):
-            schedule = build_scheduler(name, model.scheduler_args, optimizer, num_steps)
+        if isinstance(model.scheduler, str):
+            what += f", {model.scheduler} with {model.scheduler_args}"
+            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
         for _ in range(step):
             optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
             if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                 schedule.step()
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        what = f"model.optimizer {model.optimizer} with {model.optimizer_args}"
-        what += f", {name} with {model.scheduler_args}" if name else ""
         raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
     return optimizer, schedule

@@ -2,13 +2,12 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -26,7 +25,7 @@ from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_c
 from project.engine.checks import try_network
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue
+from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue, json_text
 from project.engine.parser import arguments
 from project.engine.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
@@ -34,9 +33,10 @@ from project.engine.recorder import RunRecorder
 from project.engine.resume import StretchSchedule, check_resume, schedule_at
 from project.engine.script import short_errors
 from project.engine.selection import Selection, choose_selection
-from project.engine.steps import SeveralSteps, obstacle
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
+NO_CONFIG = """No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.
+On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"""
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -50,10 +50,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         args = list(sys.argv[1:] if args is None else args)
         cli = parse(args)
         if not has_config(args):
-            say(
-                "No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.\n"
-                "On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"
-            )
+            say(NO_CONFIG)
         with cpu_threads(cli.config.num_threads):
             return train(cli)
 
@@ -79,31 +76,23 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     config = cli.config
     root = root_folder(config)
     cli.check_devices()
-    checkpoint, checkpoint_path = None, None
+    checkpoint, path = None, None
     if config.ckpt_path is not None:
-        checkpoint_path = find_checkpoint(config.ckpt_path, root, config.name)
-        checkpoint = read_checkpoint(checkpoint_path)
-        check_resume(checkpoint, cli.model, config.trainer.max_epochs, checkpoint_path)
+        path = find_checkpoint(config.ckpt_path, root, config.name)
+        checkpoint = read_checkpoint(path)
+        check_resume(checkpoint, cli.model, config, path)
     if rank() == 0:
         prepare(cli)
     selection = choose_selection(config, cli.model, cli.datamodule)
-
-    if config.trainer.fast_dev_run:
-        callbacks = [StopOnSigterm(), StretchSchedule(), RunRecorder(*cli.plain_config())]
-        trainer = cli.make_trainer(callbacks=callbacks, plugins=[AtomicCheckpointIO()])
-        with short_process_errors():
-            return fit_and_test(trainer, cli, checkpoint_path, None)
     run = None
-    if rank() == 0:  # the others write nothing
-        run = Run(root, config.name, checkpoint_path and folder_to_continue(checkpoint_path, root, config.name))
+    if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
+        run = Run(root, config.name, path and folder_to_continue(path, root, config.name))
     try:
-        trainer = cli.make_trainer(
-            logger=make_logger(cli.config_init.trainer.logger, root, run, checkpoint),
-            callbacks=make_callbacks(cli, root, run, selection),
-            plugins=[AtomicCheckpointIO()],
-        )
+        logger = make_logger(cli.config_init.trainer.logger, root, run, checkpoint)
+        callbacks = make_callbacks(cli, root, run, selection)
+        trainer = cli.make_trainer(logger=logger, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
         with short_process_errors():
-            return fit_and_test(trainer, cli, checkpoint_path, run)
+            return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError):
         if run and run.is_new and not list(run.checkpoints.glob("*.ckpt")):
             run.discard()
@@ -115,20 +104,17 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
 
 def prepare(cli: TrainingCLI) -> None:
     """Load the data and try the network on it, before a run folder exists."""
-    config, data = cli.config, cli.datamodule
+    model, data = cli.model, cli.datamodule
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()
         data.setup("fit")
-        train, val = data.splits["train"], data.splits.get("val", ())
+        sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
         classes = f" of {data.num_classes} classes" if data.num_classes else ""
-        say(
-            f"Data: {type(data).__name__}, {len(train):,} training and {len(val):,} validation samples{classes}, "
-            f"batch size {data.batch_size}"
-        )
-        if config.try_network:
-            try_network(cli.model, data, config.trainer)
-    if isinstance(cli.model, System) and isinstance(cli.model.optimizer, str):
-        schedule_at(3, cli.model, num_steps=100)  # a wrong argument is found before anything is written
+        say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
+        if cli.config.try_network:
+            try_network(model, data, cli.config.trainer)
+    if isinstance(model, System) and isinstance(model.optimizer, str):
+        schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
 
 
 def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
@@ -139,105 +125,75 @@ def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, An
         return TensorBoardLogger(root, version="")  # writes nothing
     # a resumed run writes its curves on from the checkpoint's step
     purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
-    folder = run.folder
-    return TensorBoardLogger(
-        folder.parents[1], folder.parent.name, folder.name, default_hp_metric=False, purge_step=purge_step
-    )
+    name, version = run.folder.parts[-2:]
+    return TensorBoardLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
 
 
 def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
     config = cli.config
     monitor, mode, or_last = selection or (None, "min", False)
-    folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
-    callbacks: list[Callback] = [
-        StretchSchedule(),
-        RandomState(),
-        StopOnSigterm(),
-        *make_watchers(cli),
-        RunRecorder(*cli.plain_config(), run, None if or_last else monitor),
-    ]
+    every = config.figures_every_n_epochs
+    callbacks: list[Callback] = [StretchSchedule(), RandomState(), StopOnSigterm()]
+    callbacks += [PredictionFigures(every)] if every else []
+    callbacks += [StepTimer(every)] if config.step_timer else []
+    callbacks += [DeviceMonitor()] if config.device_monitor else []
+    callbacks.append(RunRecorder(*cli.plain_config(), run, None if or_last else monitor))
     if config.patience is not None:
         callbacks.append(Patience(monitor or "", patience=int(config.patience), mode=mode))
     if config.trainer.enable_checkpointing is not False:
+        folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
         # the best one first: the last one then knows of it
         in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
-        every = None if in_epoch else config.trainer.check_val_every_n_epoch
-        every = every if selection else 1  # the last epoch
-        callbacks.append(RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=every))
-        if config.keep_every_epoch:
-            callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
-        callbacks.append(RunCheckpoint(folder, "last"))
+        num_epochs = None if in_epoch else config.trainer.check_val_every_n_epoch
+        best = RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1)
+        each = [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)] if config.keep_every_epoch else []
+        callbacks += [best, *each, RunCheckpoint(folder, "last")]
     return callbacks
 
 
-def make_watchers(cli: TrainingCLI) -> list[Callback]:
-    """Callbacks that show what happens and change nothing."""
-    config = cli.config
-    every = config.figures_every_n_epochs
-    watchers: list[Callback] = [PredictionFigures(every)] if every else []
-    if config.step_timer:
-        watchers.append(StepTimer(every))
-    if config.device_monitor:
-        watchers.append(DeviceMonitor())
-    return watchers
-
-
-def fit_and_test(trainer: Trainer, cli: TrainingCLI, checkpoint_path: Path | None, run: Run | None) -> dict[str, Any]:
+def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
     say(describe_devices(trainer))
     if run and isinstance(trainer.logger, TensorBoardLogger):
         say(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}")
     recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
-    if str(cli.config.trainer.strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
-        recorder.result.share_memory_()  # the training happens in other processes
+    recorder.result.share_memory_()  # with ddp_spawn and the like other processes train
     try:
-        trainer.fit(model, data, ckpt_path=checkpoint_path, weights_only=True)
-        epochs, steps, seconds = recorder.result.tolist()
-        values = {"epochs": int(epochs), "steps": int(steps), "train_seconds": round(seconds, 3)}
+        trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         results = []
         if is_overridden("test_step", model) and is_overridden("test_dataloader", data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
-    except ValueError as error:
-        if "`val_check_interval`" not in str(error):
+    except (MisconfigurationException, ValueError) as error:
+        if isinstance(error, ValueError) and "`val_check_interval`" not in str(error):
             raise
-        raise UserError(first_line(error), 2) from error
-    except MisconfigurationException as error:
-        raise UserError(first_line(error)) from error
+        text = str(error).strip().splitlines()[0].strip()
+        raise UserError(text, 2 if isinstance(error, ValueError) else 1) from error
     except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
         if rank() == 0:
             print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
         leave(trainer)
         # Lightning kills the whole run if a process that it has started fails
         sys.exit(0 if is_child(trainer) else 128 + signal.SIGTERM)
-    found: dict[str, Any] = dict(results[0]) if results else {}
-    if "test/num_samples" in found:
-        found["test/num_samples"] = int(found["test/num_samples"])
-    values = found | values
+    found = as_metrics(results)
+    epochs, steps, seconds = recorder.result.tolist()
+    values = found | {"epochs": int(epochs), "steps": int(steps), "train_seconds": round(seconds, 3)}
     if run:
-        run.write_metrics(values)
+        run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-    numbers = ", ".join(
-        f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
-    )
+    numbers = ", ".join(f"{key} {value if isinstance(value, int) else f'{value:.4f}'}" for key, value in found.items())
     say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
     say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
     say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
-    for sentence in advise(trainer, cli):
+    for sentence in advice(seen) if (seen := facts(trainer)) else []:
         say(f"Advice: {sentence}")
     return values
 
 
-def advise(trainer: Any, cli: TrainingCLI) -> list[str]:
-    timer = next((callback for callback in trainer.callbacks if isinstance(callback, StepTimer)), None)
-    monitor = next((callback for callback in trainer.callbacks if isinstance(callback, DeviceMonitor)), None)
-    if timer is None:
-        return []
-    several = trainer.strategy.num_steps if isinstance(trainer.strategy, SeveralSteps) else 1
-    can_be_several = type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None
-    found = facts(trainer, timer, monitor, several, can_be_several)
-    return advice(found) if found else []
+def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What Lightning's test returns; the number of samples is an int."""
+    return {key: int(value) if key == "test/num_samples" else value for row in results for key, value in row.items()}
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
@@ -250,11 +206,6 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
     return path if is_there else None
 
 
-def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].strip()
-
-
-def short(path: Path | None) -> str:
+def short(path: Path) -> str:
     """The path as the user would type it: relative to the working folder if it lies below that."""
-    assert path is not None
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from project.base.errors import UserError
 from project.base.rank import rank
 
-# what the file system, not the code, is to blame for: full, over quota, read-only, no permission, too large
+# the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
@@ -58,7 +58,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """An argument parser without abbreviations that reports mistakes as UserError."""
+    """Without abbreviations; reports mistakes as UserError."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -69,9 +69,6 @@ class ScriptParser(argparse.ArgumentParser):
 
 def output_file(text: str) -> Path:
     """For add_argument(type=...): a path whose folder is there."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        )
-    return path
+    if Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, or in none that is there")
+    return Path(text)

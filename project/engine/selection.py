@@ -17,10 +17,8 @@ HIGHER_IS_BETTER = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recal
 
 class Selection(NamedTuple):
     monitor: str
-    mode: str
-    """min or max."""
-    or_last: bool = False
-    """Take the last epoch if validation turns out not to log it."""
+    mode: str  # min or max
+    or_last: bool = False  # take the last epoch if validation turns out not to log it
 
 
 def choose_selection(config: Any, model: LightningModule, data: LightningDataModule) -> Selection | None:
@@ -30,31 +28,28 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
     if on_test_data:
         say("Validation: none (data.val_fraction 0); val/ is measured on the test set, best.ckpt is the last epoch")
     if on_test_data or config.trainer.limit_val_batches == 0:
-        scheduler = model.scheduler if isinstance(model, System) else None
-        for flag, value in (("patience", config.patience), ("model.scheduler", scheduler)):
-            if value is not None and (flag == "patience" or value == "ReduceLROnPlateau"):
-                raise UserError(
-                    f"--{flag} {value} needs validation data: give --data.val_fraction and limit_val_batches", 2
-                )
+        by_plateau = isinstance(model, System) and model.scheduler == "ReduceLROnPlateau"
+        if by_plateau or config.patience is not None:
+            flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
+            raise UserError(f"--{flag} needs validation data: give --data.val_fraction and limit_val_batches", 2)
         return None
-    if config.monitor is None and not isinstance(model, System) and config.patience is None:
+    first: Any = "acc"
+    if isinstance(model, System):
+        first = next(iter(collection(model.metrics)), "loss")
+    elif config.monitor is None and config.patience is None:
         return Selection("val/acc", "max", or_last=True)
-    monitor = config.monitor
-    if monitor is None:
-        monitor = f"val/{next(iter(collection(model.metrics)), 'loss')}" if isinstance(model, System) else "val/acc"
-    config.monitor, config.monitor_mode = monitor, config.monitor_mode or better(monitor, model)
-    return Selection(monitor, config.monitor_mode)
+    config.monitor = config.monitor or f"val/{first}"
+    config.monitor_mode = config.monitor_mode or better(config.monitor, model)
+    return Selection(config.monitor, config.monitor_mode)
 
 
 def better(monitor: str, model: LightningModule) -> str:
     """min or max: of the model's metrics torchmetrics knows it; otherwise by the name."""
     name = monitor.rpartition("/")[2]
+    word = name.lower().rpartition("_")[2]
     metrics = collection(model.metrics if isinstance(model, System) else None)
     if name in metrics and metrics[name].higher_is_better is not None:
         return "max" if metrics[name].higher_is_better else "min"
-    word = name.lower().rpartition("_")[2]
-    if word in LOWER_IS_BETTER:
-        return "min"
-    if word in HIGHER_IS_BETTER:
-        return "max"
+    if word in LOWER_IS_BETTER + HIGHER_IS_BETTER:
+        return "min" if word in LOWER_IS_BETTER else "max"
     raise UserError(f"--monitor {monitor}: is a higher or a lower value better? give --monitor_mode max or min", 2)

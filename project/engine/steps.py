@@ -14,14 +14,14 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
-    ProgressBar,
+    RichProgressBar,
     StochasticWeightAveraging,
+    TQDMProgressBar,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from project.base.callback import MayMissSteps
 from project.base.rank import say
@@ -52,8 +52,8 @@ class SeveralSteps(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == "fit":
-            reason = obstacle(trainer)
-            say_single_steps(self.asked, reason)
+            if reason := obstacle(trainer):
+                say_single_steps(self.asked, reason)
             self.num_steps = 1 if reason else self.asked
             self.transfer = transfer(trainer, self.root_device)
 
@@ -75,55 +75,43 @@ class SeveralSteps(SingleDeviceStrategy):
         optimizer = self.optimizers[0]
         epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         batches, steps = epoch_loop.batch_progress, epoch_loop.automatic_optimization.optim_progress.optimizer.step
-        connector, profiler, every = trainer._logger_connector, trainer.profiler, trainer.log_every_n_steps
-        schedulers = [
-            config for config in trainer.lr_scheduler_configs
-            if config.interval == "step" and not isinstance(config.scheduler, ReduceLROnPlateau)
-        ]  # fmt: skip
-        context = self.precision_plugin.train_step_context
-        profiler.start("loop")
-        while num > 0 and not fetcher.done and not trainer.should_stop:
-            num -= 1
-            profiler.start("forward")
-            with context():
-                output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
-            loss = ClosureResult.from_training_step_output(output).closure_loss
-            profiler.stop("forward")
-            profiler.start("optimizer_zero_grad")
-            optimizer.zero_grad()
-            profiler.stop("optimizer_zero_grad")
-            if loss is not None:
-                profiler.start("backward")
-                loss.backward()
-                profiler.stop("backward")
-            profiler.start("optimizer_step")
-            steps.increment_ready()
-            optimizer.step()
-            steps.increment_completed()
-            profiler.stop("optimizer_step")
-            # the end of a batch and the beginning of the next, as in Lightning's `advance`
-            batches.increment_processed()
-            for config in schedulers:
-                if batches.current.ready % config.frequency == 0:
-                    profiler.start("lr_scheduler_step")
-                    config.scheduler.step()
-                    profiler.stop("lr_scheduler_step")
-            if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
-                profiler.start("logging")
-                connector.on_batch_end()
-                connector.update_train_step_metrics()
-                profiler.stop("logging")
-            batches.increment_completed()
-            epoch_loop._batches_that_stepped += 1
-            batch, _, _ = next(fetcher)
-            batches.is_last_batch = fetcher.done
-            profiler.start("transforms")
-            batch = self.transfer(batch)
-            profiler.stop("transforms")
-            batches.increment_ready()
-            connector.on_batch_start(batch)
-            batches.increment_started()
-        profiler.stop("loop")
+        connector, every = trainer._logger_connector, trainer.log_every_n_steps
+        schedulers = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+        phase = trainer.profiler.profile  # for the step timer: what begins and ends here
+        with phase("loop"):
+            while num > 0 and not fetcher.done and not trainer.should_stop:
+                num -= 1
+                with phase("forward"), self.precision_plugin.train_step_context():
+                    output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
+                    loss = ClosureResult.from_training_step_output(output).closure_loss
+                with phase("optimizer_zero_grad"):
+                    optimizer.zero_grad()
+                if loss is not None:
+                    with phase("backward"):
+                        loss.backward()
+                steps.increment_ready()
+                with phase("optimizer_step"):
+                    optimizer.step()
+                steps.increment_completed()
+                # the end of a batch and the beginning of the next, as in Lightning's `advance`
+                batches.increment_processed()
+                for config in schedulers:
+                    if not config.reduce_on_plateau and batches.current.ready % config.frequency == 0:
+                        with phase("lr_scheduler_step"):
+                            config.scheduler.step()
+                if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
+                    with phase("logging"):
+                        connector.on_batch_end()
+                        connector.update_train_step_metrics()
+                batches.increment_completed()
+                epoch_loop._batches_that_stepped += 1
+                batch, _, _ = next(fetcher)
+                batches.is_last_batch = fetcher.done
+                with phase("transforms"):
+                    batch = self.transfer(batch)
+                batches.increment_ready()
+                connector.on_batch_start(batch)
+                batches.increment_started()
         return batch
 
 
@@ -144,9 +132,8 @@ def transfer(trainer: Any, device: torch.device) -> Callable[[Any], Any]:
     return to_device
 
 
-def say_single_steps(asked: int, reason: str | None) -> None:
-    if reason:
-        say(f"One step at a time: --steps_per_execution {asked} does not go with {reason}")
+def say_single_steps(asked: int, reason: str) -> None:
+    say(f"One step at a time: --steps_per_execution {asked} does not go with {reason}")
 
 
 def obstacle(trainer: Any) -> str | None:
@@ -161,7 +148,8 @@ def obstacle(trainer: Any) -> str | None:
         if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
             return type(callback).__name__
         hooks = [hook for hook in (*BATCH_HOOKS, *STEP_HOOKS) if is_overridden(hook, callback)]
-        if isinstance(callback, MayMissSteps | ProgressBar) or is_by_epoch(callback):
+        is_plain_bar = type(callback) in (TQDMProgressBar, RichProgressBar)
+        if isinstance(callback, MayMissSteps) or is_plain_bar or is_by_epoch(callback):
             hooks = [hook for hook in hooks if hook in STEP_HOOKS]
         if hooks:
             return f"{hooks[0]} of {type(callback).__name__}"

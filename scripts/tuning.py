@@ -1,13 +1,38 @@
-"""The loss over a rising learning rate, and the rate to take from it: the mathematics of scripts/tune.py."""
+"""What tune.py goes by and shows: the time of each batch, the loss over a rising learning rate, a curve of either."""
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from lightning.pytorch.profilers import Profiler
 
-SMOOTHING = 0.98
-"""Of the losses that Lightning's finder reports."""
+from project.base.datamodule import TensorDataModule
+from project.callbacks import charts
+
+SMOOTHING = 0.98  # of the losses that Lightning's finder reports
+
+
+class TrialClock(Profiler):
+    """Times every batch, from its loading to the end of its step, by batch size."""
+
+    def __init__(self, data: TensorDataModule) -> None:
+        super().__init__()
+        self.data = data
+        self.seconds: dict[int, list[float]] = {}
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.since = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name == "run_training_batch":
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.seconds.setdefault(self.data.batch_size, []).append(time.perf_counter() - self.since)
 
 
 def batch_losses(smoothed: Sequence[float]) -> list[float]:
@@ -46,10 +71,7 @@ def choose(rates: Sequence[float], losses: Sequence[float], num_steps: int) -> t
     first, last = f"{rates[0]:.2g}", f"{rates[-1]:.2g}"
     if fall < max(5 * noise, 0.002 * abs(curve[0])):
         if len(rates) < num_steps - 1:
-            return (
-                None,
-                f"the loss runs away at {last} before it falls: give more --num_steps or a smaller --min_lr",
-            )
+            return None, f"the loss runs away at {last} before it falls: give more --num_steps or a smaller --min_lr"
         return None, f"the loss does not fall from {first} to {last}: give a larger --max_lr or more --num_steps"
     # the valley is flat: its far end, where 95 % of the fall is still there
     end = int(np.flatnonzero(curve < curve[lowest] + 0.05 * fall)[-1])
@@ -59,3 +81,15 @@ def choose(rates: Sequence[float], losses: Sequence[float], num_steps: int) -> t
         return None, f"the loss is low up to {rates[end]:.1e}, a tenth of which is below --min_lr {first}: lower that"
     best = int(np.searchsorted(rates, rates[end] / 10))
     return best, f"The loss is low up to a learning rate of {rates[end]:.1e}, a tenth of which is safe"
+
+
+def draw_curve(
+    x: Sequence[float], y: Sequence[float], chosen: int | None, x_label: str, y_label: str, title: str
+) -> Any:
+    """y over x on a logarithmic axis, one point marked."""
+    figure, axes = charts.new_figure(6, 4, title, x_label, y_label)
+    axes.plot(x, y, marker="o" if len(x) < 30 else None, markersize=4, color=charts.COLOURS[0])
+    if chosen is not None:
+        axes.plot(x[chosen], y[chosen], marker="o", markersize=10, color=charts.COLOURS[3])
+    axes.set_xscale("log")
+    return figure

@@ -1,0 +1,350 @@
+"""What a user's subclass of the Classifier or System assigns and overrides: it takes effect, and breaks nothing."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import script
+from lightning import Trainer, seed_everything
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_training import Terminate, curves, equal, weights
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
+
+from project.base.sampler import EpochBatchSampler
+from project.classifier import Classifier
+from project.data.synthetic import SyntheticImages
+from project.engine.resume import load_run
+from project.models.mlp import MLP
+
+Train = Callable[..., dict[str, Any]]
+HERE = "test_system"
+ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
+PLATEAU += ("--model.scheduler_args.threshold", 1000, "--model.scheduler_args.threshold_mode", "abs")
+
+
+def folder(tmp_path: Path, name: str = "tiny") -> Path:
+    return tmp_path / name / "version_0"
+
+
+def evaluate(tmp_path: Path, name: str = "tiny") -> dict[str, Any]:
+    path = folder(tmp_path, name) / "checkpoints" / "best.ckpt"
+    return script("evaluate").main(["--ckpt_path", str(path)])
+
+
+def of_test(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name.startswith("test/")}
+
+
+# what a subclass assigns
+
+
+class Weighted(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
+
+
+def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_path: Path) -> None:
+    """Against a plain loop over the same batches."""
+    result = train("--model", f"{HERE}.Weighted", *ONE_EPOCH)
+    criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
+    seed_everything(42, workers=True)
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    net = MLP([192, 16, 4])
+    data.setup("fit")
+    data.setup("test")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses = []
+    for indices in EpochBatchSampler(315, 16, shuffle=True, drop_last=True, seed=42):
+        x, y = data.splits["train"].__getitems__(indices)
+        loss = criterion(net(data.normalize(x)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = curves(folder(tmp_path))
+    assert [value for _, value in found["train/loss"]] == pytest.approx(losses, rel=1e-4)
+
+    def mean_loss(split: str) -> float:
+        x, y = data.splits[split].inputs, data.splits[split].targets
+        with torch.no_grad():
+            logits = net(data.normalize(x))
+        sums = [criterion(*part).item() * len(part[1]) for part in zip(logits.split(16), y.split(16), strict=True)]
+        return sum(sums) / len(y)
+
+    assert found["val/loss"][0][1] == pytest.approx(mean_loss("val"), rel=1e-4)
+    assert result["test/loss"] == pytest.approx(mean_loss("test"), rel=1e-4)
+    assert evaluate(tmp_path) == of_test(result)
+
+
+class OwnMetrics(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        f1, accuracy = MulticlassF1Score(4), MulticlassAccuracy(4, average="micro")
+        self.metrics = {
+            "collection": MetricCollection({"f1": f1, "accuracy": accuracy}),
+            "dict": {"f1": f1, "accuracy": accuracy},
+            "single": f1,
+            "none": {},
+        }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("collection", {"f1", "accuracy"}),
+        ("dict", {"f1", "accuracy"}),
+        ("single", {"MulticlassF1Score"}),
+        ("none", set()),
+    ],
+)
+def test_the_metrics_that_are_assigned_are_measured(train: Train, tmp_path: Path, kind: str, names: set[str]) -> None:
+    result = train("--model", f"{HERE}.OwnMetrics", "--model.kind", kind)
+    assert of_test(result).keys() == {"test/loss", "test/num_samples", *(f"test/{name}" for name in names)}
+    found = curves(folder(tmp_path))
+    for stage in ("train", "val"):
+        assert {tag for tag in found if tag.startswith(stage)} == {f"{stage}/{name}" for name in {"loss", *names}}
+    assert evaluate(tmp_path) == of_test(result)
+
+
+class OwnOptimizer(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if kind == "lr":
+            self.lr = 0.05
+            return
+        self.lr, self.optimizer_args = (0.05, {}) if kind != "object" else (1.0, {})
+        choices: dict[str, Callable[[], Any]] = {
+            "name": lambda: "SGD",
+            "class": lambda: SGD,
+            "partial": lambda: partial(SGD, momentum=0.5),
+            "callable": lambda: lambda parameters, lr: SGD(parameters, lr, momentum=0.5),
+            "object": lambda: SGD(self.parameters(), lr=0.05),
+        }
+        self.optimizer = choices[kind]()
+
+
+PLAIN = ("--model.optimizer", "SGD", "--model.lr", 0.05)
+MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("lr", ("--model.lr", 0.05)),
+        ("name", PLAIN),
+        ("class", PLAIN),
+        ("partial", MOMENTUM),
+        ("callable", MOMENTUM),
+        ("object", PLAIN),
+    ],
+)
+def test_the_optimizer_that_is_assigned_trains_and_resumes(
+    train: Train, tmp_path: Path, kind: str, flags: tuple[object, ...]
+) -> None:
+    own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
+    train(*own, "--trainer.max_epochs", 1)
+    train(*own, "--ckpt_path", "last")
+    train(*flags, "--name", "flags")
+    found, expected = weights(folder(tmp_path)), weights(folder(tmp_path, "flags"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)  # a fused step rounds otherwise
+    rates = [rate for _, rate in curves(folder(tmp_path))["lr"]]
+    assert rates == pytest.approx([0.05] * len(rates))
+
+
+class OwnScheduler(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if kind == "name":
+            self.scheduler, self.scheduler_args = "StepLR", {"step_size": 1}
+        else:
+            self.optimizer = SGD(self.parameters(), lr=self.lr)
+            self.scheduler = StepLR(self.optimizer, step_size=1)
+
+
+@pytest.mark.parametrize("kind", ["name", "object"])
+def test_the_scheduler_that_is_assigned_steps_and_resumes(train: Train, tmp_path: Path, kind: str) -> None:
+    flags = ("--model", f"{HERE}.OwnScheduler", "--model.kind", kind, "--trainer.log_every_n_steps", 19)
+    train(*flags, "--trainer.max_epochs", 2)
+    train(*flags, "--trainer.max_epochs", 3, "--ckpt_path", "last")
+    assert [rate for _, rate in curves(folder(tmp_path))["lr"]] == pytest.approx([1e-2, 1e-3, 1e-4])
+
+
+class OwnAttributes(Classifier):
+    """Names that a template might have used for itself."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.loss: Any = nn.Linear(2, 3)
+        self.prepare: Any = 3
+        self.step: Any = "step"
+        self.result: Any = {"a": 1}
+
+    def on_train_end(self) -> None:
+        assert isinstance(self.loss, nn.Linear)
+        assert (self.prepare, self.step, self.result) == (3, "step", {"a": 1})
+
+
+class OwnMethods(Classifier):
+    def loss(self) -> None:
+        raise AssertionError("nobody calls this")
+
+    prepare = step = result = loss
+
+
+@pytest.mark.parametrize("name", ["OwnAttributes", "OwnMethods"])
+def test_names_are_the_users_own(train: Train, tmp_path: Path, name: str) -> None:
+    result = train("--model", f"{HERE}.{name}")
+    assert {"test/loss", "test/acc"} <= result.keys()
+    assert evaluate(tmp_path) == of_test(result)
+    assert train("--model", f"{HERE}.{name}", "--ckpt_path", "last", "--trainer.max_epochs", 3)["epochs"] == 3
+
+
+# what a subclass overrides
+
+
+class NoSuper(Classifier):
+    """Every hook that the curves, the schedule and the resume could have lived in, without super()."""
+
+    num_calls = 0
+
+    def count(self, *_: Any, **__: Any) -> None:
+        NoSuper.num_calls += 1
+
+    setup = on_fit_start = on_fit_end = on_train_start = on_train_end = count
+    on_train_epoch_start = on_train_epoch_end = on_train_batch_start = on_train_batch_end = count
+    on_validation_start = on_validation_end = on_validation_epoch_start = on_validation_epoch_end = count
+    on_validation_batch_start = on_validation_batch_end = on_test_batch_start = on_test_batch_end = count
+    on_test_start = on_test_end = on_test_epoch_start = on_test_epoch_end = teardown = count
+    on_save_checkpoint = on_load_checkpoint = on_before_zero_grad = on_after_backward = count
+
+    def configure_callbacks(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("flags", [PLATEAU, (*PLATEAU, "--model.scheduler_args.mode", "max")], ids=["min", "max"])
+def test_hooks_may_be_overridden_without_super(
+    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (*flags, "--trainer.max_epochs", 3)
+    plain = train(*flags, "--name", "plain")
+    flags += ("--model", f"{HERE}.NoSuper", "--trainer.callbacks", "test_training.Terminate")
+    monkeypatch.setattr(Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    monkeypatch.setattr(NoSuper, "num_calls", 0)
+    resumed = train(*flags, "--ckpt_path", "last")
+    assert NoSuper.num_calls > 100
+    assert {**resumed, "train_seconds": 0} == {**plain, "train_seconds": 0}
+    folders = folder(tmp_path), folder(tmp_path, "plain")
+    assert equal(*map(weights, folders))
+    found, expected = map(curves, folders)
+    assert found == expected
+    assert found["lr"][-1][1] == pytest.approx(1e-3)  # after a validation that is not good enough
+
+
+class OwnCallbacks(Classifier):
+    def configure_callbacks(self) -> list[Any]:
+        return [Terminate()]
+
+
+def test_callbacks_of_the_model_come_beside_ours(train: Train, tmp_path: Path) -> None:
+    train("--model", f"{HERE}.OwnCallbacks", "--name", "own")
+    train()
+    assert curves(folder(tmp_path, "own")) == curves(folder(tmp_path))
+
+
+# metrics of any kind
+
+
+METRICS = """
+model:
+  metrics:
+    f1: {class_path: torchmetrics.classification.MulticlassF1Score}
+    auroc: {class_path: torchmetrics.classification.MulticlassAUROC}
+    recall: {class_path: torchmetrics.classification.MulticlassRecall, init_args: {average: none}}
+"""
+
+
+def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.yaml").write_text(METRICS)
+    result = train("--config", tmp_path / "metrics.yaml")
+    names = {"loss", "f1", "auroc", "recall_0", "recall_1", "recall_2", "recall_3"}  # one number for each class
+    assert {name for name in result if name.startswith("test/")} == {f"test/{name}" for name in (*names, "num_samples")}
+    summary = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Test of"))
+    for name in ("f1", "auroc", "recall_3"):
+        assert f"test/{name} {result[f'test/{name}']:.4f}" in summary
+    found = curves(folder(tmp_path))
+    for stage in ("train", "val"):
+        assert {tag for tag in found if tag.startswith(stage)} == {f"{stage}/{name}" for name in names}
+    events = EventAccumulator(str(folder(tmp_path)))
+    events.Reload()
+    experiment = events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert b"test/f1" in experiment
+    assert b"val/auroc" in experiment
+    assert evaluate(tmp_path) == of_test(result)
+
+
+def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "metrics.yaml").write_text(METRICS)
+    result = train("--config", tmp_path / "metrics.yaml")
+    run = load_run(folder(tmp_path) / "checkpoints" / "best.ckpt")
+    data: Any = run.datamodule
+    data.setup("test")
+    with torch.no_grad():
+        logits = run.model.eval()(data.normalize(data.splits["test"].inputs))
+    targets = data.splits["test"].targets
+    assert result["test/f1"] == pytest.approx(MulticlassF1Score(4)(logits, targets).item(), rel=1e-6)
+    for i, recall in enumerate(MulticlassRecall(4, average="none")(logits, targets)):
+        assert result[f"test/recall_{i}"] == pytest.approx(recall.item(), rel=1e-6)
+
+
+# without the engine
+
+
+def make_classifier() -> tuple[Classifier, tuple[Tensor, Tensor]]:
+    return Classifier(MLP([12, 4]), num_classes=4), (torch.rand(8, 3, 2, 2), torch.randint(4, (8,)))
+
+
+def test_the_steps_work_without_a_trainer() -> None:
+    model, batch = make_classifier()
+    loss = model.training_step(batch, 0)
+    assert loss.item() == pytest.approx(nn.functional.cross_entropy(model(batch[0]), batch[1]).item())
+    assert model.validation_step(batch, 0).shape == (8, 4)
+    assert model.predict_step(batch, 0).sum(1).tolist() == pytest.approx([1] * 8)
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    model, _ = make_classifier()
+    with pytest.raises(ValueError, match=r"'training'.*train, val or test"):
+        model.track("training", torch.zeros(()))
+
+
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")  # a call inside Lightning 2.6
+def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
+    data = SyntheticImages(image_shape=(3, 2, 2), num_classes=4, num_train=100, num_test=20, batch_size=10)
+    model, _ = make_classifier()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()
+    assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
