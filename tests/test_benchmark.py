@@ -69,6 +69,7 @@ def test_the_clock_counts_steps_and_leaves_out_what_lies_between_epochs(benchmar
     assert clock.step_ms == pytest.approx(5.2, abs=0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than one in log_every_n_steps
 def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.NUM_FILES = 800  # more batches than one call trains

@@ -404,6 +404,7 @@ def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Pa
     assert '"epochs": 2' in metrics
 
 
+@pytest.mark.slow
 def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
     flags = (
         "--model.net",

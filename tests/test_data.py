@@ -269,7 +269,10 @@ class Pairs(Dataset[Any]):
         return self.pairs[index]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]  # one that failed takes five seconds to be let go
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize(
     ("pair", "reason"),
     [
@@ -286,7 +289,7 @@ def test_samples_that_make_no_batch_are_a_short_error(pair: Any, reason: str, nu
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", WORKERS)
 def test_an_error_in_a_dataset_keeps_its_traceback(num_workers: int) -> None:
     pairs = [*[(torch.zeros(3), 0)] * 20, RuntimeError("stack expects each tensor")]
     data = attach(Numbers(Pairs(pairs), val_fraction=0, num_workers=num_workers))

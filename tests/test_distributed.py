@@ -576,12 +576,12 @@ def test_all_ranks_stop_together_at_a_sigterm(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
-        (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training samples"),
         (("--ckpt_path", "last"), "no run in"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
+                (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training"),
                 (
                     ("--trainer.devices", 2),
                     "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",

@@ -501,6 +501,7 @@ def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path)
     assert equal(*(weights(tmp_path / "tiny" / f"version_{i}") for i in range(2)))
 
 
+@pytest.mark.slow
 def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(train: Train, tmp_path: Path) -> None:
     plain = train("--trainer.max_epochs", 1, "--name", "plain")
     compiled = train("--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager")

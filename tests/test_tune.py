@@ -46,6 +46,7 @@ def test_both_are_suggested_as_flags_and_nothing_else_is_left(
     assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_suggested_flags_train(find: Tune, train: Callable[..., dict[str, Any]]) -> None:
     flags = find("--find", "lr", "--num_steps", 100)
     assert train("--data.num_train", 1000, "--trainer.max_epochs", 4, *flags)["test/acc"] > 0.6
@@ -65,6 +66,7 @@ def table(shown: str) -> list[int]:
     return [int(line.split()[0]) for line in lines if line.startswith("   ")]
 
 
+@pytest.mark.slow
 def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(
     find: Tune, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +76,7 @@ def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(
     assert "96 is the largest that fits" in shown
 
 
+@pytest.mark.slow
 def test_a_start_that_does_not_fit_is_halved(find: Tune, capsys: pytest.CaptureFixture[str]) -> None:
     find("--find", "batch_size", "--data.batch_size", 300, "--model.net", "test_tune.MemoryOf100")
     shown = capsys.readouterr().out
