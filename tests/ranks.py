@@ -50,15 +50,21 @@ def start(folder: Path) -> Iterator[RunRanks]:
         server.stdin.flush()
         return Ranks(**json.loads(server.stdout.readline()))
 
-    with server:  # waits for it when its input has ended
+    with server:  # waits for it
         yield run
+        # the end of its input would not do: a loader's worker, forked from here, may hold the other end of the pipe
+        server.stdin.write("null\n")
+        server.stdin.flush()
 
 
 def serve(folder: Path) -> None:
     import test_distributed  # noqa: F401  # all that the ranks need
 
     for number, line in enumerate(sys.stdin):
-        num_ranks, function, args = json.loads(line)
+        job = json.loads(line)
+        if job is None:
+            break
+        num_ranks, function, args = job
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
