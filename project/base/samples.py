@@ -79,10 +79,8 @@ class DatasetSamples(Dataset[Batch]):
         try:
             inputs, targets = default_collate([(input, target) for input, target in items])
         except Exception as error:  # of torch's collating; the data set's own have passed above
-            what = (
-                f"{type(self.dataset).__name__} must give (input, target), each a tensor of one shape, array or number"
-            )
-            raise UserError(f"{what}:\n{str(error).splitlines()[0]}") from error
+            what = "must give (input, target), each a tensor of one shape, array or number"
+            raise UserError(f"{type(self.dataset).__name__} {what}:\n{str(error).splitlines()[0]}") from error
         return to_usual(inputs, targets, self.are_classes)
 
     def select(self, index: Tensor) -> "DatasetSamples":

@@ -6,20 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
-from project.base.random_state import RandomState
 from project.base.rank import rank, say
 from project.base.system import System
-from project.callbacks.device_monitor import DeviceMonitor
-from project.callbacks.prediction_figures import PredictionFigures
-from project.callbacks.progress import Patience
-from project.callbacks.step_timer import StepTimer
 from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
 from project.engine.checks import try_network
@@ -27,12 +22,13 @@ from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue, json_text
 from project.engine.parser import arguments
-from project.engine.processes import StopOnSigterm, end_with_parent, is_child, leave, short_process_errors
+from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.recorder import RunRecorder
-from project.engine.resume import StretchSchedule, check_resume, schedule_at
+from project.engine.resume import check_resume, schedule_at
 from project.engine.script import short_errors
-from project.engine.selection import Selection, choose_selection
+from project.engine.selection import choose_selection
+from project.engine.wiring import make_callbacks, make_logger
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
 NO_CONFIG = """No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.
@@ -115,40 +111,6 @@ def prepare(cli: TrainingCLI) -> None:
             try_network(model, data, cli.config.trainer)
     if isinstance(model, System) and isinstance(model.optimizer, str):
         schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
-
-
-def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
-    """TensorBoard into the run's folder, unless the config says otherwise."""
-    if flag not in (None, True):
-        return flag
-    if run is None:
-        return TensorBoardLogger(root, version="")  # writes nothing
-    # a resumed run writes its curves on from the checkpoint's step
-    purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
-    name, version = run.folder.parts[-2:]
-    return TensorBoardLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
-
-
-def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
-    config = cli.config
-    monitor, mode, or_last = selection or (None, "min", False)
-    every = config.figures_every_n_epochs
-    callbacks: list[Callback] = [StretchSchedule(), RandomState(), StopOnSigterm()]
-    callbacks += [PredictionFigures(every)] if every else []
-    callbacks += [StepTimer(every)] if config.step_timer else []
-    callbacks += [DeviceMonitor()] if config.device_monitor else []
-    callbacks.append(RunRecorder(*cli.plain_config(), run, None if or_last else monitor))
-    if config.patience is not None:
-        callbacks.append(Patience(monitor or "", patience=int(config.patience), mode=mode))
-    if config.trainer.enable_checkpointing is not False:
-        folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
-        # the best one first: the last one then knows of it
-        in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
-        num_epochs = None if in_epoch else config.trainer.check_val_every_n_epoch
-        best = RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1)
-        each = [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)] if config.keep_every_epoch else []
-        callbacks += [best, *each, RunCheckpoint(folder, "last")]
-    return callbacks
 
 
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The logger and the callbacks of a run."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from project.base.random_state import RandomState
+from project.callbacks.device_monitor import DeviceMonitor
+from project.callbacks.prediction_figures import PredictionFigures
+from project.callbacks.progress import Patience
+from project.callbacks.step_timer import StepTimer
+from project.engine.checkpoints import RunCheckpoint
+from project.engine.cli import TrainingCLI
+from project.engine.folder import Run
+from project.engine.processes import StopOnSigterm
+from project.engine.recorder import RunRecorder
+from project.engine.resume import StretchSchedule
+from project.engine.selection import Selection
+
+
+def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
+    """TensorBoard into the run's folder, unless the config says otherwise."""
+    if flag not in (None, True):
+        return flag
+    if run is None:
+        return TensorBoardLogger(root, version="")  # writes nothing
+    # a resumed run writes its curves on from the checkpoint's step
+    purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
+    name, version = run.folder.parts[-2:]
+    return TensorBoardLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
+
+
+def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
+    config = cli.config
+    monitor, mode, or_last = selection or (None, "min", False)
+    every = config.figures_every_n_epochs
+    callbacks: list[Callback] = [StretchSchedule(), RandomState(), StopOnSigterm()]
+    callbacks += [PredictionFigures(every)] if every else []
+    callbacks += [StepTimer(every)] if config.step_timer else []
+    callbacks += [DeviceMonitor()] if config.device_monitor else []
+    callbacks.append(RunRecorder(*cli.plain_config(), run, None if or_last else monitor))
+    if config.patience is not None:
+        callbacks.append(Patience(monitor or "", patience=int(config.patience), mode=mode))
+    if config.trainer.enable_checkpointing is not False:
+        folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
+        # the best one first: the last one then knows of it
+        in_epoch = config.trainer.val_check_interval not in (None, 1.0) or not config.trainer.check_val_every_n_epoch
+        num_epochs = None if in_epoch else config.trainer.check_val_every_n_epoch
+        best = RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1)
+        each = [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)] if config.keep_every_epoch else []
+        callbacks += [best, *each, RunCheckpoint(folder, "last")]
+    return callbacks
