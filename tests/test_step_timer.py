@@ -26,7 +26,7 @@ SLEEP_S = 0.004
 
 class SlowSamples(TensorBatches):
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        time.sleep(SLEEP_S * len(indices) / 16)
+        time.sleep(3 * SLEEP_S * len(indices) / 16)  # against what else a loaded machine does between epochs
         return super().__getitems__(indices)
 
     def select(self, index: Tensor) -> "SlowSamples":
