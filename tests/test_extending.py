@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ COMMANDS = {command.split(" --name ")[-1] if " --name " in command else command.
 
 
 @pytest.fixture
-def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path) -> Path:
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path) -> Iterator[Path]:
     """The page's files, and the data that they speak of."""
     write_files(PAGE, tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
@@ -38,9 +39,11 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path
     (tmp_path / "features.csv").write_text("w,x,y,z,kind\n" + rows)
     shutil.copytree(mnist_dir / "MNIST", mnist_dir / "FashionMNIST")
     monkeypatch.chdir(tmp_path)
-    for name in files(PAGE):
-        sys.modules.pop(name.removesuffix(".py").replace("/", "."), None)
-    return tmp_path
+    modules = [name.removesuffix(".py").replace("/", ".") for name in files(PAGE)]
+    before = {name: module for name in modules if (module := sys.modules.pop(name, None))}
+    yield tmp_path
+    for name, module in before.items():  # jsonargparse imports every class that there is, to find one by its bare name
+        sys.modules.setdefault(name, module)
 
 
 def saved(folder: Path, name: str) -> Any:

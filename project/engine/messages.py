@@ -65,6 +65,9 @@ def unknown_key(path: str, class_path: str, known: list[str]) -> str:
         cls, scratch = pkgutil.resolve_name(class_path), ArgumentParser(exit_on_error=False, add_help=False)
         add = scratch.add_class_arguments if isinstance(cls, type) else scratch.add_function_arguments
         names = {"class_path", "init_args", *add(cls, fail_untyped=False)}
+    elif not names:  # a section that is none
+        path = name = path.partition(".")[0]
+        names = {key.partition(".")[0] for key in known}
     return f"unknown key {path}{did_you_mean(name, names) or '; there are ' + ', '.join(sorted(names))}"
 
 
