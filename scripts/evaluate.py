@@ -19,7 +19,7 @@ from project.engine.folder import json_text
 from project.engine.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
-from project.engine.run import as_metrics
+from project.engine.run import as_metrics, has_test
 from project.engine.script import ScriptParser, short_errors
 
 
@@ -43,7 +43,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             if run.config.try_network:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")
         with short_process_errors(), cpu_threads(run.config.num_threads):
-            found = trainer.test(run.model, run.datamodule, verbose=False)
+            is_there = has_test(run.model, run.datamodule)
+            found = trainer.test(run.model, run.datamodule, verbose=False) if is_there else []
         leave(trainer)
         if not found:
             raise UserError("nothing was tested: trainer.limit_test_batches is 0, or the model or the data has no test")

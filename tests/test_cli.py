@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from torch import nn
 
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine.run import main
+from project.engine.run import main, parse
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -380,6 +381,61 @@ def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation
     with pytest.raises(SystemExit) as caught:
         script("predict")(["--ckpt_path", str(path), "x.png"])
     assert caught.value.code == 1
+
+
+MINE = """\
+import torch
+from lightning import LightningDataModule, LightningModule
+
+class Mine(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.layer, self.optimizer, self.lr = torch.nn.Linear(4, 1), torch.optim.Adam, lr
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=self.lr)
+
+class MyData(LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.rand(16, 4), batch_size=8)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_model_and_data_in_the_working_folder_named_by_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "named_by_flags.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    flags = ("--model", "named_by_flags.Mine", "--data=named_by_flags.MyData", "--trainer.default_root_dir", "runs")
+    main([*flags, "--trainer.max_epochs", "1", "--device_monitor", "false"])
+    assert "No --config given" not in capsys.readouterr().out
+    folder = tmp_path / "runs" / "Mine" / "version_0"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["init_args"] == {"lr": 0.1}
+    assert config["trainer"]["log_every_n_steps"] == 100  # the default experiment has 50
+    assert main([*flags, "--trainer.max_epochs", "2", "--ckpt_path", "last"])["epochs"] == 2
+    path = str(folder / "checkpoints" / "best.ckpt")
+    assert "has no test" in fails(capsys, 1, lambda: script("evaluate")(["--ckpt_path", path]))
+    script("export")(["--ckpt_path", path])
+
+
+def test_the_repositorys_root_is_importable_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if Path(path) != REPO])
+    parse(["--config", TINY])
+    assert str(REPO) in sys.path
+
+
+def test_a_switch_needs_no_true(capsys: Any) -> None:
+    found = printed(capsys, "--config", TINY, "--trainer.fast_dev_run", "--keep_every_epoch", "--step_timer", "false")
+    assert found["trainer"]["fast_dev_run"] is True
+    assert found["keep_every_epoch"] is True
+    assert found["step_timer"] is False
 
 
 @pytest.mark.usefixtures("own")

@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -29,6 +30,8 @@ from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.steps import SeveralSteps, say_single_steps
 
+ROOT = Path(__file__).parents[2]
+
 
 class TrainingCLI(LightningCLI):
     """Flags and configs, parsed; then `model` and `datamodule`, built. `make_trainer` builds the Trainer.
@@ -40,6 +43,8 @@ class TrainingCLI(LightningCLI):
     def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
         self.saved = saved
         self.failures: list[Exception] = []
+        # a class of the user's is found as with python -m; the script's own folder is scripts/
+        sys.path[:0] = [folder for folder in (str(Path.cwd()), str(ROOT)) if folder not in sys.path]
         super().__init__(
             *(LightningModule, LightningDataModule),
             subclass_mode_model=True,
@@ -61,7 +66,7 @@ class TrainingCLI(LightningCLI):
         def add(flag: str, kind: Any, default: Any, help: str) -> None:
             parser.add_argument(flag, type=kind, default=default, help=help)
 
-        add("--name", str, "run", "The run's folder is ROOT/NAME/version_N.")
+        add("--name", str | None, None, "The run's folder is ROOT/NAME/version_N; the model's class unless given.")
         add("--ckpt_path", str | None, None, "Resume from `last` or `best` of the newest run NAME, or from a file.")
         add("--monitor", str | None, None, "What best.ckpt goes by; the model's first metric unless given.")
         add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
@@ -78,6 +83,9 @@ class TrainingCLI(LightningCLI):
         add("--step_timer", bool, True, "Shares of a step's time.")
         add("--figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures.")
         add("--keep_every_epoch", bool, False, "Keep all checkpoints.")
+        for action in parser._actions:  # argparse has no public list of them
+            if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
+                action.nargs, action.const = "?", True
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
@@ -105,6 +113,7 @@ class TrainingCLI(LightningCLI):
         if not self.saved:  # a saved config is complete, and its data may not be here
             fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
         self.validate(self.config)
+        self.config.name = self.config.name or self.config.model.class_path.rpartition(".")[2]
 
     def validate(self, config: Namespace, skip_required: bool = False) -> None:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -45,19 +45,21 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         quiet_lightning()
         args = list(sys.argv[1:] if args is None else args)
         cli = parse(args)
-        if not has_config(args):
+        if not names_experiment(args):
             say(NO_CONFIG)
         with cpu_threads(cli.config.num_threads):
             return train(cli)
 
 
-def has_config(args: Sequence[str]) -> bool:
-    return any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
+def names_experiment(args: Sequence[str]) -> bool:
+    """Whether there is a config, or both a model and its data: nothing of the default experiment belongs there."""
+    flags = {arg.partition("=")[0].removesuffix(".class_path") for arg in args}
+    return bool({"--config", "-c"} & flags) or {"--model", "--data"} <= flags
 
 
 def parse(args: Sequence[str]) -> TrainingCLI:
-    """Model and data of a command line; of the default experiment where it names no config."""
-    return TrainingCLI(arguments(args if has_config(args) else ["--config", str(DEFAULT_CONFIG), *args]))
+    """Model and data of a command line; of the default experiment where it names none."""
+    return TrainingCLI(arguments(args if names_experiment(args) else ["--config", str(DEFAULT_CONFIG), *args]))
 
 
 def root_folder(config: Any) -> Path:
@@ -124,7 +126,7 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         results = []
-        if is_overridden("test_step", model) and is_overridden("test_dataloader", data):
+        if has_test(model, data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
     except (MisconfigurationException, ValueError) as error:
         if isinstance(error, ValueError) and "`val_check_interval`" not in str(error):
@@ -151,6 +153,10 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
     for sentence in advice(seen) if (seen := facts(trainer)) else []:
         say(f"Advice: {sentence}")
     return values
+
+
+def has_test(model: LightningModule, data: LightningDataModule) -> bool:
+    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
 
 
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
