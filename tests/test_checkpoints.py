@@ -13,6 +13,7 @@ import torch
 
 from project.base.errors import UserError
 from project.engine.checkpoints import AtomicCheckpointIO, read_checkpoint
+from project.engine.recorder import RunRecorder
 from project.engine.resume import load_run
 
 Train = Callable[..., dict[str, Any]]
@@ -168,3 +169,28 @@ def test_a_new_run_on_a_full_disk_leaves_nothing(
     assert caught.value.code == 1
     assert 1 <= len(capsys.readouterr().err.splitlines()) <= 2
     assert not (tmp_path / "tiny").exists()
+
+
+def damage(best: Path, how: str) -> None:
+    content = bytearray(best.read_bytes())
+    if how == "deleted":
+        best.unlink()
+        return
+    if how == "flipped":
+        content[content.find(b"data/3") + 200] ^= 1
+    best.write_bytes(content[: len(content) // 2] if how == "cut" else content)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: damage(best, how))
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "best.ckpt" in error
+    assert len(error.splitlines()) <= 2
+    assert not (best.parents[1] / "metrics.json").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from project.base.errors import UserError
@@ -137,6 +137,17 @@ class RunCheckpoint(ModelCheckpoint):
     @property
     def state_key(self) -> str:
         return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            is_late = isinstance(callback, WeightAveraging) and callback.should_update(epoch_idx=10**9)
+            if is_late or isinstance(callback, StochasticWeightAveraging):
+                what = f"{type(callback).__name__} averages weights after the validation of an epoch"
+                raise UserError(
+                    f"{what}: nothing would compare those that it makes\n"
+                    "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging, by steps",
+                    2,
+                )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.or_last and self.monitor and self.monitor not in trainer.callback_metrics:

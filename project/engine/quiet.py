@@ -7,7 +7,8 @@ import warnings
 # lines that advertise, say what our lines do, of devices first, or stand in the table of tune.py
 CHATTER = (
     r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|TPU available|LOCAL_RANK|SLURM auto-requeueing|"
-    r"Seed set|Restor|Loaded|`Trainer.fit` stopped|`weights_only` was not set|LR finder stopped early|"
+    r"Found current_model_state|Seed set|Restor|Loaded|`Trainer.fit` stopped|`weights_only` was not set|"
+    r"LR finder stopped early|"
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
 # warnings of what is meant to be: data in memory without workers, a single process on a machine of a cluster, a

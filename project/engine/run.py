@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -125,6 +126,9 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
     try:
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
+        # its weights are the model's now, and best.ckpt's: it would put those before averaging in their place
+        kept = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+        trainer.callbacks = kept  # type: ignore[attr-defined]
         results = []
         if has_test(model, data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
@@ -169,6 +173,8 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
     own = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)]
     path = Path(own[0].own_folder, "best.ckpt") if own else None
     is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
+    if not is_there and own and own[0].best_model_path:
+        raise UserError(f"{path} has been deleted since it was written: there is no best epoch to test")
     if is_there and path and not path.is_file():
         raise UserError(f"{path} is not to be seen from here: the machines of a run must share its folder")
     return path if is_there else None
