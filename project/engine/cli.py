@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
@@ -29,6 +28,7 @@ from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.steps import SeveralSteps, say_single_steps
+from project.engine.written import drop_objects, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,6 +100,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         make_paths_absolute(self.config)
         make_plain(self.config)
+        drop_objects(self.config)
         settle_devices(self.config.trainer)
         with warnings.catch_warnings():
             # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
@@ -123,11 +124,8 @@ class TrainingCLI(LightningCLI):
             self.parser.error(str(error), error)
 
     def plain_config(self) -> tuple[dict[str, Any], str]:
-        """The config as plain values and as YAML: complete, enough to repeat the run."""
-        to_repeat = self.config.clone()
-        to_repeat.ckpt_path = None
-        text = self.parser.dump(to_repeat, skip_unset=False)
-        return yaml.safe_load(text), text
+        """As it is written down."""
+        return write_config(self.parser, self.config)
 
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""
