@@ -34,7 +34,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
         near = did_you_mean(flag, [f"--{key}" for key in (*known, f"model.{name}", f"data.{name}")])
         return f"unknown argument {flag}{near}"
     # a tree: the keys and classes on the way, what is wrong for each type of a union, the value
-    rows = [(len(line) - len(line.lstrip(" -")), line.strip(" -")) for line in message.splitlines() if line.strip()]
+    rows = [(len(line) - len(line.lstrip(" -")), line.strip(" -")) for line in message.splitlines() if line.strip(" -")]
     keys, reasons, key_depth, reason_depth, class_path = list[str](), list[str](), -1, 0, ""
     for depth, text in rows:
         if reasons and (depth < reason_depth or text.startswith(("Parser key", "Problem with", "Subclass types"))):
