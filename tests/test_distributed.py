@@ -601,6 +601,24 @@ def test_a_mistake_is_told_once(on_ranks: RunRanks, tmp_path: Path, args: tuple[
     assert not list(tmp_path.rglob("*.ckpt")) or "--data.num_test" in args
 
 
+class BreaksOnOne(Classifier):
+    """Its loss becomes infinite on the second rank, in the second epoch."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.inf if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1) else loss
+
+
+def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks: RunRanks, tmp_path: Path) -> None:
+    result = on_ranks(2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne")
+    assert result.statuses == [1, 1]
+    assert [line for line in result.outputs[0].splitlines() if "NaN or infinite at step 13, in epoch 2" in line]
+    assert "Traceback" not in "".join(result.outputs)
+    saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
+    assert saved["epoch"] == 0
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
 class Fail(Callback):
     """Fails on one rank, in the second epoch or at the very end."""
 

@@ -78,6 +78,7 @@ class TrainingCLI(LightningCLI):
             "Steps in one turn of the loop; 20 is faster for small nets.",
         )
         add("--try_network", bool, True, "On two samples, before the run starts.")
+        add("--stop_on_nan", bool, True, "End the run at a loss or weight that is NaN or infinite.")
         add("--num_threads", PositiveInt | None, None, "CPU threads; all cores unless given.")
         add("--device_monitor", bool, True, "Curves of the devices.")
         add("--step_timer", bool, True, "Shares of a step's time.")

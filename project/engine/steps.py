@@ -22,6 +22,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from project.base.callback import MayMissSteps
 from project.base.rank import say
@@ -43,6 +44,7 @@ class SeveralSteps(SingleDeviceStrategy):
         super().__init__(**options)
         self.asked = num_steps
         self.num_steps = 1
+        self.losses: list[Tensor | None] = []  # of this turn, but the last
         self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
 
     @property
@@ -61,7 +63,7 @@ class SeveralSteps(SingleDeviceStrategy):
         """args: the index of the batch, if the model's `training_step` takes it."""
         assert self.lightning_module is not None
         trainer: Any = self.lightning_module.trainer
-        num_more = self.num_steps - 1
+        self.losses, num_more = [], self.num_steps - 1
         if trainer.max_steps >= 0:
             num_more = min(num_more, trainer.max_steps - trainer.global_step - 1)
         if num_more > 0:
@@ -83,12 +85,13 @@ class SeveralSteps(SingleDeviceStrategy):
                 num -= 1
                 with phase("forward"), self.precision_plugin.train_step_context():
                     output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
-                    loss = ClosureResult.from_training_step_output(output).closure_loss
+                    result = ClosureResult.from_training_step_output(output)
                 with phase("optimizer_zero_grad"):
                     optimizer.zero_grad()
-                if loss is not None:
+                if result.closure_loss is not None:
                     with phase("backward"):
-                        loss.backward()
+                        result.closure_loss.backward()
+                self.losses.append(result.loss)
                 steps.increment_ready()
                 with phase("optimizer_step"):
                     optimizer.step()

@@ -13,6 +13,7 @@ from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
 from project.engine.checkpoints import RunCheckpoint
 from project.engine.cli import TrainingCLI
+from project.engine.finite import StopOnNan
 from project.engine.folder import Run
 from project.engine.processes import StopOnSigterm
 from project.engine.recorder import RunRecorder
@@ -37,6 +38,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     monitor, mode, or_last = selection or (None, "min", False)
     every = config.figures_every_n_epochs
     callbacks: list[Callback] = [StretchSchedule(), RandomState(), StopOnSigterm()]
+    callbacks += [StopOnNan()] if config.stop_on_nan else []
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
     callbacks += [DeviceMonitor()] if config.device_monitor else []
