@@ -533,3 +533,25 @@ def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_
     assert off["net.conv.weight"].is_contiguous()
     for key, value in on.items():
         torch.testing.assert_close(value, off[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("then", "later"), [("true", "false"), ("false", "true")])
+def test_a_resume_with_another_memory_layout_trains_the_same(
+    train: Train, tmp_path: Path, then: str, later: str
+) -> None:
+    flags = ("--model.net", "small.ConvNet", "--trainer.max_epochs")
+    for name, value in (("whole", then), ("turned", later)):
+        train(*flags, 1, "--name", name, "--model.channels_last", then)
+        train(*flags, 2, "--name", name, "--model.channels_last", value, "--ckpt_path", "last")
+    whole, turned = (weights(tmp_path / name / "version_0") for name in ("whole", "turned"))
+    for key, value in whole.items():
+        torch.testing.assert_close(value, turned[key], rtol=1e-4, atol=1e-6)
+    moments = checkpoint(tmp_path / "turned" / "version_0")["optimizer_states"][0]["state"][0]["exp_avg"]
+    assert moments.stride() == turned["net.conv.weight"].stride()
+
+
+def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train: Train, tmp_path: Path) -> None:
+    train("--model.optimizer_args.foreach", "true", "--trainer.max_epochs", 1)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    (group,) = checkpoint(tmp_path / "tiny" / "version_0")["optimizer_states"][0]["param_groups"]
+    assert (group["fused"], group["foreach"]) == (True, None)

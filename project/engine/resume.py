@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.errors import UserError
-from project.base.optim import build_optimizer, build_scheduler
+from project.base.optim import IMPLEMENTATIONS, build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
@@ -73,6 +74,26 @@ def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path
             net = config.get("init_args", {}).get("net", {}).get("class_path", config.get("class_path"))
             what = f"its {name} is {was}, here it is {now}\nit was trained with {net}"
             raise UserError(f"checkpoint {path} is of another model: {what}")
+
+
+class OwnImplementation(Callback):
+    """Lets a resumed optimiser step as this run has built it: `fused` and its like are not taken from a checkpoint, and
+    its moments lie in memory as the weights do now, which a fused step relies on."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(as_built)
+
+
+def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Change a saved state of an optimiser of the same parameters."""
+    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch says what does not fit
+        for name in IMPLEMENTATIONS & {*own, *group}:
+            group[name] = own.get(name)
+        for weight, index in zip(own["params"], group["params"], strict=False):
+            for name, value in saved["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape == weight.shape:
+                    saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 class StretchSchedule(Callback):

@@ -17,7 +17,7 @@ from project.engine.finite import StopOnNan
 from project.engine.folder import Run
 from project.engine.processes import StopOnSigterm
 from project.engine.recorder import RunRecorder
-from project.engine.resume import StretchSchedule
+from project.engine.resume import OwnImplementation, StretchSchedule
 from project.engine.selection import Selection
 
 
@@ -37,7 +37,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     config = cli.config
     monitor, mode, or_last = selection or (None, "min", False)
     every = config.figures_every_n_epochs
-    callbacks: list[Callback] = [StretchSchedule(), RandomState(), StopOnSigterm()]
+    callbacks: list[Callback] = [StretchSchedule(), OwnImplementation(), RandomState(), StopOnSigterm()]
     callbacks += [StopOnNan()] if config.stop_on_nan else []
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
