@@ -13,6 +13,7 @@ import yaml
 from conftest import REPO, TINY
 from lightning import LightningDataModule, LightningModule
 from torch import nn
+from torchvision import tv_tensors
 
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
@@ -313,7 +314,9 @@ class OwnSystem(LightningModule):
 
     def __init__(self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        mean, activation = tv_tensors.Image(torch.rand(3, 1, 1)), nn.ReLU().forward  # safe loading refuses both
+        self.save_hyperparameters("num_inputs", "lr", "optimizer", "where")
+        self.save_hyperparameters({"mean": mean, "activations": [activation, {1: activation}]})
         self.linear = nn.Linear(num_inputs, 4)
         self.built.append((lr, optimizer))
 

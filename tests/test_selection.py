@@ -31,26 +31,29 @@ def best_epoch(folder: Path) -> int:
     return checkpoint(folder, "best")["epoch"]
 
 
-def test_the_lowest_error_is_the_best(train: Train, tmp_path: Path) -> None:
+def test_the_lowest_error_is_the_best(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(*REGRESSION, *WILD)
+    assert "lowest val/mae" in capsys.readouterr().out
     folder = tmp_path / "tiny" / "version_0"
     errors = [value for _, value in curves(folder)["val/mae"]]
     assert best_epoch(folder) == errors.index(min(errors))
-    assert saved(folder) == ("val/mae", "min")
+    assert saved(folder) == ("auto", None)
 
 
-def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(train: Train, tmp_path: Path) -> None:
+def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "{f1: {class_path: torchmetrics.classification.MulticlassF1Score}, acc: {class_path: "
     train("--model.metrics", text + "torchmetrics.classification.MulticlassAccuracy}}", *WILD)
     folder = tmp_path / "tiny" / "version_0"
     scores = [value for _, value in curves(folder)["val/f1"]]
     assert best_epoch(folder) == scores.index(max(scores))
-    assert saved(folder) == ("val/f1", "max")
+    assert "highest val/f1" in capsys.readouterr().out
 
 
-def test_without_metrics_it_is_the_loss(train: Train, tmp_path: Path) -> None:
+def test_without_metrics_it_is_the_loss(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train("--model", "test_selection.Bare", "--trainer.max_epochs", 1)
-    assert saved(tmp_path / "tiny" / "version_0") == ("val/loss", "min")
+    assert "lowest val/loss" in capsys.readouterr().out
 
 
 class Bare(Classifier):
@@ -159,15 +162,57 @@ def test_a_plain_module_is_compared_by_its_accuracy(train: Train, tmp_path: Path
     assert best_epoch(folder) == scores.index(max(scores))
 
 
-def test_a_plain_module_that_logs_none_has_its_last_epoch_and_a_line(
+@pytest.mark.parametrize("own", ["Plain", "Otherwise", "Silent"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
+    train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str], own: str, every: int
+) -> None:
+    flags = ("--trainer.max_epochs", 4, "--trainer.check_val_every_n_epoch", every, "--name", own)
+    if own == "Plain":
+        train("--model.logs", "val_hits", *flags, config=plain)
+    else:
+        train("--model", f"test_selection.{own}", *flags)
+    folder = tmp_path / own / "version_0"
+    assert best_epoch(folder) == 3
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "best.ckpt is the last epoch" in line]
+    logged = {"Plain": "--monitor names one of val_hits", "Otherwise": "one of val_loss", "Silent": "last epoch"}
+    assert line.endswith(logged[own])
+    train("--ckpt_path", "last", *flags, "--trainer.max_epochs", 6, config=str(folder / "config.yaml"))
+    assert best_epoch(folder) == 5
+
+
+class Otherwise(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        self.log("val_loss", self.criterion(self.net(batch[0]), batch[1]))
+
+
+class Silent(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        pass
+
+
+class Untested(Plain):
+    validation_step = LightningModule.validation_step
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+def test_a_module_without_a_validation_has_its_last_epoch(
     train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train("--model.logs", "val/hits", config=plain)
-    folder = tmp_path / "plain" / "version_0"
+    train("--model", "test_selection.Untested", config=plain)
+    assert best_epoch(tmp_path / "plain" / "version_0") == 3
+    assert "Validation: none (Untested has no validation_step)" in capsys.readouterr().out
+
+
+def test_no_monitor_is_the_last_epoch(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--monitor", "null", *WILD)
+    folder = tmp_path / "tiny" / "version_0"
     assert best_epoch(folder) == 3
-    lines = [line for line in capsys.readouterr().out.splitlines() if "best.ckpt is the last epoch" in line]
-    assert len(lines) == 1
-    assert "--monitor" in lines[0]
+    assert saved(folder) == (None, None)
+    with pytest.raises(SystemExit) as caught:
+        train("--monitor", "null", "--patience", 2)
+    assert caught.value.code == 2
+    assert "--patience 2 needs" in capsys.readouterr().err
 
 
 def test_a_plain_modules_metric_can_be_named(train: Train, tmp_path: Path, plain: str) -> None:

@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), str)
-    return value if value is None or isinstance(value, torch.Tensor) else kind(value)
+    return value if value is None or type(value) is torch.Tensor else kind(value)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -149,10 +149,16 @@ class RunCheckpoint(ModelCheckpoint):
                     2,
                 )
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.or_last and self.monitor and self.monitor not in trainer.callback_metrics:
-            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch, unless --monitor names a metric")
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        known = trainer.callback_metrics
+        if self.or_last and self.monitor and self.monitor not in known and not trainer.sanity_checking:
+            names = ", ".join(name for name in known if name != "lr" and not name.startswith("train"))
+            unless = f", unless --monitor names one of {names}" if names else ""
+            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
             self.monitor = None
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to compare
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)

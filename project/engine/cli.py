@@ -68,7 +68,9 @@ class TrainingCLI(LightningCLI):
 
         add("--name", str | None, None, "The run's folder is ROOT/NAME/version_N; the model's class unless given.")
         add("--ckpt_path", str | None, None, "Resume from `last` or `best` of the newest run NAME, or from a file.")
-        add("--monitor", str | None, None, "What best.ckpt goes by; the model's first metric unless given.")
+        add(
+            "--monitor", str | None, "auto", "What best.ckpt goes by; `auto`: the model's first metric, null: the last."
+        )
         add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
         add("--patience", PositiveInt | None, None, "Stop after so many validations without a better --monitor.")
         add(

@@ -63,7 +63,7 @@ class RunRecorder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known = trainer.callback_metrics
         if self.monitor and self.monitor not in known:
-            reason = f"is not among the metrics of a validation: {', '.join(known)}"
+            reason = f"is not among the metrics of a validation: {', '.join(known) or 'it logs none'}"
             raise UserError(f"--monitor {self.monitor!r} {reason}", 2)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

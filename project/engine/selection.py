@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.base.curves import collection
 from project.base.datamodule import TensorDataModule
@@ -18,29 +19,34 @@ HIGHER_IS_BETTER = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recal
 class Selection(NamedTuple):
     monitor: str
     mode: str  # min or max
-    or_last: bool = False  # take the last epoch if validation turns out not to log it
+    or_last: bool = False  # take the last epoch if validation turns out not to log it: nobody asked for it
 
 
 def choose_selection(config: Any, model: LightningModule, data: LightningDataModule) -> Selection | None:
-    """The metric of the flags, or the model's first, which is written into `config`; None where epochs cannot be
-    compared. Nothing is ever selected on test data."""
-    on_test_data = isinstance(data, TensorDataModule) and data.val_fraction == 0
-    if on_test_data:
-        say("Validation: none (data.val_fraction 0); val/ is measured on the test set, best.ckpt is the last epoch")
-    if on_test_data or config.trainer.limit_val_batches == 0:
-        by_plateau = isinstance(model, System) and model.scheduler == "ReduceLROnPlateau"
-        if by_plateau or config.patience is not None:
-            flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
-            raise UserError(f"--{flag} needs validation data: give --data.val_fraction and limit_val_batches", 2)
+    """The metric of the flags, or the model's first; None for the last epoch, where epochs cannot be compared or are
+    not to be. Nothing is ever selected on test data."""
+    missing = {
+        "data.val_fraction 0": isinstance(data, TensorDataModule) and data.val_fraction == 0,
+        "trainer.limit_val_batches 0": config.trainer.limit_val_batches == 0,
+        f"{type(model).__name__} has no validation_step": not is_overridden("validation_step", model),
+        f"{type(data).__name__} has no val_dataloader": not is_overridden("val_dataloader", data),
+    }
+    reason = next((reason for reason, applies in missing.items() if applies), None)
+    by_plateau = reason and isinstance(model, System) and model.scheduler == "ReduceLROnPlateau"
+    if by_plateau or (config.patience is not None and (reason or config.monitor is None)):
+        flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
+        raise UserError(f"--{flag} needs a validation to go by: {reason or '--monitor null'}", 2)
+    if reason:
+        measured = "; val/ is measured on the test set" if reason.startswith("data.val_fraction") else ""
+        say(f"Validation: none ({reason}){measured}; best.ckpt is the last epoch")
+    if reason or config.monitor is None:
         return None
-    first: Any = "acc"
-    if isinstance(model, System):
-        first = next(iter(collection(model.metrics)), "loss")
-    elif config.monitor is None and config.patience is None:
-        return Selection("val/acc", "max", or_last=True)
-    config.monitor = config.monitor or f"val/{first}"
-    config.monitor_mode = config.monitor_mode or better(config.monitor, model)
-    return Selection(config.monitor, config.monitor_mode)
+    if is_auto := config.monitor == "auto":
+        first = next(iter(collection(model.metrics)), "loss") if isinstance(model, System) else "acc"
+    monitor = f"val/{first}" if is_auto else config.monitor
+    mode = config.monitor_mode or better(monitor, model)
+    say(f"Best epoch: the one with the {'lowest' if mode == 'min' else 'highest'} {monitor}")
+    return Selection(monitor, mode, or_last=is_auto and config.patience is None)
 
 
 def better(monitor: str, model: LightningModule) -> str:
