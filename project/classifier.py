@@ -31,6 +31,8 @@ class Classifier(System):
         num_classes: int | None = None,
         **system: Any,
     ) -> None:
+        if num_classes == 1:
+            raise ValueError("num_classes 1: there is nothing to tell apart; give data of two classes or more")
         accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)  # the checks wait for a GPU
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics or {"acc": accuracy}, **system)
         self.num_classes = num_classes

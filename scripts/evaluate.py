@@ -40,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
             run.datamodule.prepare_data()
             run.datamodule.setup("test")
-            if run.config.try_network:
+            if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")
         with short_process_errors(), cpu_threads(run.config.num_threads):
             is_there = has_test(run.model, run.datamodule)

@@ -1,21 +1,26 @@
 """Predict for image files, or all images in folders, with a checkpoint: what the system's predict_step returns.
 
 python scripts/predict.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt cat.jpg photos/
-python scripts/predict.py --ckpt_path ... photos/ --output predictions.csv
+python scripts/predict.py --ckpt_path ... photos/ --top_k 3 --probabilities --output predictions.csv
 
 A row for each file: the likeliest class and its probability, where the data has classes; the numbers otherwise. Images
 of any size and mode are brought to the size and channels that the network was trained with. Files that cannot be read
-are reported and left out; the exit status is then 1.
+are reported and left out; the exit status is then 1. Hidden files in folders are left out.
+
+In the CSV a name that a spreadsheet would take for a formula has a ' before it; in the table, and for bytes that are no
+UTF-8, what cannot be printed is written as an escape such as \\n.
 """
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from project.base.datamodule import TensorDataModule
@@ -32,26 +37,39 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = ScriptParser(description=__doc__)
     parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
     parser.add_argument("--output", type=output_file, help="write a CSV file instead of a table")
+    parser.add_argument("--top_k", type=int, metavar="K", help="the K likeliest classes, not one")
+    parser.add_argument("--probabilities", action="store_true", help="a column for each class")
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="image files or folders of them")
     with short_errors():
         known = parser.parse_args(args)
         quiet_lightning()
         run = load_run(known.ckpt_path)
         data = run.datamodule
-        if not isinstance(data, TensorDataModule) or data.image_shape is None:
-            raise UserError(f"{known.ckpt_path} was trained on {type(data).__name__}, which are no images")
-        if data.image_shape[0] not in (1, 3):
-            raise UserError(f"{known.ckpt_path} was trained on images of {data.image_shape[0]} channels: give 1 or 3")
+        name = type(data).__name__
+        if not isinstance(data, TensorDataModule) or data.file_shape is None:
+            what = f"{known.ckpt_path} was trained on {name}: how an image file becomes such an input is not known"
+            raise UserError(
+                f"{what}\na TensorDataModule tells, if its load gives uint8 images and normalize scales them"
+            )
+        if data.file_shape[0] not in (1, 3):
+            raise UserError(f"{known.ckpt_path} was trained on images {data.file_shape}: files have 1 or 3 channels")
+        if not data.classes and (known.top_k is not None or known.probabilities):
+            raise UserError(f"--top_k and --probabilities are of classes, which {name} has not", 2)
+        top_k = 1 if known.top_k is None else known.top_k
+        if not 0 < top_k <= max(1, len(data.classes)):
+            raise UserError(f"--top_k {top_k}: {name} has {len(data.classes)} classes", 2)
+        if not (is_overridden("predict_step", run.model) or is_overridden("forward", run.model)):
+            raise UserError(f"{type(run.model).__name__} has neither predict_step nor forward: it predicts nothing")
         files, unreadable = find_images(known.images)
         rows: list[tuple[str, ...]] = []
-        for batch_files, images in read_batches(files, data.image_shape, unreadable):
+        for batch_files, images in read_batches(files, data.file_shape, unreadable):
             outputs = predict(run.model, data, images)
-            header, columns = describe(outputs, data.classes)
+            header, columns = describe(outputs, data.classes, top_k, known.probabilities)
             rows = rows or [("file", *header)]
             rows += [(str(file), *cells) for file, cells in zip(batch_files, columns, strict=True)]
         write(rows, known.output)
         for file, reason in unreadable:
-            print(f"cannot read {file}: {reason}", file=sys.stderr)
+            print(f"cannot read {printable(str(file))}: {reason}", file=sys.stderr)
         if unreadable:
             sys.exit(1)
 
@@ -80,36 +98,59 @@ def predict(model: LightningModule, data: TensorDataModule, images: Tensor) -> T
     """What predict_step returns for images, uint8 (N, C, H, W): (N, ...)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inputs = data.normalize(images.to(device))
-    outputs = model.eval().to(device).predict_step((inputs, None), 0)
+    # Lightning's own predict_step hands its argument to forward
+    batch = (inputs, None) if is_overridden("predict_step", model) else inputs
+    outputs = model.eval().to(device).predict_step(batch, 0)
     if not isinstance(outputs, Tensor) or len(outputs) != len(images):
         raise UserError(f"predict_step of {type(model).__name__} has to return a tensor with a row for each image")
     return outputs.cpu()
 
 
-def describe(outputs: Tensor, classes: list[str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def describe(
+    outputs: Tensor, classes: list[str], top_k: int, probabilities: bool
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The columns' names, and a row for each image."""
+    are_classes = len(classes) > 0 and outputs.dim() == 2 and outputs.shape[1] >= len(classes)
+    if not are_classes and (top_k > 1 or probabilities):
+        what = f"--top_k and --probabilities need (N, {len(classes)}) of predict_step"
+        raise UserError(f"{what}, which returned {tuple(outputs.shape)}", 2)
     outputs = outputs.reshape(len(outputs), -1)
-    rows: list[tuple[str, ...]]
-    if classes and outputs.shape[1] >= len(classes):
-        top = outputs.max(1)
-        names = [*classes, *map(str, range(len(classes), outputs.shape[1]))]
-        rows = [(names[i], f"{value:.4f}") for i, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
-        return ("class", "probability"), rows
-    names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{i}" for i in range(outputs.shape[1])]
-    return tuple(names), [tuple(f"{value:.6g}" for value in row) for row in outputs.tolist()]
+    if not are_classes:
+        header = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{i}" for i in range(outputs.shape[1])]
+        return tuple(header), [tuple(f"{value:.6g}" for value in row) for row in outputs.tolist()]
+    names = [*classes, *map(str, range(len(classes), outputs.shape[1]))]
+    header = [f"{what}{'' if k == 1 else f'_{k}'}" for k in range(1, top_k + 1) for what in ("class", "probability")]
+    header += [f"probability_{name}" for name in names] if probabilities else []
+    rows = []
+    for values, order in zip(outputs.tolist(), outputs.argsort(1, descending=True)[:, :top_k].tolist(), strict=True):
+        cells = [cell for i in order for cell in (names[i], f"{values[i]:.4f}")]
+        rows.append((*cells, *(f"{value:.4f}" for value in values if probabilities)))
+    return tuple(header), rows
 
 
 def write(rows: list[tuple[str, ...]], output: Path | None) -> None:
     """rows: the columns' names first; empty where no image could be read."""
     if output is not None:
         text = io.StringIO()
-        csv.writer(text).writerows(rows)
+        csv.writer(text).writerows([[for_spreadsheet(cell) for cell in row] for row in rows])
         write_whole(output, text.getvalue())
         print(f"{max(0, len(rows) - 1)} predictions in {output}")
     elif rows:
+        rows = [tuple(map(printable, row)) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def for_spreadsheet(cell: str) -> str:
+    """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
+    cell = cell.encode(errors="backslashreplace").decode()
+    return f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell) else cell
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: a line break is \\\\n."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 if __name__ == "__main__":

@@ -405,3 +405,55 @@ def test_data_that_does_not_fit_is_refused(loaded: Any, classes: Any, image_shap
         data.setup("fit")
     assert str(caught.value).startswith(("the train set of Numbers ", "TensorDataset must give"))
     assert len(str(caught.value).splitlines()) <= 2
+
+
+class OwnSplits(Numbers):
+    """100 training samples, 7 for validation, 20 for the test, as far as there are such."""
+
+    def __init__(self, own_splits: tuple[str, ...], **options: Any) -> None:
+        super().__init__(None, **options)
+        self.own_splits = own_splits
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        assert split in self.own_splits
+        num = {"train": 100, "val": 7, "test": 20}[split]
+        return torch.rand(num, 3), torch.arange(num) % 2
+
+
+@pytest.mark.parametrize("val_fraction", [0, 0.2])
+def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float) -> None:
+    data = attach(OwnSplits(("train", "val", "test"), val_fraction=val_fraction), "fit")
+    data.setup("test")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 100, "val": 7, "test": 20}
+    assert len(inputs_of(data.val_dataloader())) == 7
+
+
+def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
+    data = OwnSplits(("train",), classes=("a", "b"))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET)
+    model = Classifier(nn.Linear(3, 2), num_classes=2)
+    quiet_lightning()
+    trainer.fit(model, data)
+    assert trainer.test(model, data, verbose=False) == []
+    with pytest.raises(UserError, match="val_fraction 0 validates on the test set, and there is none"):
+        attach(OwnSplits(("train",), val_fraction=0))
+    assert len(attach(OwnSplits(("train", "val"), val_fraction=0)).splits["train"]) == 100
+
+
+def test_grey_images_without_a_channel_axis_get_one() -> None:
+    images = np.arange(20 * 4 * 5, dtype=np.uint8).reshape(20, 4, 5)
+    data = Numbers((images, np.arange(20) % 2), classes=("a", "b"))
+    data.image_shape = (1, 4, 5)
+    attach(data, "fit")
+    data.setup("test")
+    assert torch.equal(data.splits["test"].inputs, torch.from_numpy(images)[:, None])
+    assert data.train_dataloader().dataset.inputs.shape == (16, 1, 4, 5)
+    data = Numbers((images, np.arange(20) % 2))
+    data.image_shape = (4, 5, 1)
+    with pytest.raises(UserError, match=r"make them agree \(channels, height, width\)"):
+        attach(data)
+
+
+def test_a_classifier_of_one_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to tell apart"):
+        Classifier(nn.Linear(3, 1), num_classes=1)

@@ -104,3 +104,12 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once(tmp_path: 
     path.unlink()
     attach(data, "fit")
     assert Features(num_classes=5).num_classes == 5
+
+
+def test_a_table_of_one_class_is_refused(tmp_path: Path) -> None:
+    data = Features(csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,x\n" * 20))
+    with pytest.raises(
+        UserError, match="one class only, label is 'x' in every row:\nthere is nothing to tell apart"
+    ) as caught:
+        _ = data.num_classes
+    assert len(str(caught.value).splitlines()) == 2

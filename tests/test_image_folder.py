@@ -1,18 +1,26 @@
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attached import attach
+from conftest import script
 from PIL import Image
 
+from project.base import image_files
 from project.base.errors import UserError
 from project.data.image_folder import ImageFolder
+
+evaluate = script("evaluate").main
 
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """Photographs of three classes in JPEG and PNG, 60 for training and 15 for the test, told apart by their colour."""
+    tmp_path /= "photos"
     rng = np.random.default_rng(0)
     for split, num in (("train", 20), ("test", 5)):
         for label, name in enumerate(("blue", "green", "red")):
@@ -40,27 +48,185 @@ def test_an_image_folder_is_read_while_training(image_folder: Path, num_workers:
         assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)  # of red, green and blue
 
 
-def test_a_damaged_image_is_named(image_folder: Path) -> None:
+def cut_short(image: Path, num_bytes: int) -> None:
+    image.write_bytes(image.read_bytes()[:num_bytes])
+
+
+def test_an_image_that_breaks_while_training_is_named(image_folder: Path) -> None:
     broken = image_folder / "train" / "red" / "3.jpg"
-    broken.write_bytes(broken.read_bytes()[:200])
     for num_workers in (0, 1):
         options = {"image_shape": (3, 16, 16), "batch_size": 60, "num_workers": num_workers, "val_fraction": 0}
         data = attach(ImageFolder(str(image_folder), **options), "fit")
+        cut_short(broken, 200)
         with pytest.raises(UserError) as caught:
             list(data.train_dataloader())
         assert str(caught.value).startswith(f"{broken} cannot be read: ")
         assert len(str(caught.value).splitlines()) == 1
+        broken.write_bytes((broken.parent / "1.jpg").read_bytes())
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 900])  # of nothing, of the header, of the pixels
+@pytest.mark.parametrize("name", ["train/red/3.jpg", "train/red/4.png", "test/blue/1.jpg"])
+def test_a_broken_image_is_found_before_the_training(image_folder: Path, name: str, num_bytes: int) -> None:
+    cut_short(image_folder / name, num_bytes)
+    (image_folder / "train" / "green" / "1.jpg").write_text("no image")
+    with pytest.raises(UserError, match=r"cannot be read: .*; so are 1 more\nmend or remove") as caught:
+        ImageFolder(str(image_folder)).prepare_data()
+    assert len(str(caught.value).splitlines()) == 2
+    (image_folder / "train" / "green" / "1.jpg").unlink()
+    with pytest.raises(UserError) as caught:
+        ImageFolder(str(image_folder)).prepare_data()
+    assert str(caught.value).startswith(f"{image_folder / name} cannot be read: ")
+
+
+def test_whole_images_with_bytes_behind_them_and_of_other_formats_are_sound(image_folder: Path) -> None:
+    photo = image_folder / "train" / "red" / "3.jpg"
+    photo.write_bytes(photo.read_bytes() + b"trailer of a phone" * 10)
+    Image.new("RGB", (9, 9)).save(image_folder / "train" / "red" / "x.webp")
+    Image.new("RGB", (9, 9)).save(image_folder / "train" / "red" / "x.bmp")
+    ImageFolder(str(image_folder)).prepare_data()
+    cut_short(image_folder / "train" / "red" / "x.bmp", 100)
+    with pytest.raises(UserError, match=r"x\.bmp cannot be read"):
+        ImageFolder(str(image_folder)).prepare_data()
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_only_images_that_are_new_or_changed_are_opened_at_the_next_start(
+    image_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, is_read_only: bool
+) -> None:
+    opened: list[str] = []
+    original = image_files.fault
+    monkeypatch.setattr(image_files, "fault", lambda file: opened.append(file.name) or original(file))
+    cache = tmp_path_factory.mktemp("torch")
+    monkeypatch.setenv("TORCH_HOME", str(cache))
+    if is_read_only:
+        monkeypatch.setattr("os.access", lambda *_: False)
+
+    def start() -> int:
+        opened.clear()
+        ImageFolder(str(image_folder)).prepare_data()
+        return len(opened)
+
+    assert start() == 75
+    assert start() == 0
+    assert (image_folder / ".checked_images").exists() is not is_read_only
+    photo = image_folder / "train" / "red" / "3.jpg"
+    photo.write_bytes((photo.parent / "5.jpg").read_bytes())
+    assert start() == 1
+    cut_short(photo, 200)
+    for _ in range(2):  # what is broken is not noted
+        with pytest.raises(UserError, match=r"3\.jpg"):
+            start()
+
+
+def split_sizes(data: ImageFolder) -> dict[str, int]:
+    attach(data, "fit").setup("test")
+    return {name: len(split) for name, split in data.splits.items()}
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "valid", "TEST"), ("training", "Validation", "test"), ("train", "val", "Testing")]
+)
+def test_an_own_validation_folder_and_any_case(
+    image_folder: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, str, str]
+) -> None:
+    (image_folder / "train").rename(image_folder / "moved")
+    (image_folder / "moved").rename(image_folder / names[0])
+    (image_folder / "test").rename(image_folder / "moved")
+    shutil.copytree(image_folder / "moved", image_folder / names[1])
+    (image_folder / names[1] / "red" / "0.png").unlink()
+    (image_folder / "moved").rename(image_folder / names[2])
+    data = ImageFolder(str(image_folder), image_shape=(3, 16, 16), num_workers=0)
+    assert split_sizes(data) == {"train": 60, "val": 14, "test": 15}
+    said = capsys.readouterr().out
+    assert f"validation on {image_folder / names[1]}; data.val_fraction has no effect" in said
+    images, targets = next(iter(data.val_dataloader()))
+    assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)
+
+
+def test_two_folders_of_one_split_are_refused(image_folder: Path) -> None:
+    shutil.copytree(image_folder / "test", image_folder / "val")
+    shutil.copytree(image_folder / "test", image_folder / "valid")
+    with pytest.raises(UserError, match="has val and valid: which is it"):
+        ImageFolder(str(image_folder)).prepare_data()
+
+
+def test_one_flat_folder_of_classes_is_split_by_seed(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_files(seed: int) -> set[Path]:
+        data = ImageFolder(str(image_folder / "train"), split_seed=seed)
+        assert split_sizes(data) == {"train": 43, "val": 5, "test": 12}
+        train, test = ({file for file, _ in data.load(split).source} for split in ("train", "test"))
+        assert len(train) == 48
+        assert not train & test
+        assert sorted(file.parent.name for file in test) == sorted(["blue", "green", "red"] * 4)
+        return test
+
+    assert test_files(0) == test_files(0) != test_files(1)
+    assert "a fifth of each class is the test set (data.split_seed)" in capsys.readouterr().out
+
+
+def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
+    image_folder: Path, train: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.rmtree(image_folder / "test")
+    data = ["--data", "project.data.image_folder.ImageFolder", "--data.data_dir", image_folder, "--data.num_workers", 0]
+    found = train(*data, "--data.image_shape", "[3,8,8]", "--model.net.sizes", "[192,3]")
+    assert not any(key.startswith("test/") for key in found)
+    said = capsys.readouterr()
+    assert said.out.count(f"Images: no test in {image_folder}: nothing is tested") == 1
+    assert "across ranks is zero" not in said.err
+    with pytest.raises(SystemExit) as caught:
+        evaluate(["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith("error: nothing was tested")
+    with pytest.raises(UserError, match="val_fraction 0 validates on the test set, and there is none"):
+        attach(ImageFolder(str(image_folder), val_fraction=0))
+
+
+def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:
+    for folder in (image_folder / "train", image_folder / "train" / "red", image_folder / "test"):
+        (folder / ".ipynb_checkpoints").mkdir()
+        shutil.copy(image_folder / "train" / "red" / "0.png", folder / ".ipynb_checkpoints" / "0-checkpoint.png")
+    (image_folder / "train" / "red" / "._1.jpg").write_bytes(b"of macOS")
+    data = ImageFolder(str(image_folder))
+    assert split_sizes(data) == {"train": 54, "val": 6, "test": 15}
+    assert data.classes == ["blue", "green", "red"]
 
 
 def test_an_image_folder_without_images(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no train/CLASS/"):
-        ImageFolder(str(tmp_path)).setup("fit")
-    (tmp_path / "train" / "a").mkdir(parents=True)
-    with pytest.raises(UserError, match="the train set of ImageFolder is empty"):
-        ImageFolder(str(tmp_path)).setup("fit")
+    for folder in ("nowhere", ".", "train", "train/a"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True) if folder != "nowhere" else None
+        with pytest.raises(UserError, match="there is no train/CLASS/ with images in it, nor CLASS/"):
+            ImageFolder(str(tmp_path / "nowhere" if folder == "nowhere" else tmp_path)).prepare_data()
 
 
-def test_classes_of_a_test_folder_must_be_those_of_the_training(image_folder: Path) -> None:
-    (image_folder / "test" / "yellow").mkdir()
-    with pytest.raises(UserError, match="yellow"):
-        ImageFolder(str(image_folder)).setup("test")
+def test_classes_without_images_are_said_and_left_out(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image_folder / "train" / "empty").mkdir()
+    shutil.rmtree(image_folder / "test" / "green")
+    data = ImageFolder(str(image_folder))
+    data.prepare_data()
+    assert capsys.readouterr().out == "Images: test has none of green\nImages: train has none of empty\n"
+    assert data.classes == ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_classes_of_a_test_folder_must_be_those_of_the_training(image_folder: Path, split: str) -> None:
+    shutil.copytree(image_folder / "train" / "red", image_folder / split / "yellow")
+    with pytest.raises(UserError, match=f"{split} has classes that the training had not: yellow"):
+        ImageFolder(str(image_folder)).prepare_data()
+
+
+def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_less(image_folder: Path) -> None:
+    data = attach(ImageFolder(str(image_folder)))
+    state = data.state_dict()
+    shutil.copytree(image_folder / "train" / "red", image_folder / "train" / "amber")
+    with pytest.raises(
+        UserError, match="trained on 3 classes, blue, green, red\nthe data has 4, amber, blue, green, red"
+    ):
+        attach(ImageFolder(str(image_folder))).load_state_dict(state)
+    shutil.rmtree(image_folder / "train")
+    shutil.rmtree(image_folder / "test" / "blue")
+    other = ImageFolder(str(image_folder))
+    other.load_state_dict(state)
+    attach(other, "test")
+    assert sorted({target for _, target in other.load("test").source}) == [1, 2]

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO, TINY, script
+from lightning import LightningDataModule, LightningModule
 from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from project.base.datamodule import TensorDataModule
 from project.base.image_files import read_image
 from project.engine.resume import load_run
 from project.engine.run import main
@@ -183,10 +187,178 @@ def test_predict_agrees_with_the_network_on_images_of_the_test_set(run: Any, tmp
     assert [float(row[2]) for row in table] == pytest.approx(expected.values.tolist(), abs=1e-4)
 
 
-def test_predict_refuses_a_network_that_is_not_for_images(train: Train, tmp_path: Path, capsys: Any) -> None:
-    train("--data", "small.Points", "--model.net.sizes", "[10,2]", "--trainer.max_epochs", 1)
+class PlainImages(LightningDataModule):
+    """Images of a plain data module: nobody knows what its loaders do to a file's pixels."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.rand(32, 3, 8, 8), torch.arange(32) % 4), batch_size=8)
+
+    val_dataloader = train_dataloader
+
+
+class FloatImages(TensorDataModule):
+    image_shape = (3, 8, 8)
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        return torch.rand(32, 3, 8, 8), torch.arange(32.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes", "model"),
+    [
+        ("small.Points", "[10,2]", "Classifier"),
+        ("test_scripts.PlainImages", "[192,4]", "Classifier"),
+        ("test_scripts.FloatImages", "[192,1]", "Regressor"),
+    ],
+)
+def test_predict_refuses_data_for_which_no_file_can_stand(
+    train: Train, tmp_path: Path, capsys: Any, data: str, sizes: str, model: str
+) -> None:
+    model = f"project.{model.lower()}.{model}"
+    limits = ("--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
+    train("--model", model, "--data", data, "--model.net.sizes", sizes, *limits)
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert "Points" in fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
+    error = fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
+    assert f"trained on {data.rpartition('.')[2]}: how an image file becomes such an input is not known" in error
+    assert "TensorDataModule" in error
+
+
+class Halved(TensorDataModule):
+    """uint8 images of a Dataset, without image_shape."""
+
+    classes = ["a", "b"]
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        return TensorDataset(torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8), torch.arange(40) % 2)
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return inputs / 510
+
+
+class Plain(LightningModule):
+    """A module of Lightning's alone: its predict_step is Lightning's own, or one that takes (inputs, targets)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/acc", 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x.mean((2, 3))[:, :2]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class PlainWithStep(Plain):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]) + 1
+
+
+class Blind(Plain):
+    """Has neither predict_step nor forward."""
+
+    forward = LightningModule.forward  # type: ignore[assignment]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.scale.sum()
+
+
+def trained_on_halved(tmp_path: Path, model: str) -> str:
+    """The last checkpoint of a model of this file."""
+    config = tmp_path / "plain.yaml"
+    data = "{class_path: test_scripts.Halved, init_args: {batch_size: 8}}"
+    trainer = f"{{max_epochs: 1, accelerator: cpu, log_every_n_steps: 1, default_root_dir: {tmp_path}}}"
+    config.write_text(f"model: {{class_path: test_scripts.{model}}}\ndata: {data}\ntrainer: {trainer}\n")
+    main(["--config", str(config), "--step_timer", "false", "--device_monitor", "false"])
+    return str(next(tmp_path.rglob("last.ckpt")))
+
+
+@pytest.mark.parametrize(("model", "first"), [("Plain", 0.1), ("PlainWithStep", 1.1)])
+def test_predict_goes_through_the_predict_step_of_any_module(
+    tmp_path: Path, capsys: Any, model: str, first: float
+) -> None:
+    Image.new("RGB", (5, 5), (51, 102, 0)).save(tmp_path / "x.png")
+    path = trained_on_halved(tmp_path, model)
+    predict(["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"])
+    cells = capsys.readouterr().out.splitlines()[-1].split()
+    assert cells[1:] == ["b", f"{first + 0.1:.4f}", "a", f"{first:.4f}"]
+
+
+def test_predict_with_a_module_that_cannot(tmp_path: Path, capsys: Any) -> None:
+    path = trained_on_halved(tmp_path, "Blind")
+    assert "Blind has neither predict_step nor forward" in fails(capsys, 1, lambda: predict(["--ckpt_path", path, "x"]))
+
+
+def rows_of(run: Any, output: Path, *args: object) -> list[dict[str, str]]:
+    predict(["--ckpt_path", best(run), *map(str, args), "--output", str(output)])
+    with output.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predict_names_the_k_likeliest_and_all_probabilities(run: Any, tmp_path: Path, capsys: Any) -> None:
+    images = [tmp_path / f"{i}.png" for i in range(5)]
+    for i, image in enumerate(images):
+        Image.new("RGB", (8, 8), (40 * i, 250 - 40 * i, 99)).save(image)
+    names = [f"stripes_{i}" for i in range(4)]
+    usual = rows_of(run, tmp_path / "1.csv", *images)
+    assert list(usual[0]) == ["file", "class", "probability"]
+    rows = rows_of(run, tmp_path / "2.csv", *images, "--top_k", 3, "--probabilities")
+    pairs = ["class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
+    assert list(rows[0]) == ["file", *pairs, *(f"probability_{name}" for name in names)]
+    for row, one in zip(rows, usual, strict=True):
+        assert {key: row[key] for key in one} == one
+        found = {name: row[f"probability_{name}"] for name in names}
+        assert sum(map(float, found.values())) == pytest.approx(1, abs=1e-3)
+        ordered = sorted(found.items(), key=lambda item: -float(item[1]))[:3]
+        assert [(row[a], row[b]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)] == ordered
+    for wrong in ("0", "5", "-1"):
+        command = ["--ckpt_path", best(run), str(images[0]), "--top_k", wrong]
+        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in fails(capsys, 2, lambda c=command: predict(c))
+
+
+def test_predict_writes_any_file_name(run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [
+        os.fsdecode(b"caf\xe9.png"),
+        "two\nlines.png",
+        "=1+1.png",
+        "-x.png",
+        "@x.png",
+        "photos/=2.png",
+        "n\u00e9.png",
+    ]
+    (tmp_path / "photos").mkdir()
+    for name in names:
+        Image.new("RGB", (8, 8)).save(name)
+    (tmp_path / "photos" / "._=2.png").write_bytes(b"of macOS")
+    (tmp_path / "photos" / ".thumbs").mkdir()
+    Image.new("RGB", (8, 8)).save("photos/.thumbs/1.png")
+    rows = rows_of(run, tmp_path / "x.csv", *names[:3], f"./{names[3]}", *names[4:5], "photos", names[6])
+    expected = ["caf\\udce9.png", "two\nlines.png", "'=1+1.png", "'-x.png", "'@x.png", "photos/=2.png", "n\u00e9.png"]
+    assert [row["file"] for row in rows] == expected
+    assert all(row["class"].startswith("stripes_") for row in rows)
+    capsys.readouterr()
+    predict(["--ckpt_path", best(run), *names[:2]])
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table] == ["file", "caf\\udce9.png", "two\\nlines.png"]
+    Path("bad\nname.png").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        predict(["--ckpt_path", best(run), "bad\nname.png"])
+    assert capsys.readouterr().err == "cannot read bad\\nname.png: not an image, or cut short\n"
+
+
+def test_numbers_are_no_formulas() -> None:
+    as_cell = script("predict").for_spreadsheet
+    for plain in ("-0.5", "+1", "-1e-05", "-inf", "nan", "cat", "photos/=1.png", "-1"):
+        assert as_cell(plain) == plain
+    for formula in ("=1", "+cmd|x", "-2+3+cmd|x", "@SUM(A1)", "\t=1"):
+        assert as_cell(formula) == f"'{formula}"
 
 
 @pytest.mark.parametrize("mode", ["I;16", "F", "I", "L"])

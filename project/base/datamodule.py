@@ -1,5 +1,6 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +38,10 @@ class TensorDataModule(LightningDataModule):
 
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
     image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
+    own_splits: Collection[str] = ("train", "test")  # what `load` knows; with "val", none is cut off the training set
+    file_shape: tuple[int, int, int] | None = (
+        None  # of uint8 samples, which files can replace; known once they are loaded
+    )
     trainer: Any  # set before it asks for loaders
 
     def __init__(
@@ -86,7 +91,7 @@ class TensorDataModule(LightningDataModule):
         trains = stage in ("fit", "validate")
         if trains and "train" not in self.splits:
             self._load_train_and_val()
-        if not trains and "test" not in self.splits:
+        if not trains and "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._samples("test")
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or the one that torch drew on the first rank
@@ -95,7 +100,11 @@ class TensorDataModule(LightningDataModule):
     def _load_train_and_val(self) -> None:
         samples = self.splits["train"] = self._samples("train")
         num, num_val = len(samples), round(len(samples) * self.val_fraction)
-        if self.val_fraction == 0:
+        if "val" in self.own_splits:
+            self.splits["val"] = self._samples("val")
+        elif self.val_fraction == 0 and "test" not in self.own_splits:
+            raise UserError("data.val_fraction 0 validates on the test set, and there is none: give 0.1, say", 2)
+        elif self.val_fraction == 0:
             self.splits["val"] = self.splits["test"] = self._samples("test")
         elif not 0 < num_val < num:
             raise UserError(f"data.val_fraction {self.val_fraction} of {num} samples leaves {num_val} for validation")
@@ -104,8 +113,18 @@ class TensorDataModule(LightningDataModule):
             self.splits["train"] = samples.select(order[num_val:].sort().values)
             self.splits["val"] = samples.select(order[:num_val].sort().values)
 
-    def _samples(self, split: Literal["train", "test"]) -> Samples:
-        return as_samples(self.load(split), f"the {split} set of {type(self).__name__}", self.classes, self.image_shape)
+    def _samples(self, split: Any) -> Samples:
+        where = f"the {split} set of {type(self).__name__}"
+        samples = as_samples(self.load(split), where, self.classes, self.image_shape)
+        first = samples.__getitems__([0])[0]
+        is_image = isinstance(first, Tensor) and first.dtype == torch.uint8 and first.dim() == 4
+        self.file_shape = (first.shape[1], first.shape[2], first.shape[3]) if is_image else None
+        return samples
+
+    def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
+        """Which of `num` samples without a test set of their own are "test", a fifth, and which "train": indices."""
+        order = torch.randperm(num, generator=torch.Generator().manual_seed(self.split_seed))
+        return order[: num // 5] if split == "test" else order[num // 5 :]
 
     def train_dataloader(self) -> DataLoader:
         overfit = self.trainer.overfit_batches > 0  # the same batches again and again
@@ -122,8 +141,8 @@ class TensorDataModule(LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         return self._loader("val")
 
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
+    def test_dataloader(self) -> DataLoader | list:
+        return self._loader("test") if "test" in self.own_splits else []
 
     def predict_dataloader(self) -> DataLoader:
         """The test set, by a sampler of torch's own: Lightning makes this loader anew to note the samples' indices."""
@@ -169,7 +188,13 @@ class TensorDataModule(LightningDataModule):
         return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), targets
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes}
+        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "file_shape": self.file_shape}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.shuffle_seed, self.classes = state_dict["shuffle_seed"], state_dict["classes"]
+        was, now = state_dict["classes"], self.classes if "train" in self.splits else state_dict["classes"]
+        if was != now:
+            what = f"the checkpoint was trained on {len(was)} classes, {', '.join(was)[:60]}"
+            raise UserError(f"{what}\nthe data has {len(now)}, {', '.join(now)[:60]}: they must be the same")
+        self.shuffle_seed, self.classes = state_dict["shuffle_seed"], was
+        if not self.splits:
+            self.file_shape = state_dict.get("file_shape", self.image_shape)  # older checkpoints do not know it

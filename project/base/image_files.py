@@ -1,30 +1,93 @@
-"""Image files of any size and mode as tensors."""
+"""Image files of any size and mode: found, checked, read as tensors."""
 
-from collections.abc import Iterable
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from project.base.errors import UserError
 
+LAST_BYTES = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of JPEG and of PNG
+
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The files among `paths` and the images below its folders, sorted; and what is not there, with the reason."""
+    """The files among `paths` and the images below its folders, sorted; and what is not there, with the reason.
+    Hidden files and folders are left out: `._1.jpg` of macOS, `.ipynb_checkpoints`."""
     # without the formats that Pillow writes only, such as PDF
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
-        found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
-        files += found
+        found = [path] if path.is_file() else []
+        for folder, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            here = (Path(folder, name) for name in names if not name.startswith("."))
+            found += [file for file in here if file.suffix.lower() in known]
+        files += sorted(found)
         if not found:
             missing.append((path, "no image files in this folder" if path.is_dir() else "no such file or folder"))
     return files, missing
+
+
+def check_images(files: list[Path], folder: Path) -> None:
+    """Open each file, and decode those that may be cut short. The sound ones are noted in `folder`, or beside torch's
+    cache where that is read-only, and not opened again until they change. Raises UserError naming a broken one."""
+    notes = (folder if os.access(folder, os.W_OK) else Path(torch.hub.get_dir())) / ".checked_images"
+    noted = set(notes.read_text().split()) if notes.is_file() else set()
+    with ThreadPool(16) as pool:  # a network's file system has many at once
+        marks = zip(pool.imap(fingerprint, files, 256), files, strict=True)
+        new = {mark: file for mark, file in marks if mark not in noted}
+        bar = Tqdm(pool.imap(fault, new.values(), 16), "Checking images", len(new), leave=False, disable=None)
+        faults = dict(zip(new, bar, strict=True))
+    with contextlib.suppress(OSError):  # without notes the next start takes longer
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.open("a") as file:
+            file.writelines(f"{mark}\n" for mark in new if not faults[mark])
+    if broken := [f"{new[mark]} cannot be read: {reason}" for mark, reason in faults.items() if reason]:
+        more = f"; so are {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise UserError(f"{broken[0]}{more}\nmend or remove what is broken")
+
+
+def fingerprint(file: Path) -> str:
+    found = file.stat()
+    text = f"{file.absolute()} {found.st_size} {found.st_mtime_ns}"
+    return hashlib.blake2b(os.fsencode(text), digest_size=12).hexdigest()
+
+
+def fault(file: Path) -> str:
+    """Why an image cannot be read; empty if it can."""
+    try:
+        with short_reasons(), file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 32))
+            last_bytes = stream.read()
+            stream.seek(0)
+            with Image.open(stream) as opened:
+                if not any(mark in last_bytes for mark in LAST_BYTES):
+                    opened.load()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
+def short_reasons() -> Iterator[None]:
+    """What Pillow raises for a file that is no image or is damaged, as UserError with the reason."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise UserError("not an image, or cut short") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise UserError(str(error).splitlines()[0]) from error
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -32,13 +95,8 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
     Raises UserError with the reason if the file is no image or is damaged.
     """
-    try:
-        with Image.open(file) as opened:
-            return to_tensor(opened, shape)
-    except UnidentifiedImageError as error:
-        raise UserError("not an image, or cut short") from error
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise UserError(str(error).splitlines()[0]) from error
+    with short_reasons(), Image.open(file) as opened:
+        return to_tensor(opened, shape)
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:

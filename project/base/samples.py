@@ -106,10 +106,12 @@ def as_samples(loaded: Any, where: str, classes: list[str], image_shape: tuple[i
     samples = as_stored(loaded, where, bool(classes))
     if not len(samples):
         raise UserError(f"{where} is empty")
+    if image_shape and isinstance(samples, TensorBatches) and (1, *samples.inputs.shape[1:]) == tuple(image_shape):
+        samples.inputs = samples.inputs[:, None]  # grey images (N, H, W)
     inputs, targets = samples.__getitems__([0])
     if image_shape and isinstance(inputs, Tensor) and inputs.shape[1:] != tuple(image_shape):
         shapes = f"shape {tuple(inputs.shape[1:])} and image_shape {tuple(image_shape)}"
-        raise UserError(f"{where} has samples of {shapes}: make them agree")
+        raise UserError(f"{where} has samples of {shapes}: make them agree (channels, height, width)")
     if classes and isinstance(targets, Tensor) and targets.dim() == 1:  # one number a sample
         if targets.is_floating_point():
             raise UserError(f"{where} has {targets.dtype} targets: they must be integers, or `classes` empty")

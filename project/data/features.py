@@ -57,13 +57,17 @@ class Features(TensorDataModule):
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
-        return sorted(set(self.table[1]))
+        found = sorted(set(self.table[1]))
+        if len(found) == 1:
+            what = f"has one class only, {self.label_column} is {found[0]!r} in every row"
+            raise UserError(
+                f"data.csv_path {self.csv_path} {what}:\nthere is nothing to tell apart; see --data.label_column"
+            )
+        return found
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         inputs, targets = self._read() if self.csv_path is not None else self._generate()
-        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(self.split_seed))
-        num_test = len(targets) // 5
-        chosen = order[:num_test] if split == "test" else order[num_test:]
+        chosen = self.seeded_part(len(targets), split)
         return inputs[chosen], targets[chosen]
 
     def _read(self) -> Batch:

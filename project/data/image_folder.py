@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -9,20 +10,28 @@ from torch import Tensor
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
-from project.base.image_files import ResizedImages, find_images
+from project.base.image_files import ResizedImages, check_images, find_images
+from project.base.rank import say
 from project.data.transforms import crop_and_flip, to_float
+
+NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+NAMES |= {"test": "test", "testing": "test"}
 
 
 class ImageFolder(TensorDataModule):
-    """data_dir/train/CLASS/... and data_dir/test/CLASS/..., images of any size, in [0, 1] for the network.
+    """data_dir/train/CLASS/..., and val/ and test/ where there are such; images of any size, in [0, 1] for the network.
+
+    With CLASS/... in data_dir itself, a seeded fifth of each class is the test set. What is hidden does not count.
 
     Args:
-        data_dir: The folder with `train` and `test`.
+        data_dir: The folder with `train`, or with the classes.
         image_shape: Channels (1 grey, 3 colour), height and width that the images are brought to.
         num_workers: Processes that read the images; as many as there are cores unless given, 8 at most.
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
         random_flip: Mirror half of the training images.
     """
+
+    is_checked = False
 
     def __init__(
         self,
@@ -40,21 +49,66 @@ class ImageFolder(TensorDataModule):
         self.random_flip = random_flip
 
     @cached_property
-    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
-        return self._folders("train")
+    def folders(self) -> dict[str, Path]:
+        """By split; none where the classes lie in data_dir itself."""
+        found: dict[str, Path] = {}
+        for path in folders_in(self.data_dir):
+            split = NAMES.get(path.name.lower(), "")
+            if split in found:
+                raise UserError(f"data.data_dir {self.data_dir} has {found[split].name} and {path.name}: which is it?")
+            found |= {split: path} if split else {}
+        return found if {"train", "test"} & found.keys() else {}
 
-    def _folders(self, split: str) -> list[str]:
-        found = sorted(path.name for path in self.data_dir.glob(f"{split}/*") if path.is_dir())
+    @cached_property
+    def files(self) -> dict[str, dict[str, list[Path]]]:
+        """The images by split and class, sorted."""
+        if self.folders:
+            return {split: images_by_class(folder) for split, folder in self.folders.items()}
+        found = images_by_class(self.data_dir)
+        return {split: {name: self._part(files, split) for name, files in found.items()} for split in ("train", "test")}
+
+    def _part(self, files: list[Path], split: Literal["train", "test"]) -> list[Path]:
+        return [files[i] for i in self.seeded_part(len(files), split).tolist()]
+
+    @cached_property
+    def own_splits(self) -> list[str]:  # type: ignore[override]
+        return list(self.files)
+
+    @cached_property
+    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
+        found = [name for name, files in self.files.get("train", {}).items() if files]
         if not found:
-            raise UserError(f"data.data_dir {self.data_dir}: there is no {split}/CLASS/ with images in it")
+            raise UserError(f"data.data_dir {self.data_dir}: there is no train/CLASS/ with images in it, nor CLASS/")
         return found
 
-    def load(self, split: Literal["train", "test"]) -> ResizedImages:
-        found = self._folders(split)
-        if unknown := sorted(set(found) - set(self.classes)):
-            raise UserError(f"{self.data_dir / split} has classes that the training had not: {', '.join(unknown[:5])}")
-        folders = [(self.data_dir / split / name, self.classes.index(name)) for name in found]
-        files = [(file, target) for folder, target in folders for file in find_images([folder])[0]]
+    def prepare_data(self) -> None:
+        """Say which images are used for what, and open all: a broken one is found now, not in the third epoch."""
+        if self.is_checked:
+            return
+        if not self.folders:
+            say(
+                f"Images: no train and test in {self.data_dir}: a fifth of each class is the test set (data.split_seed)"
+            )
+        elif "test" not in self.folders:
+            say(f"Images: no test in {self.data_dir}: nothing is tested")
+        if "val" in self.folders and "train" in self.folders:
+            say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
+        for split, by_class in self.files.items():
+            some = [name for name, files in by_class.items() if files]
+            if unknown := [name for name in some if name not in self.classes]:
+                what = f"has classes that the training had not: {', '.join(unknown[:5])}"
+                raise UserError(f"{self.data_dir / split} {what}")
+            missing = [name for name in {**by_class, **dict.fromkeys(self.classes)} if name not in some]
+            if missing:
+                say(f"Images: {split} has none of {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}")
+        check_images(
+            [file for by_class in self.files.values() for files in by_class.values() for file in files], self.data_dir
+        )
+        self.is_checked = True
+
+    def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:
+        index = {name: i for i, name in enumerate(self.classes)}
+        files = [(file, index[name]) for name, found in self.files[split].items() for file in found]
         return ResizedImages(files, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -62,3 +116,12 @@ class ImageFolder(TensorDataModule):
 
     def augment(self, inputs: Tensor) -> Tensor:
         return crop_and_flip(inputs, self.random_crop, self.random_flip)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Sorted, without the hidden ones, such as .ipynb_checkpoints."""
+    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
+
+
+def images_by_class(folder: Path) -> dict[str, list[Path]]:
+    return {path.name: find_images([path])[0] for path in folders_in(folder)}

@@ -5,7 +5,6 @@ import inspect
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -90,9 +89,7 @@ class TorchvisionSet(TensorDataModule):
         data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape)
         if "train" in self.parameters or "split" in self.parameters:
             return data
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(self.split_seed)).tolist()
-        num_test = len(data) // 5
-        return Subset(data, order[:num_test] if split == "test" else order[num_test:])
+        return Subset(data, self.seeded_part(len(data), split).tolist())
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs, self.mean, self.std)
@@ -104,5 +101,5 @@ class TorchvisionSet(TensorDataModule):
         return super().state_dict() | {"image_shape": [int(size) for size in self.image_shape]}  # no PositiveInt
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        vars(self).setdefault("image_shape", tuple(state_dict["image_shape"]))  # that of a flag stays
         super().load_state_dict(state_dict)
-        self.image_shape = tuple(state_dict["image_shape"])

@@ -12,10 +12,11 @@ CHATTER = (
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
 # warnings of what is meant to be: data in memory without workers, a single process on a machine of a cluster, a
-# resumed run in its own folder and without a callback that it had, and a call inside Lightning 2.6
+# resumed run in its own folder and without a callback that it had, data without a test, and a call inside Lightning 2.6
 MEANT = (
     r".*does not have many workers|The `srun` command is available|Checkpoint directory .* exists and is not|"
-    r"Be aware that when using `ckpt_path`|`isinstance\(treespec, LeafSpec\)` is deprecated"
+    r"Be aware that when using `ckpt_path`|Total length of `list` across ranks is zero|"
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 )
 
 

@@ -25,8 +25,9 @@ class Selection(NamedTuple):
 def choose_selection(config: Any, model: LightningModule, data: LightningDataModule) -> Selection | None:
     """The metric of the flags, or the model's first; None for the last epoch, where epochs cannot be compared or are
     not to be. Nothing is ever selected on test data."""
+    has_part = not isinstance(data, TensorDataModule) or data.val_fraction > 0 or "val" in data.own_splits
     missing = {
-        "data.val_fraction 0": isinstance(data, TensorDataModule) and data.val_fraction == 0,
+        "data.val_fraction 0": not has_part,
         "trainer.limit_val_batches 0": config.trainer.limit_val_batches == 0,
         f"{type(model).__name__} has no validation_step": not is_overridden("validation_step", model),
         f"{type(data).__name__} has no val_dataloader": not is_overridden("val_dataloader", data),
