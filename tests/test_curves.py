@@ -1,17 +1,20 @@
 """What `track` is told becomes means over samples and metrics, whole after an interruption."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
+from lightning import Callback
 from test_training import Terminate, curves
 from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.curves import Means, collection, numbers
+from project.base.curves import Curves, Means, collection, numbers
 from project.classifier import Classifier
 
 Train = Callable[..., dict[str, Any]]
@@ -48,23 +51,78 @@ def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
     assert found == expected
 
 
-def test_an_epoch_shorter_than_the_log_interval_has_one_point_at_its_end(train: Train, tmp_path: Path) -> None:
-    for every in (19, 100):
-        train("--trainer.log_every_n_steps", every, "--name", f"every_{every}")
-    at_end, by_interval = (curves(tmp_path / f"every_{every}" / "version_0") for every in (100, 19))
-    for name in ("train/loss", "train/acc"):
-        assert [step for step, _ in at_end[name]] == [18, 37]
-        assert at_end[name] == by_interval[name]
+LINE = re.compile(r"Epoch (\d+) of .*train/loss ([\d.]+), train/acc ([\d.]+)")
 
 
-def test_points_between_two_log_steps_go_on_over_the_end_of_an_epoch(train: Train, tmp_path: Path) -> None:
-    train("--trainer.log_every_n_steps", 1, "--name", "every_step")
-    train("--trainer.log_every_n_steps", 10)
-    single, found = (curves(tmp_path / name / "version_0")["train/loss"] for name in ("every_step", "tiny"))
-    assert [step for step, _ in found] == [9, 19, 29]
-    for step, value in found:
-        last_ten = [loss for _, loss in single[step - 9 : step + 1]]
-        assert value == pytest.approx(sum(last_ten) / 10, rel=1e-5)
+def epoch_lines(shown: str) -> dict[str, tuple[float, float]]:
+    """train/loss and train/acc of the lines that a file gets, by epoch."""
+    return {epoch: (float(loss), float(acc)) for epoch, loss, acc in LINE.findall(shown)}
+
+
+# of points, by log interval: step, and the first one of its mean; epochs begin with steps 0, 19 and 38
+POINTS = {
+    5: {4: 0, 9: 5, 14: 10, 18: 15, 24: 19, 29: 25, 34: 30, 37: 35, 44: 38, 49: 45, 54: 50, 56: 50},
+    13: {12: 0, 18: 0, 25: 19, 37: 26, 51: 38, 56: 38},
+    100: {18: 0, 37: 19, 56: 38},
+}
+
+
+@pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"])
+@pytest.mark.parametrize("every", list(POINTS))
+def test_an_epochs_line_and_its_points_are_means_of_its_samples(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int, flags: tuple[object, ...]
+) -> None:
+    schedule = ("--trainer.max_epochs", 3, "--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", 0.9)
+    schedule += ("--model.scheduler_interval", "step")
+    train(*schedule, "--trainer.log_every_n_steps", 1, "--name", "every_step")
+    capsys.readouterr()
+    train(*schedule, *flags, "--trainer.log_every_n_steps", every)
+    single, found = (curves(tmp_path / name / "version_0") for name in ("every_step", "tiny"))
+    lines = epoch_lines(capsys.readouterr().out)
+    assert list(lines) == ["1", "2", "3"]
+    for name, of_line in (("train/loss", 0), ("train/acc", 1)):
+        each = [value for _, value in single[name]]
+        for epoch, line in enumerate(lines.values()):
+            assert line[of_line] == pytest.approx(mean(each[19 * epoch : 19 * epoch + 19]), abs=6e-5)
+        assert dict(found[name]) == {
+            step: pytest.approx(mean(each[first : step + 1]), rel=1e-5) for step, first in POINTS[every].items()
+        }
+    assert found["lr"] == [single["lr"][step] for step in POINTS[every]]
+
+
+def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--trainer.callbacks", "test_training.Terminate")
+    train(*flags, "--name", "whole")
+    expected = epoch_lines(capsys.readouterr().out)["2"]
+    monkeypatch.setattr(Terminate, "at_batch", 11)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    train(*flags, "--ckpt_path", "last")
+    assert epoch_lines(capsys.readouterr().out)["2"] == expected
+
+
+def test_a_checkpoint_from_before_the_means_of_epochs_is_taken() -> None:
+    callback = Curves()
+    callback.load_state_dict({"train": [{"names": [], "sums": None, "metrics": {}}], "has_logged": True})
+    assert callback.resumed["epoch"] == []
+
+
+class LastLoss(Callback):
+    """What a callback that watches train/loss, such as EarlyStopping, sees at the end of an epoch."""
+
+    seen: float
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        LastLoss.seen = trainer.callback_metrics["train/loss"].item()
+
+
+def test_callbacks_see_the_mean_of_the_epoch(train: Train, tmp_path: Path) -> None:
+    train("--trainer.max_epochs", 1, "--trainer.callbacks", "test_curves.LastLoss", "--trainer.log_every_n_steps", 1)
+    losses = [value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]]
+    assert LastLoss.seen == pytest.approx(mean(losses), rel=1e-5)
 
 
 def test_no_point_is_written_where_nothing_is_to_be_logged(train: Train, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from conftest import REPO, TINY, script
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_curves import epoch_lines
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
@@ -400,8 +401,8 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
 
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, tmp_path: Path) -> None:
     args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
-    run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
-    run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
+    shown_by_one = run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
+    shown_by_two = run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
     run(on_ranks, 3, tmp_path / "3", "--data.batch_size", 16, *args)
     one, two, three = (weights(tmp_path / number) for number in "123")
     for name, value in one.items():
@@ -410,6 +411,9 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, t
     for tag in ("train/loss", "train/acc", "val/loss", "val/acc", "lr", "test/loss", "test/acc"):
         assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), tag
     assert len(curve(tmp_path / "1", "train/loss")) > 1
+    lines = [epoch_lines(shown[0]) for shown in (shown_by_one, shown_by_two)]
+    assert len(lines[0]) == 3
+    assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
 def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def test_the_curves_are_written_on_log_steps_and_every_epoch(train: Train, tmp_p
     result = train()
     found = curves(tmp_path / "tiny" / "version_0")
     steps = 2 * (315 // 16)
-    log_steps = list(range(4, steps, 5))
+    log_steps = [4, 9, 14, 18, 24, 29, 34, 37]  # 19 is too near the end of an epoch
     for tag in ("train/loss", "train/acc", "lr"):
         assert [step for step, _ in found[tag]] == log_steps
     for tag in ("val/loss", "val/acc"):
@@ -100,7 +101,7 @@ def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does
     assert equal(weights(tmp_path / "a" / "version_0"), weights(tmp_path / "b" / "version_0"))
 
 
-def test_train_metrics_are_means_since_the_last_log_step(train: Train, tmp_path: Path) -> None:
+def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Path) -> None:
     """Against a plain loop over the same batches."""
     train("--trainer.max_epochs", 1)
     found = curves(tmp_path / "tiny" / "version_0")
@@ -121,11 +122,11 @@ def test_train_metrics_are_means_since_the_last_log_step(train: Train, tmp_path:
         optimizer.step()
         losses.append(loss.item())
         correct.append(int((logits.argmax(1) == y).sum()))
-    for i, (step, value) in enumerate(found["train/loss"]):
-        assert step == 5 * i + 4
-        assert value == pytest.approx(sum(losses[5 * i : 5 * i + 5]) / 5, rel=1e-5)
+    assert [step for step, _ in found["train/loss"]] == [4, 9, 14, 18]
+    for i, (_, value) in enumerate(found["train/loss"]):
+        assert value == pytest.approx(statistics.mean(losses[5 * i : 5 * i + 5]), rel=1e-5)
     for i, (_, value) in enumerate(found["train/acc"]):
-        assert value == pytest.approx(sum(correct[5 * i : 5 * i + 5]) / 80)
+        assert value == pytest.approx(statistics.mean(correct[5 * i : 5 * i + 5]) / 16)
 
 
 RESUMES = [

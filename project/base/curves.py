@@ -17,10 +17,13 @@ KEEP = 2**20  # numbers of outputs that wait: one update for many batches costs 
 
 
 class Means:
-    """Means over samples, of the loss and other values, and metrics of outputs and targets."""
+    """Means over samples, of the loss and other values, and metrics of outputs and targets.
 
-    def __init__(self, metrics: MetricCollection) -> None:
-        self.metrics = metrics
+    whole: those of a longer time, which get every batch too and start anew on their own.
+    """
+
+    def __init__(self, metrics: MetricCollection, whole: "Means | None" = None) -> None:
+        self.metrics, self.whole = metrics, whole
         self.reset()
 
     def reset(self) -> None:
@@ -35,8 +38,9 @@ class Means:
 
     def add(self, size: int, values: dict[str, Tensor], outputs: Tensor | None, targets: Tensor | None) -> None:
         """values: means over a batch of `size` samples."""
-        if self.names and self.names != tuple(values):
-            raise ValueError(f"track() was given {', '.join(values)} now and {', '.join(self.names)} before")
+        names = self.names or (self.whole.names if self.whole else ())
+        if names and names != tuple(values):
+            raise ValueError(f"track() was given {', '.join(values)} now and {', '.join(names)} before")
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
@@ -49,21 +53,24 @@ class Means:
 
     def flush(self) -> None:
         """Into sums and metrics."""
+        both = [self, self.whole] if self.whole else [self]
         if self.sizes:
             values = torch.stack(self.values).view(len(self.sizes), -1)
             values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
             sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)
             sums = torch.cat([(values * sizes[:, None]).sum(0), sizes.sum(0, keepdim=True)])
-            self.sums = sums if self.sums is None else self.sums + sums
+            for means in both:
+                means.names, means.sums = self.names, sums if means.sums is None else means.sums + sums
             self.values, self.sizes = [], []
         if self.pairs:
-            self.metrics.to(self.pairs[0][0].device)
             if len({(outputs.shape[1:], targets.shape[1:]) for outputs, targets in self.pairs}) == 1:
                 all_outputs, all_targets = zip(*self.pairs, strict=True)
                 self.pairs = [(torch.cat(all_outputs), torch.cat(all_targets))]
-            for outputs, targets in self.pairs:
-                self.metrics.update(outputs, targets)
-            self.has_metrics = True
+            for means in both:
+                means.metrics.to(self.pairs[0][0].device)
+                for outputs, targets in self.pairs:
+                    means.metrics.update(outputs, targets)
+                means.has_metrics = True
             self.pairs, self.num_waiting = [], 0
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -109,43 +116,60 @@ def numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 class Curves(Callback):
-    """Writes train/ on log steps, and at the end of an epoch that had none; val/ and test/ after each evaluation.
+    """Writes train/ and lr on log steps and at the end of each epoch, of the samples since the last point; val/ and
+    test/ after each evaluation. What callbacks watch and a terminal shows at the end of an epoch is of all its samples.
 
     It stands first among the callbacks.
     """
 
     def __init__(self) -> None:
         self.means: dict[Stage, Means] = {}
-        self.has_logged = False  # train/, in this epoch
-        self.resumed: list[dict[str, Any]] = []
+        self.epoch = Means(MetricCollection({}))
+        self.lr: float | Tensor = 0.0  # of the newest step
+        self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         metrics = collection(pl_module.metrics)
-        self.means = {name: Means(metrics.clone()) for name in ("train", "val", "test")}
+        self.epoch = Means(metrics.clone())
+        self.means = {"train": Means(metrics.clone(), self.epoch)}
+        self.means |= {name: Means(metrics.clone()) for name in ("val", "test")}
         pl_module.prepare_net()
         # such an epoch has its point at its end
         warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
 
-    def result(self, trainer: Trainer, stage: Stage) -> dict[str, Tensor]:
-        """The means so far, by their curves' names; they start anew."""
-        found = self.means[stage].result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
-        self.means[stage].reset()
+    def result(
+        self, trainer: Trainer, stage: Stage, means: Means | None = None, keep: bool = False
+    ) -> dict[str, Tensor]:
+        """The means so far, by their curves' names; unless kept they start anew."""
+        means = means or self.means[stage]
+        found = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
+        if not keep:
+            means.reset()
         return {f"{stage}/{name}": value for name, value in found.items() if stage == "test" or name != "num_samples"}
 
-    def log_train(self, trainer: Trainer, pl_module: LightningModule, at_epoch_end: bool = False) -> None:
-        # equal in all processes already, but Lightning warns without sync_dist
-        pl_module.log_dict(self.result(trainer, "train"), prog_bar=True, sync_dist=at_epoch_end)
-        self.has_logged = True
+    def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
+        """On a log step. A mean over a few batches would be noise: there is none soon after the beginning of an epoch,
+        and shortly before its end the samples stay for the epoch's own point."""
+        done, soon = trainer.fit_loop.batch_idx + 1, trainer.log_every_n_steps * trainer.accumulate_grad_batches / 2
+        if done >= soon:
+            pl_module.log("lr", self.lr)
+            keep = 0 < trainer.num_training_batches - done < soon
+            pl_module.log_dict(self.result(trainer, "train", keep=keep), prog_bar=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for state in self.resumed[trainer.global_rank :: trainer.world_size]:  # it may have been another number
-            self.means["train"].add_state(state, pl_module.device)
-        self.resumed = []
+        for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
+            # it may have been another number of processes
+            for state in self.resumed.get(name, [])[trainer.global_rank :: trainer.world_size]:
+                means.add_state(state, pl_module.device)
+        self.resumed = {}
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.has_logged:
-            self.log_train(trainer, pl_module, at_epoch_end=True)
-        self.has_logged = False
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if point := self.result(trainer, "train"):  # none right after a log step
+            values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)  # as Lightning counts
+        # equal in all processes already, but Lightning warns without sync_dist
+        pl_module.log_dict(self.result(trainer, "train", self.epoch), prog_bar=True, logger=False, sync_dist=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         found = self.result(trainer, "val")
@@ -159,14 +183,16 @@ class Curves(Callback):
         pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
 
     def state_dict(self) -> dict[str, Any]:
-        states: list[Any] = [self.means["train"].state()]
+        own = {"train": self.means["train"].state(), "epoch": self.epoch.state()}
+        states: list[Any] = [own]
         if dist.is_initialized():
-            own, states = states[0], [None] * dist.get_world_size()
+            states = [None] * dist.get_world_size()
             dist.all_gather_object(states, own)
-        return {"train": states, "has_logged": self.has_logged}
+        return {name: [state[name] for state in states] for name in own} | {"lr": float(self.lr)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed, self.has_logged = state_dict["train"], state_dict["has_logged"]
+        self.lr = state_dict.get("lr", 0.0)
+        self.resumed = {name: state_dict.get(name, []) for name in ("train", "epoch")}  # the latter is younger
 
 
 def collection(metrics: Metrics | Metric | None) -> MetricCollection:

@@ -98,9 +98,10 @@ class System(LightningModule):
         size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
         own = {name: torch.as_tensor(value, dtype=loss.dtype, device=loss.device) for name, value in values.items()}
         self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
-        if stage == "train" and self._is_log_step():
-            self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
-            self.curves_callback.log_train(self.trainer, self)
+        if stage == "train":
+            self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            if self._is_log_step():
+                self.curves_callback.log_train(self.trainer, self)
 
     def _is_log_step(self) -> bool:
         """Whether this batch is the last of an optimiser step after which Lightning logs."""

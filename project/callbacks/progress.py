@@ -55,7 +55,8 @@ class EpochLines(Pace):
         if not trainer.is_global_zero:
             return
         metrics = trainer.callback_metrics
-        parts = [f"{name} {value.item():.4f}" for name, value in metrics.items() if name != "lr"] or ["nothing logged"]
+        names = sorted(metrics, key=lambda name: name.partition("/")[0])  # train/ before val/
+        parts = [f"{name} {metrics[name].item():.4f}" for name in names if name != "lr"] or ["nothing logged"]
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}", flush=True)
 
@@ -94,6 +95,7 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
             self._redraw(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.shown_step = -1  # there are the means of the epoch
         self._redraw(trainer, pl_module)
 
     def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
