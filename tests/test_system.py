@@ -152,7 +152,7 @@ def test_the_optimizer_that_is_assigned_trains_and_resumes(
 ) -> None:
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
     train(*own, "--trainer.max_epochs", 1)
-    train(*own, "--ckpt_path", "last")
+    train(*own, "--ckpt_path", "last", "--trainer.max_epochs", 2)
     train(*flags, "--name", "flags")
     found, expected = weights(folder(tmp_path)), weights(folder(tmp_path, "flags"))
     for name, value in expected.items():

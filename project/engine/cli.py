@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
@@ -27,6 +28,7 @@ from project.engine.devices import check_devices, num_devices, num_gpus, settle_
 from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
+from project.engine.restart import Restart
 from project.engine.steps import SeveralSteps, say_single_steps
 from project.engine.written import drop_objects, write_config
 
@@ -42,6 +44,7 @@ class TrainingCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
         self.saved = saved
+        self.restart: Restart | None = None  # what --ckpt_path asked for
         self.failures: list[Exception] = []
         # a class of the user's is found as with python -m; the script's own folder is scripts/
         sys.path[:0] = [folder for folder in (str(Path.cwd()), str(ROOT)) if folder not in sys.path]
@@ -73,12 +76,7 @@ class TrainingCLI(LightningCLI):
         )
         add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
         add("--patience", PositiveInt | None, None, "Stop after so many validations without a better --monitor.")
-        add(
-            "--steps_per_execution",
-            PositiveInt,
-            1,
-            "Steps in one turn of the loop; 20 is faster for small nets.",
-        )
+        add("--steps_per_execution", PositiveInt, 1, "Steps in one turn of the loop; 20 is faster for small nets.")
         add("--try_network", bool, True, "On two samples, before the run starts.")
         add("--stop_on_nan", bool, True, "End the run at a loss or weight that is NaN or infinite.")
         add("--num_threads", PositiveInt | None, None, "CPU threads; all cores unless given.")
@@ -129,6 +127,13 @@ class TrainingCLI(LightningCLI):
     def plain_config(self) -> tuple[dict[str, Any], str]:
         """As it is written down."""
         return write_config(self.parser, self.config)
+
+    def read(self, files: Sequence[Path]) -> dict[str, Any]:
+        """What config files themselves say."""
+        args = [f"--model={self.config.model.class_path}", *(f"--config={file}" for file in files)]
+        found = self.parser.parse_args(args, defaults=False, _skip_validation=True)
+        said: dict[str, Any] = yaml.safe_load(self.parser.dump(found, skip_validation=True))
+        return said
 
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""

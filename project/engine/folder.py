@@ -50,6 +50,13 @@ class Run:
     def write(self, name: str, text: str) -> None:
         write_whole(self.folder / name, text)
 
+    def keep(self, name: str) -> None:
+        """A copy of what an earlier start wrote under this name: of config.yaml config_1.yaml, then config_2.yaml."""
+        path = self.folder / name
+        if path.is_file():
+            number = len(list(self.folder.glob(f"{path.stem}_*{path.suffix}"))) + 1
+            self.write(f"{path.stem}_{number}{path.suffix}", path.read_text(encoding="utf-8"))
+
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
     """JSON, which has no NaN and no infinity: null in their place."""
@@ -74,17 +81,6 @@ def versions(folder: Path) -> dict[int, Path]:
     """The folders version_N below ROOT/NAME, by N, oldest first."""
     found = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
-
-
-def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
-    """The file meant by --ckpt_path: a path, or `last` or `best` of the newest run in ROOT/NAME that has one."""
-    if ckpt_path not in ("last", "best"):
-        return Path(ckpt_path)
-    for folder in reversed(versions(root / name).values()):
-        path = folder / "checkpoints" / f"{ckpt_path}.ckpt"
-        if path.is_file():
-            return path
-    raise UserError(f"ckpt_path {ckpt_path}: no run in {root / name} has one; leave --ckpt_path out to start a run")
 
 
 def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:

@@ -51,7 +51,11 @@ class RunRecorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
         if self.run and trainer.is_global_zero:
+            self.run.keep("config.yaml")
             self.run.write("config.yaml", self.text)
+            (self.run.folder / "hparams.yaml").unlink(
+                missing_ok=True
+            )  # of an earlier start, which Lightning would keep
             with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))
 

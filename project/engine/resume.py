@@ -17,7 +17,7 @@ from project.base.errors import UserError
 from project.base.optim import IMPLEMENTATIONS, build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.system import System
-from project.engine.checkpoints import read_checkpoint
+from project.engine.checkpoints import plain, read_checkpoint
 from project.engine.cli import TrainingCLI
 
 
@@ -97,27 +97,46 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 class StretchSchedule(Callback):
-    """If the training has become longer or shorter, puts the schedule where it would be had it always been so."""
+    """Puts optimiser and schedule, both by name, where they would be had the training always had today's length,
+    learning rate and other options."""
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if isinstance(pl_module, System):
+            checkpoint["schedule"] = schedule_options(pl_module)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != "fit" or not isinstance(pl_module, System) or not checkpoint["lr_schedulers"]:
+        if trainer.state.fn != "fit" or not isinstance(pl_module, System) or "schedule" not in checkpoint:
             return
-        (saved,) = checkpoint["lr_schedulers"]
+        was, own = checkpoint["schedule"], schedule_options(pl_module)
+        (saved,) = checkpoint["lr_schedulers"] or [{}]
         num_steps = pl_module.num_scheduler_steps()
         length = saved.get("T_max", saved.get("total_steps", num_steps))
-        is_by_name = isinstance(pl_module.optimizer, str) and isinstance(pl_module.scheduler, str)
-        is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
-        if num_steps is None or length == num_steps or not is_by_name or is_given:
+        has_length = num_steps is None or {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
+        is_by_name = isinstance(pl_module.optimizer, str) and isinstance(pl_module.scheduler, str | None)
+        if not is_by_name or (was == own and (has_length or length == num_steps)):
             return
-        optimizer, scheduler = schedule_at(saved["last_epoch"], pl_module, num_steps)
-        assert scheduler is not None
-        checkpoint["lr_schedulers"] = [scheduler.state_dict()]
+        done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        step = checkpoint["global_step"] if pl_module.scheduler_interval == "step" else done
+        if saved and was["scheduler_interval"] == own["scheduler_interval"]:
+            step = saved["last_epoch"]
+        optimizer, scheduler = schedule_at(step, pl_module, num_steps)
+        checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler else []
         now = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
         for group in checkpoint["optimizer_states"][0]["param_groups"]:
             group.update(now)
+        if not has_length and length != num_steps:
+            unit = f"{pl_module.scheduler_interval}s"
+            say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
 
 
-def schedule_at(step: int, model: System, num_steps: int) -> tuple[Optimizer, LRScheduler | None]:
+def schedule_options(model: System) -> dict[str, Any]:
+    """What sets the options of the optimiser's parameter groups, as a checkpoint can hold it."""
+    names = ("lr", "optimizer_args", "scheduler", "scheduler_args", "scheduler_interval")
+    found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
+    return found
+
+
+def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
     """An optimiser of one number, and its schedule over `num_steps` steps, after `step` of them; both by name.
 
     Raises UserError for names and arguments that do not work.

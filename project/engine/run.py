@@ -17,15 +17,16 @@ from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.base.system import System
 from project.engine.advice import advice, facts
-from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint, read_checkpoint
+from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint
 from project.engine.checks import try_network
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import LOGS, Run, find_checkpoint, folder_to_continue, json_text
+from project.engine.folder import LOGS, Run, json_text
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.recorder import RunRecorder
+from project.engine.restart import Restart, check_changes, config_files, find_restart, say_unused
 from project.engine.resume import check_resume, schedule_at
 from project.engine.script import short_errors
 from project.engine.selection import choose_selection
@@ -59,8 +60,18 @@ def names_experiment(args: Sequence[str]) -> bool:
 
 
 def parse(args: Sequence[str]) -> TrainingCLI:
-    """Model and data of a command line; of the default experiment where it names none."""
-    return TrainingCLI(arguments(args if names_experiment(args) else ["--config", str(DEFAULT_CONFIG), *args]))
+    """Model and data of a command line; of the default experiment where it names none; of the run that it resumes."""
+    is_named = names_experiment(args)
+    restart, flags = find_restart(args, None if is_named else "default")
+    if restart is None or restart.start is None:
+        cli = TrainingCLI(arguments(args if is_named else ["--config", str(DEFAULT_CONFIG), *args]))
+    else:
+        cli = TrainingCLI(flags, saved=restart.start)
+        now = cli.plain_config()[0]
+        changes = check_changes(restart, cli.model, now, flags)
+        say_unused(cli.read(config_files(arguments(args))), now, changes)
+    cli.restart = restart
+    return cli
 
 
 def root_folder(config: Any) -> Path:
@@ -75,17 +86,15 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     config = cli.config
     root = root_folder(config)
     cli.check_devices()
-    checkpoint, path = None, None
-    if config.ckpt_path is not None:
-        path = find_checkpoint(config.ckpt_path, root, config.name)
-        checkpoint = read_checkpoint(path)
+    _, path, checkpoint, folder, _ = cli.restart or Restart(None)
+    if checkpoint is not None and path is not None:
         check_resume(checkpoint, cli.model, config, path)
     if rank() == 0:
         prepare(cli)
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
-        run = Run(root, config.name, path and folder_to_continue(path, root, config.name))
+        run = Run(root, config.name, folder)
     try:
         logger = make_logger(cli.config_init.trainer.logger, root, run, checkpoint)
         callbacks = make_callbacks(cli, root, run, selection)

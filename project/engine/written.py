@@ -2,7 +2,6 @@
 
 import inspect
 import pkgutil
-import re
 from typing import Any
 
 import yaml
@@ -39,11 +38,20 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
         text = parser.dump(to_repeat, skip_unset=False)
         again = parser.parse_object(yaml.safe_load(text))  # changes what it is given
         drop_objects(again)
-        no_arguments = re.compile(r"\n +init_args: \{\}")  # of a class that has none
-        is_same = no_arguments.sub("", parser.dump(again, skip_unset=False)) == no_arguments.sub("", text)
+        was, now = (flatten(yaml.safe_load(dumped)) for dumped in (text, parser.dump(again, skip_unset=False)))
     except (UserError, ValueError, TypeError) as error:
         reason = (str(error) if isinstance(error, UserError) else explain(str(error), parser)).partition("\n")[0]
         raise UserError(f"this config could not be read again, for a resume or a test:\n{reason}", 2) from error
-    if not is_same:
-        raise UserError("this config would be another one when it is read again, for a resume or a test", 2)
+    if lost := [key for key in was | now if was.get(key) != now.get(key)]:
+        raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
     return yaml.safe_load(text), text
+
+
+def flatten(config: Any, key: str = "") -> dict[str, Any]:
+    """By the names of flags: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", "model.net.sizes": [2, 2]}."""
+    if not isinstance(config, dict):
+        return {key: config}
+    flat: dict[str, Any] = {}
+    for name, inner in config.items():
+        flat |= flatten(inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip("."))
+    return flat

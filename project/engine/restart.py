@@ -1,0 +1,154 @@
+"""Which run a command goes on with: its folder, its checkpoint, and its own config, on top of which flags count."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from lightning import LightningModule
+
+from project.base.errors import UserError
+from project.base.rank import say
+from project.base.system import System
+from project.engine.checkpoints import read_checkpoint
+from project.engine.devices import num_processes_started
+from project.engine.folder import LOGS, folder_to_continue, versions
+from project.engine.parser import arguments
+from project.engine.script import ScriptParser
+from project.engine.written import flatten
+
+LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir")  # of data; changes no batch
+WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
+SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed")
+PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
+
+
+class Restart(NamedTuple):
+    """own: the run's config, None where it was killed before it wrote one down.
+    path, checkpoint: None where it was killed before its first checkpoint: it starts again.
+    folder: where it goes on; None starts a new run from the checkpoint.
+    place: what today's command says of name and root.
+    """
+
+    own: dict[str, Any] | None
+    path: Path | None = None
+    checkpoint: dict[str, Any] | None = None
+    folder: Path | None = None
+    place: tuple[str, str | None] = ("", None)
+
+    @property
+    def start(self) -> dict[str, Any] | None:
+        """The config to start from."""
+        if self.own is None:
+            return None
+        name, root = self.place
+        trainer = self.own["trainer"] | {"default_root_dir": root}
+        if num_processes_started() != (0, 0):  # today's
+            trainer |= {"devices": "auto", "num_nodes": 1, "strategy": "auto"}
+        return self.own | {"ckpt_path": str(self.path or self.folder), "name": name, "trainer": trainer}
+
+
+def find_restart(args: Sequence[str], default_name: str | None = None) -> tuple[Restart | None, list[str]]:
+    """What --ckpt_path of a command line asks for, None without one; and the arguments but for the --config files.
+
+    default_name: of runs of this command, where it has none; the model's class unless given.
+    Raises UserError where there is no such run, or its checkpoint is not sound.
+    """
+    ordered = arguments(args)
+    flags = [arg for arg in ordered[1:] if not arg.startswith("--config=")]
+    given: dict[str, Any] = {"model": ordered[0]}
+    for file in config_files(ordered):
+        given |= flatten(yaml.safe_load(file.read_text(encoding="utf-8")))
+    order = ScriptParser(add_help=False)
+    for key in ("ckpt_path", "name", "trainer.default_root_dir"):
+        order.add_argument(f"--{key}")
+    given |= {key: value for key, value in vars(order.parse_known_args(flags)[0]).items() if value is not None}
+    asked, name, root = (given.get(key) for key in ("ckpt_path", "name", "trainer.default_root_dir"))
+    if asked in (None, "null"):
+        return None, flags
+    if asked in ("last", "best"):
+        name = name or default_name or str(given["model"]).rpartition(".")[2]
+        return newest(str(asked), Path(root or LOGS), str(name))._replace(place=(str(name), root)), flags
+    path = Path(str(asked))
+    checkpoint = read_checkpoint(path)
+    own = checkpoint["config"]
+    place = str(name or own["name"]), root or own["trainer"]["default_root_dir"]
+    folder = folder_to_continue(path, Path(place[1] or LOGS), place[0])
+    return Restart(own, path, checkpoint, folder, place), flags
+
+
+def config_files(ordered: Sequence[str]) -> list[Path]:
+    return [Path(arg.removeprefix("--config=")) for arg in ordered if arg.startswith("--config=")]
+
+
+def newest(which: str, root: Path, name: str) -> Restart:
+    """The newest run of a name: `last` goes on in it, or starts it again if it was killed before its first checkpoint;
+    `best` starts a new run from it."""
+    folders = [
+        folder
+        for folder in reversed(versions(root / name).values())
+        if which == "last" or (folder / "config.yaml").is_file()
+    ]
+    paths = [folder / "checkpoints" / f"{which}.ckpt" for folder in folders]
+    with_one = [path for path in paths if path.is_file()]
+    if not paths:
+        raise UserError(f"ckpt_path {which}: no run in {root / name} has one; leave --ckpt_path out to start a run")
+    path = paths[0]
+    folder = path.parents[1]
+    if path.is_file():
+        checkpoint = read_checkpoint(path)
+        return Restart(checkpoint["config"], path, checkpoint, folder if which == "last" else None)
+    if which == "last" and not (folder / "metrics.json").exists():
+        say(f"{folder} was stopped before its first checkpoint: it starts again")
+        file = folder / "config.yaml"
+        return Restart(yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None, folder=folder)
+    older = f"; {with_one[0]} is older: give that path, or leave --ckpt_path out" if with_one else ""
+    raise UserError(f"ckpt_path {which}: the newest run {folder} has no {path.name}{older}")
+
+
+def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any], flags: Sequence[str]) -> list[str]:
+    """Say, and return, what goes on otherwise than before. Raises UserError where that cannot be.
+
+    now: the config that flags have made of the run's own.
+    """
+    epochs = (restart.checkpoint or {}).get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
+    in_epoch = epochs is not None and epochs["ready"] > epochs["processed"]
+    found = changed(restart.own or {}, now, flags)
+    for key, (before, value) in found.items():
+        section, _, name = key.partition(".")
+        reason = None
+        if restart.checkpoint is not None and key == "seed_everything":
+            reason = "its random numbers go on"
+        elif restart.checkpoint is not None and restart.folder and key in SELECTION:
+            reason = "its best.ckpt was chosen so"
+        elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
+            reason = "it was stopped within an epoch, whose batches are counted so"
+        if reason:
+            raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or start anew", 2)
+        say(f"Resume: {key} {short(value)}, before {short(before)}")
+    has_own_optimizer = not isinstance(model, System) or not isinstance(model.optimizer, str)
+    if restart.checkpoint is not None and has_own_optimizer and any(key.startswith("model.") for key in found):
+        say(f"Resume: the optimiser that {type(model).__name__} makes itself goes on with its old options, as its rate")
+    return list(found)
+
+
+def changed(before: dict[str, Any], now: dict[str, Any], flags: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Values by flag, those before and those now; of what the run's own config lacks, what `flags` give."""
+    was, flat = flatten(before), flatten(now)
+    given = {flag.partition("=")[0].removeprefix("--") for flag in flags}
+    names = [key for key in flat if key not in PLACE and (key in was or {key, key.rpartition(".")[0]} & given)]
+    return {key: (was.get(key), flat[key]) for key in names if was.get(key) != flat[key]}
+
+
+def say_unused(files: dict[str, Any], now: dict[str, Any], changes: Iterable[str]) -> None:
+    """Name what config files say otherwise than the run, which goes on with its own."""
+    flat = flatten(now)
+    for key, value in flatten(files).items():
+        is_path = isinstance(value, str) and str(Path(value).absolute()) == flat.get(key)
+        if key in flat and key not in (*PLACE, *changes) and value != flat[key] and not is_path:
+            say(f"Resume: {key} stays {short(flat[key])}; the config file's {short(value)} counts as a flag only")
+
+
+def short(value: Any) -> str:
+    return textwrap.shorten(str(value), 80)

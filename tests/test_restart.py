@@ -1,0 +1,142 @@
+"""A resume goes on with the run's own config; flags on top of it are applied and said, or refused."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY
+from test_training import checkpoint, equal, weights
+
+from project.engine.run import main
+
+Train = Callable[..., dict[str, Any]]
+
+
+def config(folder: Path, name: str = "config.yaml") -> dict[str, Any]:
+    return yaml.safe_load((folder / name).read_text())
+
+
+def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_path: Path) -> None:
+    flags = ("--model.lr", 0.03, "--model.net.activation", "tanh", "--data.batch_size", 8)
+    train(*flags, "--trainer.max_epochs", 3, "--name", "whole")
+    train(*flags, "--trainer.max_epochs", 2)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
+    for found in (config(folder), checkpoint(folder)["config"]):
+        assert found["model"]["init_args"]["lr"] == 0.03
+        assert found["data"]["init_args"]["batch_size"] == 8
+        assert found["trainer"]["max_epochs"] == 3
+    assert config(folder, "config_1.yaml")["trainer"]["max_epochs"] == 2
+    hparams = yaml.safe_load((folder / "hparams.yaml").read_text())
+    assert hparams["trainer.max_epochs"] == 3
+    train("--name", "again", config=str(folder / "config.yaml"))
+    assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
+
+
+def test_a_checkpoint_alone_is_enough(train: Train, tmp_path: Path) -> None:
+    train("--name", "mine", "--model.lr", 0.03)
+    last = tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
+    assert main(["--ckpt_path", str(last), "--trainer.max_epochs", "3"])["epochs"] == 3
+    assert checkpoint(last.parents[1])["config"]["model"]["init_args"]["lr"] == 0.03
+    assert [folder.name for folder in (tmp_path / "mine").iterdir()] == ["version_0"]
+
+
+def test_a_config_file_that_has_changed_is_said_and_flags_are(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(Path(TINY).read_text())
+    train(config=str(file))
+    capsys.readouterr()
+    train("--ckpt_path", "last", config=str(file))
+    assert "Resume" not in capsys.readouterr().out
+    file.write_text(Path(TINY).read_text().replace("lr: 0.01", "lr: 0.5").replace("max_epochs: 2", "max_epochs: 4"))
+    train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--num_threads", 1, config=str(file))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
+    assert lines == [
+        "Resume: trainer.max_epochs 3, before 2",
+        "Resume: num_threads 1, before None",
+        "Resume: model.lr stays 0.01; the config file's 0.5 counts as a flag only",
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--seed_everything", 7),
+        ("--monitor", "val/loss"),
+        ("--data.val_fraction", 0.3),
+        ("--data.split_seed", 7),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, object]
+) -> None:
+    train("--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as caught:
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2, *flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{flags[0]} {flags[1]}" in error
+    assert len(error.splitlines()) == 2
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    train("--model.lr", 0.03)
+    older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
+    expected = weights(newest)
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    shutil.rmtree(newest / "checkpoints")
+    (newest / "metrics.json").unlink()
+    train("--ckpt_path", "last")
+    assert f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
+    assert equal(weights(newest), expected)
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+    (newest / "checkpoints" / "last.ckpt").unlink()  # a run that has ended is not one to start again
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last")
+    error = capsys.readouterr().err
+    assert str(newest) in error
+    assert str(older / "checkpoints" / "last.ckpt") in error
+
+
+def test_best_is_that_of_the_newest_run(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    train("--trainer.enable_checkpointing", "false")
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "best")
+    assert "version_1 has no best.ckpt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheduler", [None, "CosineAnnealingLR"])
+def test_a_learning_rate_given_to_a_resume_is_used(train: Train, tmp_path: Path, scheduler: str | None) -> None:
+    flags = ("--model.scheduler", scheduler) if scheduler else ()
+    train(*flags, "--trainer.max_epochs", 2)
+    folder = tmp_path / "tiny" / "version_0"
+    (before,) = checkpoint(folder)["optimizer_states"][0]["param_groups"]
+    train(
+        "--ckpt_path", "last", "--model.lr", 0.5, "--model.optimizer_args.weight_decay", 0.1, "--trainer.max_epochs", 4
+    )
+    (after,) = checkpoint(folder)["optimizer_states"][0]["param_groups"]
+    assert after["weight_decay"] == 0.1
+    assert after.get("initial_lr", after["lr"]) == 0.5
+    assert before["lr"] <= 0.01
+
+
+def test_a_learning_rate_of_nothing_leaves_the_weights_alone(train: Train, tmp_path: Path) -> None:
+    train("--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    before = checkpoint(folder)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--model.lr", 1e-30)
+    assert checkpoint(folder)["global_step"] == 2 * before["global_step"]
+    assert equal(weights(folder), before["state_dict"])
