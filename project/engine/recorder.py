@@ -4,10 +4,8 @@ import datetime
 import importlib.metadata
 import platform
 import shlex
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from project.base.system import System
 from project.engine.devices import describe_devices
 from project.engine.folder import Run
 from project.engine.older import PACKAGE
+from project.engine.source import source
 
 
 class RunRecorder(Callback):
@@ -53,6 +52,9 @@ class RunRecorder(Callback):
         if self.run and trainer.is_global_zero:
             self.run.keep("config.yaml")
             self.run.write("config.yaml", self.text)
+            if patch := source()[1]:
+                self.run.keep("code.diff")
+                self.run.write("code.diff", patch)
             (self.run.folder / "hparams.yaml").unlink(
                 missing_ok=True
             )  # of an earlier start, which Lightning would keep
@@ -112,11 +114,10 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
 def describe_environment(trainer: Trainer) -> str:
     """Date, command, versions, devices and git commit, a line each."""
     packages = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse", "numpy"]
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match=-"]
-    status, commit = subprocess.getstatusoutput(shlex.join(git))
+    commit, patch = source()
     lines = [
         f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
-        f"command: {' '.join(sys.argv)}",
+        f"command: {shlex.join(['python', *sys.argv])}",
         f"platform: {platform.platform()}",
         f"python: {platform.python_version()}",
         *(f"{package}: {importlib.metadata.version(package)}" for package in packages),
@@ -125,6 +126,6 @@ def describe_environment(trainer: Trainer) -> str:
         *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
-        f"git commit: {'none' if status else commit}",  # no git, or not a repository
+        f"git commit: {commit}{', with the changes in code.diff' * bool(patch)}",
     ]
     return "\n".join(lines) + "\n\n"
