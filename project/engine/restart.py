@@ -65,7 +65,7 @@ def find_restart(args: Sequence[str], default_name: str | None = None) -> tuple[
         order.add_argument(f"--{key}")
     given |= {key: value for key, value in vars(order.parse_known_args(flags)[0]).items() if value is not None}
     asked, name, root = (given.get(key) for key in ("ckpt_path", "name", "trainer.default_root_dir"))
-    if asked in (None, "null"):
+    if asked in (None, "null") or any(flag.startswith("--print_config") for flag in flags):
         return None, flags
     if asked in ("last", "best"):
         name = name or default_name or str(given["model"]).rpartition(".")[2]
