@@ -58,12 +58,12 @@ def check_tags(found: EventAccumulator, measure: str, kind: str) -> None:
     """All that docs/tensorboard.md speaks of is there."""
     assert set(found.Tags()["scalars"]) >= {
         *(f"{stage}/{name}" for stage in ("train", "val", "test") for name in ("loss", measure)),
-        *("lr", "test/num_samples", "device/cpu_percent", "device/memory_gib", "step_time/step_ms"),
-        *(f"step_time/{phase}_percent" for phase in PHASES),
+        *("lr", "test/num_samples", "watch/device/cpu_percent", "watch/device/memory_gib", "watch/step_time/step_ms"),
+        *(f"watch/step_time/{phase}_percent" for phase in PHASES),
     }
-    of_evaluations = [f"{name}/{on}" for name in FIGURES[measure] for on in ("val", "test")]
-    drawn = [*of_evaluations, "inputs/train"] if kind == "images" else []
-    assert set(found.Tags()["images"]) == {"step_time/pie", *drawn}
+    of_evaluations = [f"view/{name}/{on}" for name in FIGURES[measure] for on in ("val", "test")]
+    drawn = [*of_evaluations, "view/inputs/train"] if kind == "images" else []
+    assert set(found.Tags()["images"]) == {"watch/step_time/pie", *drawn}
     assert found.Tags()["graph"] == (kind == "images")
 
 

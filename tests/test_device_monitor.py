@@ -42,21 +42,21 @@ def test_cpu_and_memory_of_the_process_are_curves(
     share = (time.process_time() - cpu_start) / (time.monotonic() - start)  # of a core, less beside other programs
     found = curves(tmp_path / "tiny" / "version_0")
     for name in ("cpu_percent", "memory_gib"):
-        steps = [step for step, _ in found[f"device/{name}"]]
+        steps = [step for step, _ in found[f"watch/device/{name}"]]
         assert len(steps) >= 3
         assert steps == sorted(set(steps))
         assert steps[-1] == 4 * 19 - 1
-    busy = [value for _, value in found["device/cpu_percent"]]
+    busy = [value for _, value in found["watch/device/cpu_percent"]]
     assert 70 * share < sum(busy) / len(busy) < 150
     memory = psutil.Process().memory_info().rss / 2**30
-    assert found["device/memory_gib"][-1][1] == pytest.approx(memory, rel=0.2)
+    assert found["watch/device/memory_gib"][-1][1] == pytest.approx(memory, rel=0.2)
     assert "CPU of this process:" in capsys.readouterr().out
     assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
 
 
 def test_a_training_shorter_than_a_reading_has_one(train: Train, tmp_path: Path) -> None:
     train("--device_monitor", "true", "--trainer.max_steps", 2)
-    assert [step for step, _ in curves(tmp_path / "tiny" / "version_0")["device/memory_gib"]] == [1]
+    assert [step for step, _ in curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]] == [1]
 
 
 def test_the_thread_ends_with_a_training_that_fails(train: Train) -> None:
@@ -130,10 +130,10 @@ def watched(gpus: list[torch.device], seconds: float = 0.2) -> tuple[DeviceMonit
 def test_a_gpu_has_four_curves_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     monitor, written = watched([torch.device("cuda", 0), torch.device("cuda", 1)])
     for gpu in ("gpu0", "gpu1"):
-        assert set(written[f"device/{gpu}_memory_gib"]) == {3}
-        assert set(written[f"device/{gpu}_power_watt"]) == {250}
-        assert set(written[f"device/{gpu}_temperature_celsius"]) == {51}
-        assert set(written[f"device/{gpu}_busy_percent"]) <= {40, 60}
+        assert set(written[f"watch/device/{gpu}_memory_gib"]) == {3}
+        assert set(written[f"watch/device/{gpu}_power_watt"]) == {250}
+        assert set(written[f"watch/device/{gpu}_temperature_celsius"]) == {51}
+        assert set(written[f"watch/device/{gpu}_busy_percent"]) <= {40, 60}
     assert 40 <= (monitor.mean("gpu0_busy_percent") or 0) <= 60
     assert "GPU 0: " in (shown := capsys.readouterr().out)
     assert "% busy on average, 60 % at most; memory 3.0 of 4.0 GiB at most" in shown
@@ -164,7 +164,7 @@ def test_a_gpu_that_goes_away_is_told_once(
 
     monkeypatch.setattr(DeviceMonitor, "_watch", watch)
     _, written = watched([torch.device("cuda", 0)])
-    assert set(written) == {"device/cpu_percent", "device/memory_gib"}
+    assert set(written) == {"watch/device/cpu_percent", "watch/device/memory_gib"}
     shown = capsys.readouterr().out
     assert shown.count("no gpu0_busy_percent any more") == 1
 

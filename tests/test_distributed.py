@@ -487,11 +487,11 @@ def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_rank
         assert sum("Where the time of training went" in text for text in shown) == 1
         events = EventAccumulator(str(tmp_path / str(num_ranks) / "tiny" / "version_0"))
         events.Reload()
-        assert len(events.Scalars("step_time/forward_percent")) == 1
-        assert events.Scalars("device/memory_gib")
+        assert len(events.Scalars("watch/step_time/forward_percent")) == 1
+        assert events.Scalars("watch/device/memory_gib")
         names = ("confusion_matrix", "predictions", "mistakes")
         found[num_ranks] = [
-            events.Images(f"{name}/{on}")[0].encoded_image_string for name in names for on in ("val", "test")
+            events.Images(f"view/{name}/{on}")[0].encoded_image_string for name in names for on in ("val", "test")
         ]
     assert found[1] == found[2]  # pixel for pixel, as nothing was learned
 

@@ -34,14 +34,23 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     steps = {tag: [event.step for event in found.Images(tag)] for tag in found.Tags()["images"]}
     of_epochs_2_and_3 = [2 * 19 - 1, 3 * 19 - 1]
     assert steps == {
-        "inputs/train": [0],
-        **{f"{kind}/val": of_epochs_2_and_3 for kind in ("confusion_matrix", "predictions", "mistakes")},
-        **{f"{kind}/test": [3 * 19 - 1] for kind in ("confusion_matrix", "predictions", "mistakes")},
-        "step_time/pie": of_epochs_2_and_3,
+        "view/inputs/train": [0],
+        **{f"view/{kind}/val": of_epochs_2_and_3 for kind in ("confusion_matrix", "predictions", "mistakes")},
+        **{f"view/{kind}/test": [3 * 19 - 1] for kind in ("confusion_matrix", "predictions", "mistakes")},
+        "watch/step_time/pie": of_epochs_2_and_3,
     }
     assert found.Tags()["graph"]
     names = {node.name for node in found.Graph().node}
     assert any("MLP" in name and "Linear" in name for name in names)
+
+
+def test_loss_and_metrics_stand_before_what_watches(train: Train, tmp_path: Path) -> None:
+    """TensorBoard shows groups by name, and opens the first."""
+    train(*ON, "--step_timer", "true", "--device_monitor", "true")
+    tags = events(tmp_path / "tiny" / "version_0").Tags()
+    groups = sorted({tag.partition("/")[0] for tag in tags["scalars"] + tags["images"]})
+    assert groups == ["lr", "test", "train", "val", "view", "watch"]
+    assert "watch/epoch" in tags["scalars"]
 
 
 def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None:
@@ -59,7 +68,7 @@ def test_watching_changes_no_weight_and_no_metric(train: Train, tmp_path: Path, 
     folders = [tmp_path / name / "version_0" for name in ("plain", "watched")]
     assert equal(*map(weights, folders))
     plain, watched = map(curves, folders)
-    assert {name: values for name, values in watched.items() if not name.startswith(("device/", "step_time/"))} == plain
+    assert {name: values for name, values in watched.items() if not name.startswith("watch/")} == plain
 
 
 class Drawing:
@@ -136,8 +145,8 @@ class NoLogits(Classifier):
 def test_without_logits_nothing_is_drawn(train: Train, tmp_path: Path) -> None:
     train(*ON, "--model", "test_prediction_figures.NoLogits")
     tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
-    assert "confusion_matrix/val" not in tags
-    assert "confusion_matrix/test" in tags
+    assert "view/confusion_matrix/val" not in tags
+    assert "view/confusion_matrix/test" in tags
 
 
 class Untraceable(MLP):
@@ -159,8 +168,8 @@ def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> N
     train("--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
     train("--figures_every_n_epochs", 1, "--ckpt_path", "last", "--trainer.max_epochs", 2)
     found = events(tmp_path / "tiny" / "version_0")
-    assert [event.step for event in found.Images("mistakes/val")] == [18, 37]
-    assert [event.step for event in found.Images("inputs/train")] == [0]
+    assert [event.step for event in found.Images("view/mistakes/val")] == [18, 37]
+    assert [event.step for event in found.Images("view/inputs/train")] == [0]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (2, 5, 7)])

@@ -1,5 +1,6 @@
 """Where a step's time goes: each phase is found, the phases add up to the wall time, validations are left out."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,14 +154,14 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
     train(*FLAGS, *flags)
     timer = Keep.timer
     row = timer.sum()
-    assert total(row) == pytest.approx(Keep.wall, rel=0.05, abs=0.003)
+    assert total(row) + row["between"] == pytest.approx(Keep.wall, rel=0.05, abs=0.003)
     found = shares(row)
     assert max(found, key=lambda name: found[name]) == phase
     assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
     curve = curves(tmp_path / "tiny" / "version_0")
     for name, share in shares(timer.epochs[0]).items():
-        assert curve[f"step_time/{name}_percent"][0][1] == pytest.approx(100 * share, rel=1e-4)
-    assert sum(curve[f"step_time/{name}_percent"][-1][1] for name in PHASES) == pytest.approx(100, abs=0.01)
+        assert curve[f"watch/step_time/{name}_percent"][0][1] == pytest.approx(100 * share, rel=1e-4)
+    assert sum(curve[f"watch/step_time/{name}_percent"][-1][1] for name in PHASES) == pytest.approx(100, abs=0.01)
 
 
 def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
@@ -169,9 +170,36 @@ def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
     row = Keep.timer.sum()
     assert row["validation"] > 2 * total(row)
     # Lightning does more for a validation than lies between the two hooks
-    assert total(row) < Keep.wall + 0.01
-    assert total(row) + row["validation"] == pytest.approx(Keep.whole, rel=0.05)
+    assert total(row) + row["between"] < Keep.wall + 0.01
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(Keep.whole, rel=0.05)
     assert shares(row)["transfer_transforms"] > 0.3
+
+
+class SlowEnd(Callback):
+    """What takes time between epochs, such as a large checkpoint."""
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        time.sleep(1)
+
+
+def test_what_lies_between_epochs_is_no_part_of_a_step(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[list[float], list[str], str]] = []
+    monkeypatch.setattr(step_timer.charts, "pie", lambda *args: drawn.append(args))
+    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
+    flags = ("--trainer.callbacks+", f"{HERE}.SlowEnd", "--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
+    train(*FLAGS, *flags)
+    ((pie, labels, title),) = drawn
+    shown = capsys.readouterr().out
+    (line,) = re.findall(r"Where the time of training went .*", shown)
+    step_ms, between_s = map(float, re.findall(r"steps of ([\d.]+) ms.* and ([\d.]+) s between epochs", line)[0])
+    assert between_s == pytest.approx(1, abs=0.5)
+    assert step_ms < 1000 / 19  # of one epoch of 19 steps
+    assert title == f"Epoch 1: a step of {step_ms:.2f} ms"  # the table of one epoch is its pie
+    table = [float(percent) for percent in re.findall(r"^  .*?([\d.]+)%", shown, re.M)]
+    assert table == pytest.approx([100 * share for share in pie], abs=0.06)
+    assert [label.rpartition(" ")[0] for label in labels] == list(PHASES.values())
 
 
 def test_epochs_before_a_resume_stay_in_the_chart(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,12 @@ import torch
 import yaml
 from conftest import REPO, TINY
 from lightning import Callback, LightningModule, Trainer, seed_everything
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import backend_context
 from torch import nn
 
 from project.base.callback import MayMissSteps
@@ -79,15 +84,46 @@ def test_the_curves_are_written_on_log_steps_and_every_epoch(train: Train, tmp_p
     assert found["lr"][0][1] == pytest.approx(0.01)
 
 
-def test_hyper_parameters_are_in_the_hparams_tab_with_the_final_metrics(train: Train, tmp_path: Path) -> None:
+def test_hyper_parameters_are_in_the_hparams_tab(train: Train, tmp_path: Path) -> None:
     train()
     events = EventAccumulator(str(tmp_path / "tiny" / "version_0"))
     events.Reload()
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     for word in (b"model.lr", b"model.optimizer", b"Adam", b"project.models.mlp.MLP", b"data.batch_size", b"seed"):
         assert word in content
-    experiment = events.summary_metadata["_hparams_/experiment"].plugin_data.content
-    assert b"test/acc" in experiment
+
+
+def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_path: Path) -> None:
+    for lr, batch_size in ((0.01, 16), (0.02, 16), (0.02, 32)):
+        train("--model.lr", lr, "--data.batch_size", batch_size, "--trainer.max_epochs", 1)
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = MultiplexerDataProvider(runs, str(tmp_path))
+    tab = backend_context.Context(TBContext(data_provider=provider))  # as TensorBoard reads a folder for it
+    experiment = tab.experiment_from_metadata(
+        RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
+    )
+    assert [info.name for info in experiment.hparam_infos if info.differs] == ["data.batch_size", "model.lr"]
+    assert {"val/acc", "test/loss"} <= {info.name.tag for info in experiment.metric_infos}
+
+
+def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> None:
+    loggers = ["lightning.pytorch.loggers.CSVLogger", "lightning.pytorch.loggers.TensorBoardLogger"]
+    config = tmp_path / "loggers.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "trainer": {
+                    "logger": [{"class_path": kind, "init_args": {"save_dir": str(tmp_path)}} for kind in loggers]
+                }
+            }
+        )
+    )
+    train("--config", config, "--model.lr", 0.02)
+    found = sorted(tmp_path.rglob("hparams.yaml"))
+    assert len(found) == 2
+    assert all(yaml.safe_load(path.read_text())["model.lr"] == 0.02 for path in found)
+    (rows,) = tmp_path.rglob("metrics.csv")
+    assert "train/loss" in rows.read_text().splitlines()[0]
 
 
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(

@@ -20,9 +20,9 @@ class DeviceMonitor(Callback):
     """Reads the devices in a thread of the first process, and writes means on the axis of steps: at most one point
     every log_every_n_steps steps, of the time since the last one.
 
-    Curves: device/cpu_percent (of this process; 100 is one core), device/memory_gib (resident, of this process), and
-    for GPU i that the run uses on this machine, numbered as in --trainer.devices: device/gpuI_busy_percent (share of
-    the time in which it ran anything, as nvidia-smi shows it), gpuI_memory_gib (all programs), gpuI_power_watt,
+    Curves, in watch/device/: cpu_percent (of this process; 100 is one core), memory_gib (resident, of this process),
+    and for GPU i that the run uses on this machine, numbered as in --trainer.devices: gpuI_busy_percent (share of the
+    time in which it ran anything, as nvidia-smi shows it), gpuI_memory_gib (all programs), gpuI_power_watt,
     gpuI_temperature_celsius. What NVML cannot read is left out, with a line that says so.
     """
 
@@ -104,7 +104,7 @@ class DeviceMonitor(Callback):
             elif step - written_at >= every or (is_last and step > written_at):
                 for name, values in recent.items():
                     # as Lightning counts: a resumed run drops its first own step and what comes after
-                    trainer.logger.experiment.add_scalar(f"device/{name}", sum(values) / len(values), step - 1)
+                    trainer.logger.experiment.add_scalar(f"watch/device/{name}", sum(values) / len(values), step - 1)
                 written_at, recent = step, {}
 
 

@@ -18,7 +18,7 @@ PHASES = {
     "other": "other",
 }
 """A name for curves, a name for people. Forward holds the loss and its sums, the optimiser its schedule and clipping,
-logging the progress bar; other is Lightning's loop, the other callbacks, and what lies between epochs: checkpoints."""
+logging the progress bar; other is Lightning's loop and the other callbacks."""
 
 SAMPLE_EVERY = 11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
 
@@ -50,7 +50,8 @@ ACTIONS: dict[str, Action] = {
 
 class PhaseClock(Profiler):
     """A profiler, told by Lightning of each action that begins or ends, that measures each phase without the phases
-    within it. Every moment belongs to one phase, so the phases add up to the whole. Validations are left out.
+    within it. Every moment of a step belongs to one phase, so the phases add up to the whole. Validations are left out,
+    and what lies between epochs: checkpoints.
 
     On a CPU every call of the training loop is timed. On a GPU, where the CPU only hands out work, one of 11 calls is,
     by CUDA events on the stream of the root device, read when they have passed: nothing waits for the GPU but the end
@@ -75,14 +76,13 @@ class PhaseClock(Profiler):
         self.sampled = dict.fromkeys(PHASES, 0.0)  # seconds of the calls that were timed
 
     def take(self) -> dict[str, float]:
-        """Seconds since the last call, of each phase and of "between" epochs (part of "other") and "validation"."""
+        """Seconds since the last call, of each phase and of "between" epochs and "validation"."""
         self._turn(self.state)
         self._read(wait=True)
         sampled = sum(self.sampled.values())
         if not sampled:
             self.sampled["other"] = sampled = 1.0  # all of it is other
         seconds = {phase: self.states["steps"] * value / sampled for phase, value in self.sampled.items()}
-        seconds["other"] += self.states["between"]
         seconds |= {"between": self.states["between"], "validation": self.states["validation"]}
         self.states = dict.fromkeys(self.states, 0.0)
         self.sampled = dict.fromkeys(self.sampled, 0.0)

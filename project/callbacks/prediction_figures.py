@@ -24,10 +24,11 @@ RIGHT, WRONG = "#2a7a2a", "#c03030"
 
 
 class PredictionFigures(Callback):
-    """Draws, for validations and the test of a TensorDataModule of images with classes: `confusion_matrix/val`, a fixed
-    grid of samples with their predictions `predictions/val`, and the mistakes in which the true class was held least
-    likely `mistakes/val`; of one with numbers as targets, true against predicted ones `predictions/val`; the same with
-    `/test`. After the first epoch also `inputs/train`, images as the network gets them, and the network's graph.
+    """Draws into view/, for validations and the test of a TensorDataModule of images with classes:
+    `confusion_matrix/val`, a fixed grid of samples with their predictions `predictions/val`, and the mistakes in which
+    the true class was held least likely `mistakes/val`; of one with numbers as targets, true against predicted ones
+    `predictions/val`; the same with `/test`. After the first epoch also `inputs/train`, images as the network gets
+    them, and the network's graph.
 
     It wants the logits (N, classes), or the predicted numbers in the shape of the targets, as output of validation_step
     and test_step; without them it draws nothing. Beside every n epochs it draws the last validation and the test.
@@ -96,7 +97,7 @@ class PredictionFigures(Callback):
             texts = [f"{target.item():.3g}" if target.numel() == 1 else "" for target in targets]
         title = "training images as the network gets them"
         grid = charts.image_grid(list(inputs), texts, ["black"] * len(texts), title)
-        charts.write(trainer.logger.experiment, "inputs/train", grid, 0)
+        charts.write(trainer.logger.experiment, "view/inputs/train", grid, 0)
         if isinstance(pl_module, System):
             write_graph(trainer.logger.experiment, pl_module.net, inputs[:2])
 
@@ -109,7 +110,9 @@ class PredictionFigures(Callback):
             return
         writer, step = trainer.logger.experiment, max(0, trainer.global_step - 1)  # as Lightning's own curves
         if not log_probabilities:
-            charts.write(writer, f"predictions/{stage}", charts.true_against_predicted(true, predicted, stage), step)
+            charts.write(
+                writer, f"view/predictions/{stage}", charts.true_against_predicted(true, predicted, stage), step
+            )
             return
         best, own = log_probabilities
         num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
@@ -117,7 +120,7 @@ class PredictionFigures(Callback):
         is_right = predicted == true
         title = f"{stage}: {int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
-        charts.write(writer, f"confusion_matrix/{stage}", charts.confusion_matrix(counts, classes, title), step)
+        charts.write(writer, f"view/confusion_matrix/{stage}", charts.confusion_matrix(counts, classes, title), step)
 
         some = torch.tensor(spread(len(index), charts.CELLS))
         wrong = (~is_right).nonzero()[:, 0]
@@ -132,7 +135,7 @@ class PredictionFigures(Callback):
                 texts.append(text if is_right[i] else f"{text}\nis {charts.shorten(classes[true[i]], 9)}")
                 colours.append(RIGHT if is_right[i] else WRONG)
             grid = charts.image_grid(list(images), texts, colours, f"{stage}: {title}")
-            charts.write(writer, f"{kind}/{stage}", grid, step)
+            charts.write(writer, f"view/{kind}/{stage}", grid, step)
 
     def _gather(self, loader: ResumableLoader) -> list[Tensor]:
         """Index in the data set, and what has been collected, of the samples of all processes, in the set's order."""

@@ -14,8 +14,8 @@ from project.callbacks.phase_clock import PHASES, PhaseClock
 class StepTimer(Callback):
     """Shows how the time of training is shared out among the phases of its steps, on the first process.
 
-    Written: `step_time/PHASE_percent` and `step_time/step_ms` for every epoch, `step_time/pie` of one, and a table in
-    the terminal at the end.
+    Written, in watch/step_time/: `PHASE_percent` and `step_ms` for every epoch, `pie` of one; and a table in the
+    terminal at the end.
 
     Its clock is the Trainer's profiler, as Lightning tells that one what begins and ends; with another it rests.
 
@@ -54,9 +54,9 @@ class StepTimer(Callback):
         self.epochs.append(row)
         self.is_drawn = self.every_n_epochs == 0
         if isinstance(trainer.logger, TensorBoardLogger):
-            values = {f"step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()}
+            values = {f"watch/step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()}
             if num_steps:
-                values["step_time/step_ms"] = step_ms(row)
+                values["watch/step_time/step_ms"] = step_ms(row)
             trainer.logger.log_metrics(values, trainer.global_step - 1)
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._draw(trainer)
@@ -74,7 +74,8 @@ class StepTimer(Callback):
         """A line a phase in the terminal, below the bar, which is closed now: its share and milliseconds a step."""
         if row := self.sum():
             steps = f"{row['num_steps']:,} steps of {step_ms(row):.2f} ms"
-            say(f"Where the time of training went ({steps}, without {row['validation']:.1f} s of validation):")
+            rest = f"{row['validation']:.1f} s of validation and {row['between']:.1f} s between epochs"
+            say(f"Where the time of training went ({steps}, without {rest}):")
             for phase, share in shares(row).items():
                 say(f"  {PHASES[phase]:<24}{share:>7.1%}{share * step_ms(row):>10.3f} ms")
 
@@ -85,11 +86,6 @@ class StepTimer(Callback):
             return {}
         return {name: sum(row[name] for row in rows) for name in rows[0]}
 
-    def step_seconds(self) -> dict[str, float]:
-        """The same without what lies between epochs."""
-        row = self.sum()
-        return row and {**row, "other": row["other"] - row["between"]}
-
     def _draw(self, trainer: Any) -> None:
         self.is_drawn = True
         if not isinstance(trainer.logger, TensorBoardLogger):
@@ -97,7 +93,7 @@ class StepTimer(Callback):
         writer, step, row = trainer.logger.experiment, max(0, trainer.global_step - 1), self.epochs[-1]
         labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in shares(row).items()]
         title = f"Epoch {len(self.epochs)}: a step of {step_ms(row):.2f} ms"
-        charts.write(writer, "step_time/pie", charts.pie(list(shares(row).values()), labels, title), step)
+        charts.write(writer, "watch/step_time/pie", charts.pie(list(shares(row).values()), labels, title), step)
 
 
 def total(row: dict[str, float]) -> float:

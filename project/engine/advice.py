@@ -17,7 +17,7 @@ from project.engine.steps import obstacle
 class Facts(NamedTuple):
     """What a training was like."""
 
-    shares: dict[str, float]  # of the time of steps, by phase, without what lies between epochs
+    shares: dict[str, float]  # of the time of steps, by phase
     step_ms: float
     remedies: dict[str, str]
     num_processes: int = 1
@@ -59,7 +59,7 @@ def advice(facts: Facts) -> list[str]:
 def facts(trainer: Any) -> Facts | None:
     """Of a training that has ended; None where no timer has seen a step, or not in this process (ddp_spawn)."""
     timers = [callback for callback in trainer.callbacks if isinstance(callback, StepTimer)]
-    seconds = timers[0].step_seconds() if timers else {}
+    seconds = timers[0].sum() if timers else {}
     if not seconds:
         return None
     busy, memory = 1.0, 0.0

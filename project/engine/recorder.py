@@ -13,9 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from project.base.curves import collection
 from project.base.errors import UserError
-from project.base.system import System
 from project.engine.devices import describe_devices
 from project.engine.folder import Run
 from project.engine.older import PACKAGE
@@ -24,7 +22,7 @@ from project.engine.source import source
 
 class RunRecorder(Callback):
     """Writes a run's config and environment into its folder when training starts, the config into its checkpoints, the
-    hyper-parameters into TensorBoard's HPARAMS tab; keeps its seconds of training, across resumes.
+    hyper-parameters into its loggers; keeps its seconds of training, across resumes.
 
     config, text: the config, as values and as YAML.
     monitor: a metric that validation must log.
@@ -63,8 +61,9 @@ class RunRecorder(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
-        if isinstance(trainer.logger, TensorBoardLogger):
-            trainer.logger.experiment.flush()
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known = trainer.callback_metrics
@@ -73,14 +72,13 @@ class RunRecorder(Callback):
             raise UserError(f"--monitor {self.monitor!r} {reason}", 2)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
-            parameters = hyper_parameters(self.config)
-            trainer.logger.log_hyperparams(parameters)  # hparams.yaml
-            names = list(collection(pl_module.metrics)) if isinstance(pl_module, System) else []
-            # the tab reads the values from the curves of the same names
-            shown = [*(f"{stage}/{name}" for stage in ("val", "test") for name in names), "test/loss"]
-            for summary in hparams(parameters, dict.fromkeys(shown, 0)):
-                trainer.logger.experiment.file_writer.add_summary(summary)
+        parameters = hyper_parameters(self.config)
+        for logger in trainer.loggers if trainer.is_global_zero else []:
+            logger.log_hyperparams(parameters)
+            if isinstance(logger, TensorBoardLogger):
+                # without the first, a list of columns, TensorBoard finds them itself: first those in which runs differ
+                for summary in hparams(parameters, {})[1:]:
+                    logger.experiment.file_writer.add_summary(summary)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:

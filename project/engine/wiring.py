@@ -1,5 +1,6 @@
 """The logger and the callbacks of a run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,23 @@ from project.engine.resume import OwnImplementation, StretchSchedule
 from project.engine.selection import Selection
 
 
+class RunLogger(TensorBoardLogger):
+    """TensorBoard sorts by name: `epoch`, which Lightning adds, goes behind loss and accuracy, as all of watch/."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics({"watch/epoch" if name == "epoch" else name: metrics[name] for name in metrics}, step)
+
+
 def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
     """TensorBoard into the run's folder, unless the config says otherwise."""
     if flag not in (None, True):
         return flag
     if run is None:
-        return TensorBoardLogger(root, version="")  # writes nothing
+        return RunLogger(root, version="")  # writes nothing
     # a resumed run writes its curves on from the checkpoint's step
     purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
     name, version = run.folder.parts[-2:]
-    return TensorBoardLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
+    return RunLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
 
 
 def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
