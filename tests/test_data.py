@@ -457,3 +457,21 @@ def test_grey_images_without_a_channel_axis_get_one() -> None:
 def test_a_classifier_of_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to tell apart"):
         Classifier(nn.Linear(3, 1), num_classes=1)
+
+
+class WrongTest(OwnSplits):
+    """Its test set has a target that is no class."""
+
+    def __init__(self) -> None:
+        super().__init__(("train", "test"), classes=("a", "b"))
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        inputs, targets = super().load(split)
+        return inputs, targets + (split == "test")
+
+
+def test_a_wrong_test_set_is_found_before_the_training(train: Any, capsys: Any, tmp_path: Any) -> None:
+    with pytest.raises(SystemExit):
+        train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
+    assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("version_*"))

@@ -162,18 +162,25 @@ def test_one_flat_folder_of_classes_is_split_by_seed(image_folder: Path, capsys:
         return test
 
     assert test_files(0) == test_files(0) != test_files(1)
-    assert "a fifth of each class is the test set (data.split_seed)" in capsys.readouterr().out
+    assert "a fifth of each class is the test set\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("has_images", [False, True])
 def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
-    image_folder: Path, train: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    image_folder: Path,
+    train: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    has_images: bool,
 ) -> None:
     shutil.rmtree(image_folder / "test")
+    if has_images:  # without labels
+        shutil.copytree(image_folder / "train" / "red", image_folder / "test")
     data = ["--data", "project.data.image_folder.ImageFolder", "--data.data_dir", image_folder, "--data.num_workers", 0]
     found = train(*data, "--data.image_shape", "[3,8,8]", "--model.net.sizes", "[192,3]")
     assert not any(key.startswith("test/") for key in found)
     said = capsys.readouterr()
-    assert said.out.count(f"Images: no test in {image_folder}: nothing is tested") == 1
+    assert said.out.count(f"Images: no test/CLASS/ in {image_folder}: nothing is tested") == 1
     assert "across ranks is zero" not in said.err
     with pytest.raises(SystemExit) as caught:
         evaluate(["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")])

@@ -72,7 +72,7 @@ class ImageFolder(TensorDataModule):
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        return list(self.files)
+        return [split for split, by_class in self.files.items() if any(by_class.values())]
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
@@ -86,24 +86,20 @@ class ImageFolder(TensorDataModule):
         if self.is_checked:
             return
         if not self.folders:
-            say(
-                f"Images: no train and test in {self.data_dir}: a fifth of each class is the test set (data.split_seed)"
-            )
-        elif "test" not in self.folders:
-            say(f"Images: no test in {self.data_dir}: nothing is tested")
-        if "val" in self.folders and "train" in self.folders:
+            say(f"Images: no train and test in {self.data_dir}: a fifth of each class is the test set")
+        if "val" in self.own_splits:
             say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
+        if "test" not in self.own_splits:
+            say(f"Images: no test/CLASS/ in {self.data_dir}: nothing is tested")
         for split, by_class in self.files.items():
-            some = [name for name, files in by_class.items() if files]
-            if unknown := [name for name in some if name not in self.classes]:
-                what = f"has classes that the training had not: {', '.join(unknown[:5])}"
-                raise UserError(f"{self.data_dir / split} {what}")
-            missing = [name for name in {**by_class, **dict.fromkeys(self.classes)} if name not in some]
+            missing = [name for name in {**by_class, **dict.fromkeys(self.classes)} if not by_class.get(name)]
             if missing:
                 say(f"Images: {split} has none of {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}")
-        check_images(
-            [file for by_class in self.files.values() for files in by_class.values() for file in files], self.data_dir
-        )
+            if unknown := [name for name in by_class if name not in [*self.classes, *missing]]:
+                what = f"has classes that the training had not: {', '.join(unknown[:5])}"
+                raise UserError(f"{self.data_dir / split} {what}")
+        every = [file for by_class in self.files.values() for files in by_class.values() for file in files]
+        check_images(every, self.data_dir)
         self.is_checked = True
 
     def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:

@@ -116,6 +116,8 @@ def prepare(cli: TrainingCLI) -> None:
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()
         data.setup("fit")
+        if has_test(model, data):
+            data.setup("test")  # what is wrong with it is found now, not after the training
         sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
         classes = f" of {data.num_classes} classes" if data.num_classes else ""
         say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
