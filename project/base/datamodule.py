@@ -32,6 +32,7 @@ class TensorDataModule(LightningDataModule):
         pin_memory: Page-locked batches, which copy faster to a GPU. If not given: with a GPU, unless data is resident.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation. With 0 all of it trains; val/ is of the test set.
+            Without effect where the data has a validation set of its own.
         split_seed: Which samples go to validation.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
     """
@@ -75,8 +76,8 @@ class TensorDataModule(LightningDataModule):
         return len(self.classes) or None
 
     def load(self, split: Literal["train", "test"]) -> Loaded:
-        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of the official training or test set; or
-        a map-style Dataset. Its own transforms change validation samples too: `augment` changes training alone."""
+        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of `own_splits`; or a map-style
+        Dataset. Its own transforms change validation samples too: `augment` changes training alone."""
         raise NotImplementedError
 
     def normalize(self, inputs: Tensor) -> Tensor:
