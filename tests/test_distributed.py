@@ -30,7 +30,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from project.base.datamodule import Batch, TensorDataModule
+from project.base.sampler import EpochBatchSampler
+from project.base.samples import ResumableLoader, as_it_is
 from project.classifier import Classifier
+from project.data.synthetic import SyntheticImages
 from project.engine.cli import TrainingCLI
 from project.engine.processes import StopOnSigterm
 from project.engine.run import main
@@ -105,6 +108,26 @@ class PlainNumbers(LightningDataModule):
     predict_dataloader = test_dataloader
 
 
+class StockNumbers(Numbers):
+    """Trains from a loader of torch's own; the others are ours."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Drawn(0, 48), batch_size=4, shuffle=True)
+
+
+class OurLoaders(PlainNumbers):
+    """Our loader in a plain data module."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        order = {"rank": self.trainer.global_rank, "num_ranks": self.trainer.world_size}  # type: ignore[union-attr]
+        return ResumableLoader(Drawn(0, 48), EpochBatchSampler(48, 4, shuffle=True, **order))
+
+
+class StockImages(SyntheticImages):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.splits["train"], batch_size=16, shuffle=True, collate_fn=as_it_is)
+
+
 class WithBuffer(nn.Module):
     """A network with a buffer: DDP exchanges it in every forward, also where the ranks have unequally many."""
 
@@ -173,7 +196,7 @@ def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
     num_ranks = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
     trainer = Trainer(
-        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp", "use_distributed_sampler": False},
+        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp"},
         **{"max_epochs": 2, "barebones": False, **QUIET},
     )
     use(trainer, Seen(), Numbers(**{"batch_size": 4, **data_options}), folder)
@@ -191,7 +214,7 @@ def use(trainer: Trainer, model: Any, data: LightningDataModule, folder: str) ->
     loader: Any = trainer.train_dataloader
     trainer.test(model, data, verbose=False)
     trainer.predict(model, data, return_predictions=False)
-    found = {**model.seen, "draws": model.draws, "sampler": type(loader.batch_sampler.sampler).__name__}
+    found = {**model.seen, "draws": model.draws, "sampler": type(loader.sampler).__name__}
     Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -297,6 +320,26 @@ def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_pat
     assert len(together(found, "test", 0)) == 26  # Lightning's sampler gives one twice, to make the shares equal
 
 
+@pytest.mark.parametrize(
+    ("data", "sampler"), [("StockNumbers", "DistributedSampler"), ("OurLoaders", "EpochBatchSampler")]
+)
+def test_each_loader_is_shared_out_once(on_ranks: RunRanks, tmp_path: Path, data: str, sampler: str) -> None:
+    found = by_flags(on_ranks, tmp_path, 2, data)
+    assert [rank["sampler"] for rank in found] == [sampler] * 2
+    orders = [together(found, "train", epoch) for epoch in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))
+    assert orders[0] != orders[1]
+    if data == "StockNumbers":
+        assert sorted(together(found, "test", 0)) == list(range(1000, 1025))  # without padding
+
+
+def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks, tmp_path: Path) -> None:
+    flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
+    run(on_ranks, 2, tmp_path, "--data", "test_distributed.StockImages", *flags)
+    saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
+    assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
+
+
 @pytest.mark.parametrize("data", ["Numbers", "PlainNumbers"])
 @pytest.mark.parametrize(("flag", "changes"), [("limit_train_batches", True), ("overfit_batches", False)])
 def test_a_part_of_the_batches(on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool) -> None:
@@ -346,7 +389,7 @@ def measure(folder: str) -> None:
     model = Classifier(Scale(), metrics=metrics(), num_classes=3, lr=1e-12)
     data = Logits(batch_size=4, val_fraction=0.25)
     trainer = Trainer(
-        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp", "use_distributed_sampler": False},
+        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp"},
         **{"max_epochs": 1, "log_every_n_steps": 100, **QUIET},
     )
     trainer.fit(model, data)

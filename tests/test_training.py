@@ -1,6 +1,7 @@
 """Whole runs of tests/tiny.yaml through main(args)."""
 
 import json
+import random
 import signal
 import statistics
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 import yaml
 from conftest import REPO, TINY
-from lightning import Callback, LightningModule, Trainer, seed_everything
+from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -22,10 +23,12 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import backend_context
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from project.base.callback import MayMissSteps
 from project.base.optim import build_optimizer
 from project.base.sampler import EpochBatchSampler
+from project.base.samples import ResumableLoader
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
 
@@ -325,6 +328,53 @@ def test_sigterm_keeps_the_state_between_two_batches(
     assert equal(*(weights(folder, "best") for folder in folders))
     expected, found = map(curves, folders)
     assert found == expected
+
+
+class Shaken(Dataset[tuple[torch.Tensor, int]]):
+    """Images that each reading changes at random."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3, 8, 8) + random.random() + i / 120, i % 4
+
+
+class OurLoader(LightningDataModule):
+    """A plain data module with our loader, of a Dataset that knows nothing of it."""
+
+    def __init__(self, num_workers: int = 0) -> None:
+        super().__init__()
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> ResumableLoader:
+        return ResumableLoader(Shaken(), EpochBatchSampler(120, 10, shuffle=True), num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Shaken(), batch_size=10)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flags", [(), ("--model.scheduler", "CosineAnnealingLR")], ids=["plain", "scheduler"])
+def test_our_loader_goes_on_in_any_data_module(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = yaml.safe_load(Path(TINY).read_text())
+    config["data"] = {"class_path": "test_training.OurLoader", "init_args": {"num_workers": num_workers}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+
+    def run(*more: object) -> None:
+        args = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate", *flags)
+        train(*args, *more, config=str(tmp_path / "own.yaml"))
+
+    run("--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 7)
+    with pytest.raises(SystemExit):
+        run("--name", "cut")
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    run("--name", "cut", "--ckpt_path", "last")
+    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
 
 
 def test_sigterm_in_an_accumulation_waits_for_its_step(

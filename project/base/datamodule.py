@@ -146,11 +146,10 @@ class TensorDataModule(LightningDataModule):
         return self._loader("test") if "test" in self.own_splits else []
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set, by a sampler of torch's own: Lightning makes this loader anew to note the samples' indices."""
+        """The test set, by a loader of torch's: Lightning makes it anew, to share it out and note the indices."""
         loader = self._loader("test")
-        share = range(self.trainer.global_rank, len(loader.dataset), self.trainer.world_size)
         options = {"pin_memory": loader.pin_memory, "num_workers": self.num_workers, "generator": loader.generator}
-        return DataLoader(loader.dataset, batch_size=self.batch_size, sampler=share, collate_fn=as_it_is, **options)
+        return DataLoader(loader.dataset, batch_size=self.batch_size, collate_fn=as_it_is, **options)
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
         data, num_ranks = self.splits[split], self.trainer.world_size
@@ -165,7 +164,7 @@ class TensorDataModule(LightningDataModule):
             order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
         return ResumableLoader(
             data,
-            batch_sampler=EpochBatchSampler(len(data), self.batch_size, **order),
+            EpochBatchSampler(len(data), self.batch_size, **order),
             collate_fn=as_it_is,
             num_workers=self.num_workers,
             pin_memory=pins if self.pin_memory is None else self.pin_memory,

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 from numpy.random import SeedSequence
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 
 class Indices(list[int]):
@@ -15,12 +16,14 @@ class Indices(list[int]):
 
 
 @dataclass(eq=False)
-class EpochBatchSampler(Sampler[Indices]):
+class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     """Batches of sample indices. Their order and their own seeds depend on nothing but (seed, epoch), and not on the
     epoch either without `shuffle`: an evaluation is the same every time.
 
     Batch i of all ranks together is batch i of one process with `num_ranks` times the batch size. Every sample comes
     once, without padding, unless `even`, as training needs it, or `drop_last` leave some out.
+
+    By its base classes Lightning sees that it needs no DistributedSampler, nor another order for `overfit_batches`.
     """
 
     num_samples: int  # at least num_ranks
@@ -38,7 +41,6 @@ class EpochBatchSampler(Sampler[Indices]):
         even = self.even or self.drop_last
         share = self.num_samples // self.num_ranks if even else len(range(self.rank, self.num_samples, self.num_ranks))
         self.share = share - share % self.batch_size if self.drop_last else share
-        self.sampler = self  # where Lightning looks for set_epoch
         self.epoch = 0
         self.first_batch = 0  # of the next pass: set when a run resumes in the middle of an epoch
 
@@ -50,7 +52,7 @@ class EpochBatchSampler(Sampler[Indices]):
     def __len__(self) -> int:
         return -(-self.share // self.batch_size)
 
-    def __iter__(self) -> Iterator[Indices]:
+    def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
         first_batch, self.first_batch = self.first_batch, 0
         epoch = self.epoch if self.shuffle else 0
         order = torch.arange(self.num_samples)

@@ -52,30 +52,40 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(self.inputs.to(device), self.targets.to(device))
 
 
-class DatasetSamples(Dataset[Batch]):
-    """A map-style Dataset of (input, target), read sample by sample and collated by torch's default_collate.
+class SeededSamples(Dataset[Any]):
+    """A map-style Dataset, read a batch at a time.
 
     What it draws from the global generators of torch, Python and numpy follows from the indices' seed alone, whatever
     the workers and also after a resume, and leaves those generators as they were.
     """
 
-    def __init__(self, dataset: Any, are_classes: bool) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.are_classes = are_classes
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> Any:
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
         state = random_state([])
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:
-            items = [self.dataset[index] for index in indices]
+            return [self.dataset[index] for index in indices]
         finally:
             restore_random_state(state, [])
+
+
+class DatasetSamples(SeededSamples):
+    """One of (input, target), collated by torch's default_collate."""
+
+    def __init__(self, dataset: Any, are_classes: bool) -> None:
+        super().__init__(dataset)
+        self.are_classes = are_classes
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        items = super().__getitems__(indices)
         try:
             inputs, targets = default_collate([(input, target) for input, target in items])
         except Exception as error:  # of torch's collating; the data set's own have passed above
@@ -142,12 +152,20 @@ def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
     return TensorBatches(*to_usual(inputs, targets, are_classes))
 
 
-class ResumableLoader(DataLoader[Batch]):
-    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in checkpoints."""
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in checkpoints.
 
-    dataset: Samples
+    dataset: Samples, or any map-style Dataset.
+    """
+
+    dataset: TensorBatches | SeededSamples
     batch_sampler: EpochBatchSampler
     num_batches = 0  # handed out in this pass
+
+    def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
+        samples = dataset if isinstance(dataset, TensorBatches | SeededSamples) else SeededSamples(dataset)
+        super().__init__(samples, batch_sampler=batch_sampler, **options)
+        self.__dict__["sampler"] = batch_sampler  # for Lightning, which asks for its type
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
         self.num_batches = self.batch_sampler.first_batch
@@ -166,8 +184,11 @@ class ResumableLoader(DataLoader[Batch]):
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        if state["epoch"] == self.batch_sampler.epoch:
-            self.batch_sampler.first_batch = state["num_batches"]
+        is_over = state["num_batches"] == len(self)
+        epoch = state["epoch"] + is_over
+        if epoch >= self.batch_sampler.epoch:  # a data module that has set it knows of `limit_train_batches`, too
+            self.batch_sampler.set_epoch(epoch)
+            self.batch_sampler.first_batch = 0 if is_over else state["num_batches"]
 
 
 def as_it_is(batch: Any) -> Any:

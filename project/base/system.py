@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from project.base.curves import Curves, Metrics, Stage
 from project.base.datamodule import TensorDataModule
 from project.base.optim import build_optimizer, build_scheduler
+from project.base.samples import ResumableLoader
 
 NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
 
@@ -144,13 +145,17 @@ class System(LightningModule):
     def num_scheduler_steps(self) -> int | None:
         """How often the scheduler steps in the whole training; None if the training has no end."""
         trainer: Any = self.trainer
-        if isinstance(trainer.datamodule, TensorDataModule):
-            # Lightning's setup would start the loader's workers, before a resumed run knows its epoch
-            num_batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+        loader = trainer.datamodule.train_dataloader() if isinstance(trainer.datamodule, TensorDataModule) else None
+        if isinstance(loader, ResumableLoader):
+            # Lightning's setup would start its workers, before a resumed run knows its epoch
+            num_batches, limit = len(loader), trainer.limit_train_batches
             num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
         else:
             trainer.fit_loop.setup_data()
             num_batches = trainer.num_training_batches
+            trainer.fit_loop._combined_loader = (
+                None  # made anew, with its state of the checkpoint, when training starts
+            )
         steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
         limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
         num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)

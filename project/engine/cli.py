@@ -19,7 +19,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import project.engine.data_parallel  # noqa: F401  # makes "dp" known
-from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.base.system import System
@@ -110,8 +109,6 @@ class TrainingCLI(LightningCLI):
         data = Namespace(data=self.config.data)
         self.validate(data, skip_required=True)  # the model is missing
         self.datamodule: LightningDataModule = self.instantiate(data).data
-        if isinstance(self.datamodule, TensorDataModule):  # whose loaders share the samples out themselves
-            self.config.trainer.use_distributed_sampler = False
         if not self.saved:  # a saved config is complete, and its data may not be here
             fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
         self.validate(self.config)
