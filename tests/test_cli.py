@@ -115,6 +115,7 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -129,6 +130,12 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
         (["--data.batch_size", "1000"], ["1000", "315"]),
         (["--model.net.sizes", "[191,4]"], ["MLP", "(3, 8, 8)"]),
         (["--model.net.sizes", "[192,3]"], ["3 outputs", "4 classes"]),
+        (["--model.net.sizes", "[192,9]"], ["9 outputs", "4 classes"]),
+        (["--model.net", "torchvision.models.vit_b_32"], ["VisionTransformer", "(3, 8, 8)", "224", "image_shape"]),
+        (["--model.net", "torch.nn.Embedding", "--model.net.num_embeddings=4", "--model.net.embedding_dim=4"], ["Long"]),
+        (["--model.net", "torch.nn.GRUCell", "--model.net.input_size=9", "--model.net.hidden_size=4"], ["GRUCell"]),
+        (["--model.net", "torch.nn.ParameterList"], ["ParameterList", "(3, 8, 8)"]),
+        (["--model.net", "test_cli.Broken", "--model.net.where", "below"], ["Broken", "(3, 8, 8)"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -210,17 +217,23 @@ class Broken(nn.Module):
             raise KeyError("a bug")
 
     def forward(self, x: Any) -> Any:
-        raise RuntimeError("a bug")
+        if self.where == "below":
+            return nn.Linear(5, 4)(x)
+        if self.where == "call":
+            return nn.functional.relu("x")  # type: ignore[arg-type]
+        raise {"forward": RuntimeError, "value": ValueError}[self.where]("a bug")
 
 
-@pytest.mark.parametrize(("where", "error"), [("init", KeyError), ("forward", RuntimeError)])
+@pytest.mark.parametrize(
+    ("where", "error"), [("init", KeyError), ("forward", RuntimeError), ("value", ValueError), ("call", TypeError)]
+)
 def test_a_bug_in_the_users_code_keeps_its_traceback(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str, error: type[Exception]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    with pytest.raises(error, match="a bug") as caught:
+    with pytest.raises(error, match="a bug" if where != "call" else "relu") as caught:
         train("--model.net", "test_cli.Broken", "--model.net.where", where)
-    assert caught.traceback[-1].path == Path(__file__)
+    assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
 
 
 def printed(capsys: Any, *args: str) -> dict[str, Any]:

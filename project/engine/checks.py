@@ -15,6 +15,7 @@ from project.base.errors import UserError, did_you_mean
 from project.base.rank import say
 from project.base.system import System
 from project.engine.devices import num_gpus, parse_devices
+from project.engine.known import KnowsClasses
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 
@@ -48,10 +49,18 @@ def trial_device(trainer: Any) -> torch.device | None:
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
 
 
+def is_of_library(error: Exception) -> bool:
+    """Whether an installed package refuses what it is given: in a network of its own for any reason, below a network
+    of the user's by what torch raises for a wrong shape or type. Everything else may be a bug of the user's."""
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)[1:]]
+    foreign = [Path(torch.__file__).parents[1] in file.parents for file in files]
+    return all(foreign) or (foreign[-1] and isinstance(error, RuntimeError | ValueError | AssertionError))
+
+
 def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
     """Try `model.net` on two samples of a split on the device of the Trainer's flags, and print its size.
 
-    Raises UserError if it cannot take them or has fewer outputs than there are classes.
+    Raises UserError if it cannot take them, or has not the outputs for their classes.
     """
     device, samples = trial_device(trainer), data.splits[split]
     inputs = samples.__getitems__(list(range(min(2, len(samples)))))[0]
@@ -59,21 +68,24 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
         return
     net, name = model.net, type(model.net).__name__
     trained = [module for module in net.modules() if module.training]  # a frozen part may not be
-    way_out = "change the arguments of model.net or of data, or use --try_network false"
+    way_out = "change the arguments of model.net or of data{}, or use --try_network false"
     with torch.no_grad():
         inputs = data.normalize(inputs.to(device))
         try:
             outputs = net.to(device).eval()(inputs)
-        except RuntimeError as error:
-            file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-            if Path(torch.__file__).parent not in file.parents:  # a bug of the network's own
+        except Exception as error:
+            if not is_of_library(error):
                 raise
             cannot = f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            raise UserError(f"{cannot}: {str(error).splitlines()[0]}\n{way_out}") from error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"{cannot}: {reason}\n{way_out.format(', image_shape for instance')}") from error
     net.to("cpu")  # where Lightning, and the processes that it starts, expect it
     for module in trained:
         module.training = True
-    if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < (data.num_classes or 0):
-        classes = f"the {data.num_classes} classes of {type(data).__name__}"
-        raise UserError(f"{name} has {outputs.shape[1]} outputs for {classes}\n{way_out}")
+    # in a test the classes that it was trained with may be more
+    most = model.num_classes if split == "train" and isinstance(model, KnowsClasses) else None
+    num_outputs = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else None
+    if num_outputs and not (data.num_classes or 0) <= num_outputs <= (most or num_outputs):
+        classes = f"the {data.num_classes or most} classes of {type(data).__name__}"
+        raise UserError(f"{name} has {num_outputs} outputs for {classes}\n{way_out.format('')}")
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")

@@ -152,7 +152,8 @@ class TrainingCLI(LightningCLI):
                 raise UserError(explain(str(error), self.parser), 2) from error
             failure = self.failures[0]
             # a constructor's word for an argument that it cannot take, or for a package that it wants
-            if (isinstance(failure, ValueError) and is_raised_on_purpose(failure)) or isinstance(failure, ImportError):
+            on_purpose = isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure)
+            if on_purpose or isinstance(failure, ImportError):
                 raise UserError(f"the config does not fit: {str(failure).strip().splitlines()[0]}", 2) from failure
             raise failure from None
 
