@@ -63,6 +63,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         for name, owner, kind in (("lr", cli.model, System), ("batch_size", cli.datamodule, TensorDataModule)):
             if name in options.find and not isinstance(owner, kind):
                 raise UserError(f"{type(owner).__name__} is no {kind.__name__}, so there is no {name!r} to find")
+        cli.config_init.trainer.callbacks = None  # which would stop or save
         if isinstance(cli.model, System):
             cli.model.scheduler = None  # the finder has its own
         prepare(cli)

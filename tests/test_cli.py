@@ -70,6 +70,10 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--trainer.num_nodes", "null"], ["trainer.num_nodes", "None"]),
         (["--model.lr", "-1"], ["model.lr: ", "-1", ">0"]),
         (["--model.lr", "fast"], ["model.lr: ", "'fast'", "Float"]),
+        (["--model.lr", "inf"], ["model.lr: inf", "out of range"]),
+        (["--model.lr", "1e400"], ["model.lr: inf", "out of range"]),
+        (["--model.lr", "nan"], ["model.lr: ", "nan", ">0"]),
+        (["--data.noise", "inf"], ["data.noise: inf", "out of range"]),
         (["--model.scheduler_interval", "batch"], ["batch", "'epoch', 'step'"]),
         (["--model.optimizer", "Addam"], ["Addam", "Adam?"]),
         (["--model.optimizer_args.amsgrat", "1"], ["amsgrat", "amsgrad?"]),
@@ -87,6 +91,16 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--data", "project.models.mlp.MLP"], ["data: 'project.models.mlp.MLP'", "LightningDataModule"]),
         (["--trainer.max_epochs", "five"], ["trainer.max_epochs: 'five'", "int"]),
         (["--trainer.max_epochs", "-5"], ["max_epochs", "-5"]),
+        (["--trainer.min_epochs", "-1"], ["trainer.min_epochs: '-1'", ">=0"]),
+        (["--trainer.min_steps", "-1"], ["trainer.min_steps: '-1'", ">=0"]),
+        (["--trainer.log_every_n_steps", "-1"], ["trainer.log_every_n_steps: '-1'", ">=0"]),
+        (["--trainer.num_sanity_val_steps", "-2"], ["trainer.num_sanity_val_steps: '-2'", ">=-1"]),
+        (["--trainer.gradient_clip_val", "-1"], ["trainer.gradient_clip_val: '-1'", ">=0"]),
+        (["--trainer.accumulate_grad_batches", "0"], ["trainer.accumulate_grad_batches: ", "0", ">0"]),
+        (["--trainer.check_val_every_n_epoch", "0"], ["trainer.check_val_every_n_epoch: '0'", ">0"]),
+        (["--trainer.val_check_interval", "0"], ["val_check_interval 0"]),
+        (["--trainer.val_check_interval", "0.0"], ["val_check_interval 0"]),
+        (["--seed_everything", "null"], ["seed_everything", "None"]),
         (["--trainer.max_epochs"], ["--trainer.max_epochs"]),
         (["--config"], ["--config", "expected one argument"]),
         (["--trainer", "5"], ["trainer: ", "'5'"]),
@@ -132,7 +146,10 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
         (["--model.net.sizes", "[192,3]"], ["3 outputs", "4 classes"]),
         (["--model.net.sizes", "[192,9]"], ["9 outputs", "4 classes"]),
         (["--model.net", "torchvision.models.vit_b_32"], ["VisionTransformer", "(3, 8, 8)", "224", "image_shape"]),
-        (["--model.net", "torch.nn.Embedding", "--model.net.num_embeddings=4", "--model.net.embedding_dim=4"], ["Long"]),
+        (
+            ["--model.net", "torch.nn.Embedding", "--model.net.num_embeddings=4", "--model.net.embedding_dim=4"],
+            ["Long"],
+        ),
         (["--model.net", "torch.nn.GRUCell", "--model.net.input_size=9", "--model.net.hidden_size=4"], ["GRUCell"]),
         (["--model.net", "torch.nn.ParameterList"], ["ParameterList", "(3, 8, 8)"]),
         (["--model.net", "test_cli.Broken", "--model.net.where", "below"], ["Broken", "(3, 8, 8)"]),
@@ -175,6 +192,19 @@ def test_what_is_not_there_or_does_not_fit(
         ("data: {clas_path: project.data.synthetic.SyntheticImages}", ["data.clas_path", "class_path?"]),
         (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
         (TEXT.replace("0.01", ""), ["model.lr: ", "null"]),
+        (TEXT.replace("lr: 0.01", "lr: .inf"), ["model.lr: inf", "out of range"]),
+        (TEXT + "seed_everything:\n", ["seed_everything: null"]),
+        (TEXT + "  gradient_clip_val: .inf\n", ["trainer.gradient_clip_val: inf"]),
+        (TEXT + "  limit_train_batches: .nan\n", ["trainer.limit_train_batches"]),
+        (
+            TEXT + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace("patience: 3", "save_last: true"),
+            ["ModelCheckpoint", "save_last"],
+        ),
+        (
+            TEXT + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace("patience: 3", "filename: best"),
+            ["ModelCheckpoint", "best"],
+        ),
+        (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], ["more than one", "EarlyStopping"]),
         (TEXT.replace("batch_size: 16", "batch_size:"), ["data.batch_size: ", "null"]),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), ["model.net: ", "required: sizes"]),
         (TEXT.replace("batch_size: 16", "batch_size: 0"), ["data.batch_size: ", "0 ", ">0"]),
@@ -281,6 +311,34 @@ def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
     assert model["optimizer_args"] == {"momentum": 0.9, "nesterov": True}
     assert model["net"]["init_args"]["sizes"] == [2, 3]
     assert found["trainer"]["gradient_clip_val"] == 1
+
+
+def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(capsys: Any, tmp_path: Path) -> None:
+    stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
+    stop.write_text("trainer:\n" + EARLY_STOPPING)
+    names = []
+    for key in ("callbacks", "callbacks+"):
+        save.write_text(f"trainer: {{{key}: [{{class_path: lightning.pytorch.callbacks.ModelCheckpoint}}]}}")
+        cli = parse(["--config", TINY, "--config", str(stop), "--config", str(save)])
+        names.append([type(callback).__name__ for callback in cli.config_init.trainer.callbacks])
+        assert (f"Callbacks: --config {save} replaces" in capsys.readouterr().out) == (key == "callbacks")
+    assert names == [["ModelCheckpoint"], ["EarlyStopping", "ModelCheckpoint"]]
+    parse(["--config", TINY, "--config", str(stop), "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"])
+    assert "Callbacks: --trainer.callbacks" in capsys.readouterr().out
+
+
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train: Train, tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "both.yaml"
+    text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
+    config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val/loss, save_top_k: 2}
+""")  # fmt: skip
+    assert train("--patience", 3, config=str(config))["epochs"] == 2
+    files = {path.name for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()}
+    assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
+    config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
+    assert "val_loss" in fails(capsys, 1, lambda: train(config=str(config)))
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
@@ -513,8 +571,6 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train: Train, tmp_path: Pa
     ("flags", "expected"),
     [
         (["--trainer.val_check_interval", "1000"], "val_check_interval"),
-        (["--trainer.accumulate_grad_batches", "0"], "accumulate_grad_batches 0"),
-        (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch 0"),
         (["--trainer.accelerator", "tpu"], "trainer flags"),
         (["--model.scheduler", "StepLR", "--model.scheduler_args.step_size", "0"], "StepLR"),
         (["--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", "abc"], "abc"),

@@ -20,8 +20,8 @@ from project.engine.known import KnowsClasses
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 
 
-def check_config_file(path: Path) -> None:
-    """Raises UserError for a config that is missing, unreadable or not a mapping."""
+def check_config_file(path: Path) -> dict[str, Any]:
+    """What is in it, a `trainer` at least. Raises UserError for a config that is missing, unreadable or no mapping."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
@@ -34,8 +34,10 @@ def check_config_file(path: Path) -> None:
     if not isinstance(content, dict):
         what = "is empty" if content is None else f"holds a {type(content).__name__}, not keys with values"
         raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
-    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
+    content.setdefault("trainer", {})
+    if not isinstance(content["trainer"], dict):  # jsonargparse would take it
         raise UserError(f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2)
+    return content
 
 
 def trial_device(trainer: Any) -> torch.device | None:
@@ -47,6 +49,12 @@ def trial_device(trainer: Any) -> torch.device | None:
     indices = parse_devices(trainer.devices)
     index = indices[0] if isinstance(indices, list) else 0
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
+
+
+def is_raised_on_purpose(error: Exception) -> bool:
+    """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return (where.line or "").startswith("raise ")
 
 
 def is_of_library(error: Exception) -> bool:

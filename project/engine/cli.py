@@ -4,7 +4,6 @@ import copy
 import os
 import secrets
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
+from project.engine.checks import is_raised_on_purpose
 from project.engine.devices import check_devices, num_devices, num_gpus, settle_devices
 from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
@@ -70,9 +70,7 @@ class TrainingCLI(LightningCLI):
 
         add("--name", str | None, None, "The run's folder is ROOT/NAME/version_N; the model's class unless given.")
         add("--ckpt_path", str | None, None, "Resume from `last` or `best` of the newest run NAME, or from a file.")
-        add(
-            "--monitor", str | None, "auto", "What best.ckpt goes by; `auto`: the model's first metric, null: the last."
-        )
+        add("--monitor", str | None, "auto", "What best.ckpt goes by; auto: the first metric; null: the last epoch.")
         add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
         add("--patience", PositiveInt | None, None, "Stop after so many validations without a better --monitor.")
         add("--steps_per_execution", PositiveInt, 1, "Steps in one turn of the loop; 20 is faster for small nets.")
@@ -92,6 +90,8 @@ class TrainingCLI(LightningCLI):
         start = {"namespace": parser.parse_object(self.saved, _skip_validation=True)} if self.saved else {}
         self.config = parser.parse_args(args, **copy.deepcopy(start), _skip_validation=True)
         self.given = parser.parse_args(args, **start, defaults=False, _skip_validation=True)
+        if self.config.seed_everything is None:  # a blank in a YAML: Lightning would take 0
+            raise UserError("seed_everything: null is no seed; give a number, or true to draw one", 2)
         if self.config.seed_everything is True:  # Lightning would always take 0
             drawn = str(secrets.randbelow(2**32))
             # the first process hands its seed to those that it starts
@@ -177,9 +177,8 @@ class TrainingCLI(LightningCLI):
             config["enable_progress_bar"] = own_bar or sys.stdout.isatty()
         if not own_bar:
             config["callbacks"].append(TrainingProgressBar() if config["enable_progress_bar"] else EpochLines())
-        for key in ("accumulate_grad_batches", "check_val_every_n_epoch"):
-            if config[key] is not None and config[key] < 1:
-                raise UserError(f"trainer.{key} {config[key]}: 1 is the least", 2)
+        if config["val_check_interval"] == 0:
+            raise UserError("trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the least", 2)
         if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
@@ -190,11 +189,5 @@ class TrainingCLI(LightningCLI):
                 say_single_steps(asked, f"trainer.strategy {config['strategy']} on trainer.devices {config['devices']}")
         try:
             return Trainer(**config)
-        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        except (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
-
-
-def is_raised_on_purpose(error: Exception) -> bool:
-    """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return (where.line or "").startswith("raise ")

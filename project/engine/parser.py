@@ -1,15 +1,17 @@
 """The command line before anything is built: the parser, the order of the arguments, values made plain."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
-from jsonargparse.typing import restricted_number_type
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt, restricted_number_type
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from project.base.errors import UserError
+from project.base.rank import say
 from project.engine.checks import check_config_file
 from project.engine.messages import explain, shorten_help
 from project.engine.script import ScriptParser
@@ -19,7 +21,15 @@ DEFAULT_SYSTEM = "project.classifier.Classifier"
 LIMITS = [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")]
 # typing may hold float | int where Lightning wrote int | float: --trainer.limit_val_batches 1 would be 1.0, all batches
 Trainer.__init__.__annotations__ |= dict.fromkeys(LIMITS, int | float | None)
-Trainer.__init__.__annotations__["val_check_interval"] = int | float | str | None
+Trainer.__init__.__annotations__ |= {
+    "val_check_interval": int | float | str | None,
+    # where Lightning takes numbers below zero without a word
+    **dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps"), NonNegativeInt | None),
+    "check_val_every_n_epoch": PositiveInt | None,
+    "accumulate_grad_batches": PositiveInt,
+    "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
+    "gradient_clip_val": NonNegativeFloat | None,
+}
 
 
 class Parser(LightningArgumentParser):
@@ -53,8 +63,11 @@ def arguments(args: Sequence[str]) -> list[str]:
     order.add_argument("-c", "--config", action="append", default=[])
     order.add_argument("--model", "--model.class_path")
     found, others = order.parse_known_args(args)
-    for path in found.config:
-        check_config_file(Path(path))
+    configs = {path: check_config_file(Path(path)) for path in found.config}
+    with_callbacks = [f"--config {path}" for path, content in configs.items() if "callbacks" in content["trainer"]]
+    with_callbacks += [arg for arg in others if arg.partition("=")[0] == "--trainer.callbacks"]
+    if len(with_callbacks) > 1:
+        say(f"Callbacks: {with_callbacks[-1]} replaces those before it; the key callbacks+ would add to them")
     own = [f"--model={found.model}"] if found.model is not None else []
     return [*(own or [f"--model={DEFAULT_SYSTEM}"]), *(f"--config={path}" for path in found.config), *own, *others]
 
@@ -70,7 +83,11 @@ def make_paths_absolute(config: Any) -> None:
 
 
 def make_plain(config: Any) -> None:
-    """PositiveInt and the like become plain numbers: a class that asks for those could not be dumped with them."""
+    """PositiveInt and the like become plain numbers: a class that asks for those could not be dumped with them.
+
+    Raises UserError for an infinite PositiveFloat, or another type with a range."""
     for key, value in list(config.items()):
+        if isinstance(value, float) and math.isinf(value) and type(value) is not float:
+            raise UserError(f"{key.replace('.init_args', '')}: {value} is out of range; give a finite number", 2)
         if isinstance(value, int | float) and not isinstance(value, bool):
             config[key] = int(value) if isinstance(value, int) else float(value)

@@ -143,8 +143,9 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         results = []
         if has_test(model, data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
-    except (MisconfigurationException, ValueError) as error:
-        if isinstance(error, ValueError) and "`val_check_interval`" not in str(error):
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        of_lightning = ("`val_check_interval`", "Early stopping conditioned on metric")  # mistakes in flags
+        if not isinstance(error, MisconfigurationException) and not any(text in str(error) for text in of_lightning):
             raise
         text = str(error).strip().splitlines()[0].strip()
         raise UserError(text, 2 if isinstance(error, ValueError) else 1) from error

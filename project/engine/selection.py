@@ -40,6 +40,8 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
     if reason:
         measured = "; val/ is measured on the test set" if reason.startswith("data.val_fraction") else ""
         say(f"Validation: none ({reason}){measured}; best.ckpt is the last epoch")
+    elif config.monitor is None:
+        say("Best epoch: the last one (monitor null)")
     if reason or config.monitor is None:
         return None
     if is_auto := config.monitor == "auto":

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from project.base.errors import UserError
 from project.base.random_state import RandomState
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.prediction_figures import PredictionFigures
@@ -61,4 +63,10 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
         best = RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1)
         each = [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)] if config.keep_every_epoch else []
         callbacks += [best, *each, RunCheckpoint(folder, "last")]
+    own = cli.config_init.trainer.callbacks or []
+    for callback in own if isinstance(own, list) else [own]:
+        names = (callback.filename, callback.save_last and "last") if isinstance(callback, ModelCheckpoint) else ()
+        if {"best", "last"} & {*names} and not callback.dirpath:
+            what = "trainer.callbacks: a ModelCheckpoint of best or last would write over the run's own"
+            raise UserError(f"{what}\ngive it a dirpath, or leave save_last and that filename out", 2)
     return callbacks
