@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import script
 
 from project.base.errors import UserError
+from project.classifier import Classifier
 from project.engine.checkpoints import AtomicCheckpointIO, read_checkpoint
 from project.engine.recorder import RunRecorder
 from project.engine.resume import load_run
@@ -194,3 +196,31 @@ def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
     assert "best.ckpt" in error
     assert len(error.splitlines()) <= 2
     assert not (best.parents[1] / "metrics.json").exists()
+
+
+class KeepsMore(Classifier):
+    """Has a number of its own in its checkpoints, which the test needs."""
+
+    temperature = 1.0
+
+    def on_fit_start(self) -> None:
+        self.temperature = 3.0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["temperature"] = self.temperature
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.temperature = checkpoint["temperature"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / self.temperature
+
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        self.track("test", self.criterion(self(batch[0]), batch[1]), targets=batch[1])
+
+
+def test_what_a_model_keeps_in_its_checkpoint_is_there_again(train: Train, tmp_path: Path) -> None:
+    found = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)

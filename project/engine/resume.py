@@ -35,6 +35,7 @@ def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
         kept["accelerator"] = "cpu"
     cli = TrainingCLI(flags, saved=config | {"trainer": kept})
     check_weights(checkpoint, cli.model, path)
+    cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
     cli.model.load_state_dict(checkpoint["state_dict"])
     if (data_state := checkpoint.get(type(cli.datamodule).__qualname__)) is not None:
         cli.datamodule.load_state_dict(data_state)
