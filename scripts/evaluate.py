@@ -16,7 +16,7 @@ from project.base.rank import rank, say
 from project.engine.checks import try_network
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import json_text
-from project.engine.processes import StopOnSigterm, end_with_parent, leave, short_process_errors
+from project.engine.processes import StopOnSignal, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
 from project.engine.run import as_metrics, has_test
@@ -35,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         run = load_run(known.ckpt_path, flags)
-        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=[StopOnSigterm()])
+        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=[StopOnSignal()])
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
             run.datamodule.prepare_data()

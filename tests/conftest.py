@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import pickle
+import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from torchvision import datasets
 
 from project.engine.run import main
 
+# a script's background and nohup ignore them, and what they start would
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 REPO = Path(__file__).parents[1]
 sys.path.append(str(REPO / "scripts"))  # as for a script that is run: tune.py imports tuning.py
 # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9

@@ -29,13 +29,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
+from project.base.callback import run_folder
 from project.base.datamodule import Batch, TensorDataModule
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import ResumableLoader, as_it_is
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
+from project.engine import signals
 from project.engine.cli import TrainingCLI
-from project.engine.processes import StopOnSigterm
+from project.engine.processes import StopOnSignal
 from project.engine.run import main
 
 
@@ -588,28 +590,36 @@ def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
         assert rest == pytest.approx({step: whole[step] for step in rest}, rel=1e-6), tag
 
 
-class Sigterm(Callback):
-    """Sends SIGTERM to one rank, or to all of them at different batches, in the second epoch."""
+class Terminate(Callback):
+    """Sends a signal to one rank, or to all of them at different batches, in the second epoch."""
 
-    def __init__(self, ranks: list[int]) -> None:
+    def __init__(self, ranks: list[int], number: int = signal.SIGTERM) -> None:
         self.ranks = ranks
-        StopOnSigterm.every_n_steps = 4
+        self.number = number
+        StopOnSignal.every_n_steps = 4
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         rank = trainer.global_rank
         if rank in self.ranks and (trainer.current_epoch, batch_idx) == (1, 1 + rank):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize(
-    "terminated", [pytest.param([0], marks=pytest.mark.slow), [1], pytest.param([0, 1], marks=pytest.mark.slow)]
+    ("terminated", "number", "name"),
+    [
+        pytest.param([0], signal.SIGTERM, "SIGTERM", marks=pytest.mark.slow),
+        ([1], signal.SIGTERM, "SIGTERM"),
+        pytest.param([0, 1], signal.SIGTERM, "SIGTERM", marks=pytest.mark.slow),
+        pytest.param([0, 1], signal.SIGINT, "Ctrl-C", marks=pytest.mark.slow),
+    ],
 )
-def test_all_ranks_stop_together_at_a_sigterm(
-    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path, terminated: list[int]
+def test_all_ranks_stop_together_at_a_signal(
+    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path, terminated: list[int], number: int, name: str
 ) -> None:
-    callback = ("--trainer.callbacks", "test_distributed.Sigterm", "--trainer.callbacks.ranks", terminated)
-    outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, status=143)
-    assert outputs[0].endswith("Stopped by SIGTERM; go on with --ckpt_path last\n")
+    callback = ("--trainer.callbacks", "test_distributed.Terminate", "--trainer.callbacks.ranks", terminated)
+    options = ("--trainer.callbacks.number", int(number))
+    outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
+    assert outputs[0].endswith(f"Stopped by {name}; go on with --ckpt_path last\n")
     assert not outputs[1]
     (path,) = tmp_path.rglob("last.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 9 + 4
@@ -772,6 +782,74 @@ def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.
     os.kill(second if killed == "second" else process.pid, signal.SIGKILL)
     assert process.wait(30) != 0
     assert_none_left(process.pid, 10)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
+    start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100, "--data.num_workers", 1)
+    assert process.stdout
+    assert any(line.startswith("Epoch 1 ") for line in process.stdout)
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output.splitlines()[-1] == "Stopped by Ctrl-C; go on with --ckpt_path last"
+    assert "Traceback" not in output
+    assert_none_left(process.pid, 5)
+    (path,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(path, weights_only=True)["global_step"] % (18_000 // 32), "in the middle of an epoch"
+
+
+class AskOnOneRank(Callback):
+    """Exchanges something on rank 0 alone, in the second epoch."""
+
+    def __init__(self) -> None:
+        signals.STUCK_S = 4
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1 and trainer.is_global_zero:
+            print("asking", flush=True)
+            _ = trainer.log_dir
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = start_command("--trainer.callbacks", "test_distributed.AskOnOneRank")
+    assert process.stdout
+    assert any(line == "asking\n" for line in process.stdout)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    (message,) = [line for line in output.splitlines() if line.startswith("Stopped by SIGTERM in ")]
+    assert "test_distributed.py:" in message
+    assert message.endswith("a rank is missing in a collective, go on with --ckpt_path last")
+    assert_none_left(process.pid, 5)
+
+
+class NoteFolder(Callback):
+    """Writes into the run's folder on the last rank alone."""
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_rank == trainer.world_size - 1:
+            (run_folder(trainer) / "note.txt").write_text("here")
+            print(f"noted in {run_folder(trainer)}")
+
+
+def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks: RunRanks, tmp_path: Path) -> None:
+    args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
+    run(on_ranks, 2, tmp_path, *args)
+    assert (tmp_path / "tiny" / "version_0" / "note.txt").read_text() == "here"
+    for num_ranks in (1, 2):
+        outputs = run(on_ranks, num_ranks, tmp_path / "dev", *args, "--trainer.fast_dev_run", "true")
+        (line,) = [line for line in outputs[-1].splitlines() if line.startswith("noted in ")]
+        assert "fast_dev_run" in line
+        assert not Path(line.removeprefix("noted in ")).exists()
+    assert not list((tmp_path / "dev").rglob("note.txt"))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -450,3 +451,27 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     started = "srun --kill-on-bad-exit=1 python scripts/train.py --config a b.yaml --name slurm_7"
     back = ["scontrol requeue 7"] * requeued
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "flags"),
+    [
+        ("evaluate", "load_run", "--ckpt_path x"),
+        ("predict", "load_run", "--ckpt_path x y"),
+        ("export", "load_run", "--ckpt_path x"),
+        ("tune", "parse", ""),
+        ("prepare_data", "TrainingCLI", f"--config {TINY}"),
+        ("benchmark", "compare", "--parts mnist"),
+    ],
+)
+def test_ctrl_c_ends_a_script_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, first: str, flags: str
+) -> None:
+    module = script(name)
+    monkeypatch.setattr(module, first, lambda *_: signal.raise_signal(signal.SIGINT))
+    if name == "benchmark":
+        monkeypatch.setitem(module.TABLES, "mnist", {"": module.compare})
+    with pytest.raises(SystemExit) as caught:
+        module.main(flags.split())
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C\n"

@@ -1,7 +1,10 @@
 """Whole runs of tests/tiny.yaml through main(args)."""
 
 import json
+import os
 import random
+import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -23,9 +26,10 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import backend_context
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from project.base.callback import MayMissSteps
+from project.base.datamodule import TensorDataModule
 from project.base.optim import build_optimizer
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import ResumableLoader
@@ -298,13 +302,14 @@ class Interrupt(Callback):
 
 
 class Terminate(MayMissSteps):
-    """Sends SIGTERM to the own process when a batch of the second epoch ends."""
+    """Sends SIGTERM, or another signal, to the own process when a batch of the second epoch ends."""
 
     at_batch: int | None = None
+    number = signal.SIGTERM
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == self.at_batch:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize("at_batch", [0, 7, 17, 18], ids=["first", "middle", "last but one", "last"])
@@ -375,6 +380,181 @@ def test_our_loader_goes_on_in_any_data_module(
     monkeypatch.setattr("test_training.Terminate.at_batch", None)
     run("--name", "cut", "--ckpt_path", "last")
     assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
+
+
+@pytest.mark.parametrize(("number", "name", "status"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGHUP, "SIGHUP", 129)])
+def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    name: str,
+    status: int,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ("--trainer.callbacks", "test_training.Terminate")
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 7)
+    monkeypatch.setattr("test_training.Terminate.number", number)
+    handlers = list(map(signal.getsignal, signal.valid_signals()))
+    with pytest.raises(SystemExit) as caught:
+        train(*flags, "--name", "cut")
+    assert caught.value.code == status
+    assert capsys.readouterr().err == f"Stopped by {name}; go on with --ckpt_path last\n"
+    assert list(map(signal.getsignal, signal.valid_signals())) == handlers
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert checkpoint(folders[1])["global_step"] == 19 + 7 + 1
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+    assert curves(folders[0]) == curves(folders[1])
+
+
+def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("project.engine.run.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C\n"
+    assert not list(tmp_path.iterdir())
+
+
+class TerminateTest(Callback):
+    def on_test_batch_start(self, *_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_the_test_says_how_to_test_again(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.callbacks", "test_training.TerminateTest")
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C; go on with --ckpt_path last\n"
+    monkeypatch.setattr(TerminateTest, "on_test_batch_start", Callback.on_test_batch_start)
+    assert train("--trainer.callbacks", "test_training.TerminateTest", "--ckpt_path", "last")["steps"] == 38
+
+
+class Sleep(Callback):
+    """Sleeps for a minute in the second step."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == 2:
+            print("sleeping", flush=True)
+            time.sleep(60)
+
+
+def begin(tmp_path: Path, *args: object, **options: Any) -> subprocess.Popen[str]:
+    """train.py on tests/tiny.yaml in a process of its own."""
+    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(
+        [*command, *map(str, args)], cwd=REPO, env=environment, text=True, stderr=subprocess.PIPE, **options
+    )
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    with begin(tmp_path, "--trainer.callbacks", "test_training.Sleep", stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        assert any(line == "sleeping\n" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().endswith("a second Ctrl-C ends at once\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        assert not process.stderr.read()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None:
+    with begin(tmp_path, stdout=subprocess.PIPE) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("Stopped by Ctrl-C\n", "")
+    assert process.returncode == -signal.SIGINT  # 130 to a shell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["reader", "both"])
+def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> None:
+    if closed == "reader":  # train.py | head -1
+        with begin(tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            assert process.stdout.readline()
+            process.stdout.close()
+            _, errors = process.communicate(timeout=60)
+        assert not errors
+    else:  # train.py >&- 2>&-
+        process = begin(tmp_path, preexec_fn=lambda: os.closerange(1, 3))
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
+
+
+class EndsItsWorker(Dataset[Any]):
+    """Whose worker is killed, as by a kernel that has no memory left."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3, 8, 8), index % 4
+
+
+class DeadlyData(TensorDataModule):
+    classes = ["a", "b", "c", "d"]
+    image_shape = (3, 8, 8)
+
+    def load(self, split: str) -> Any:
+        return EndsItsWorker()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_run_in_two_lines(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = tmp_path / "deadly.yaml"
+    net = {"class_path": "project.models.mlp.MLP", "init_args": {"sizes": [192, 4]}}
+    data = {"class_path": "test_training.DeadlyData", "init_args": {"batch_size": 8, "num_workers": 1}}
+    config.write_text(yaml.safe_dump({"name": "deadly", "model": {"net": net}, "data": data}))
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.accelerator", "cpu", config=str(config))
+    assert caught.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: a worker process of the data failed: DataLoader worker (pid")
+    assert "--shm-size" in second
+    assert "--data.num_workers 0" in second
+
+
+def can_mount() -> bool:
+    """Whether this machine lets us have a /dev/shm of our own."""
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+    return shutil.which("unshare") is not None and not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> None:
+    flags = "--data.image_shape [3,64,64] --model.net.sizes [12288,4] --data.batch_size 64 --data.num_workers 2"
+    command = shlex.join([sys.executable, "scripts/train.py", "--config", TINY, *flags.split()])
+    command += f" --trainer.default_root_dir {shlex.quote(str(tmp_path))}"
+    mounted = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {command}"
+    run = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted], cwd=REPO, timeout=60, stderr=subprocess.PIPE, text=True
+    )
+    assert run.returncode == 1
+    first, second = run.stderr.splitlines()
+    assert "unable to allocate shared memory" in first
+    assert "--shm-size" in second
 
 
 def test_sigterm_in_an_accumulation_waits_for_its_step(

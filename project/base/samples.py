@@ -192,4 +192,9 @@ class ResumableLoader(DataLoader[Any]):
 
 
 def as_it_is(batch: Any) -> Any:
+    """Collates batches that the samples have made. In a worker they go to shared memory at once: where that is too
+    small, torch's queue would drop the batch, and the training wait for it for ever."""
+    for values in batch if torch.utils.data.get_worker_info() else ():
+        if isinstance(values, Tensor):
+            values.share_memory_()
     return batch

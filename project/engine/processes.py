@@ -4,7 +4,6 @@ import contextlib
 import functools
 import multiprocessing
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -24,6 +23,7 @@ from project import STARTED_BY
 from project.base.callback import MayMissSteps
 from project.base.errors import UserError
 from project.base.rank import rank
+from project.engine.signals import SIGNALS
 
 
 def end_with_parent() -> None:
@@ -38,9 +38,9 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-class StopOnSigterm(MayMissSteps):
-    """At a SIGTERM, stop between two optimiser steps, where the state can be saved; several processes before the same
-    batch, whichever of them got the signal.
+class StopOnSignal(MayMissSteps):
+    """At Ctrl-C, SIGTERM or SIGHUP, stop between two optimiser steps, where the state can be saved; several processes
+    before the same batch, whichever of them got the signal.
 
     Lightning 2.6 stops between two batches of an accumulation too, and in the middle of a validation. With several
     processes its signal handler itself exchanges the word, whatever they are just exchanging then, and they ask for it
@@ -50,14 +50,15 @@ class StopOnSigterm(MayMissSteps):
     every_n_steps = 10
     """How often several processes ask each other."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _handle_sigterm(self._remember)
+        SIGNALS.install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _handle_sigterm(self._remember)
+        SIGNALS.install()
         # Lightning has no public way to replace it
         loop: Any = trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
         loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
@@ -65,40 +66,34 @@ class StopOnSigterm(MayMissSteps):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # not after the last batch of an epoch: Lightning cannot go on from a validation, so it comes first
         is_after_step = num_batches(trainer) % trainer.accumulate_grad_batches == 0
-        if self.asked and trainer.world_size == 1 and is_after_step and not trainer.is_last_batch:
+        if SIGNALS.asked and trainer.world_size == 1 and is_after_step and not trainer.is_last_batch:
             trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]  # stops now
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_if_asked(trainer)
-        _handle_sigterm(signal.SIG_DFL)  # there is nothing to save
+        SIGNALS.waits = False  # there is nothing to save
+        SIGNALS.install()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if multiprocessing.parent_process() is not None:  # of ddp_spawn: it ends here, not at the end of the script
             leave(trainer)
-
-    def _remember(self, *_: Any) -> None:
-        self.asked = True
 
     def _stop_together(self, trainer: Trainer) -> None:
         if num_batches(trainer) % (self.every_n_steps * trainer.accumulate_grad_batches) == 0:
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        asked = torch.tensor(int(self.asked), device=trainer.strategy.root_device)
+        asked = torch.tensor(SIGNALS.asked, device=trainer.strategy.root_device)
         if dist.is_initialized():
             dist.all_reduce(asked, dist.ReduceOp.MAX)
-        if asked.item():
+        SIGNALS.asked = int(asked.item())
+        if SIGNALS.asked:
             raise SIGTERMException
 
 
 def num_batches(trainer: Trainer) -> int:
     """Batches trained in this epoch."""
     return trainer.fit_loop.batch_idx + 1
-
-
-def _handle_sigterm(handler: Any) -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
 
 
 def is_child(trainer: Trainer) -> bool:
@@ -119,6 +114,11 @@ def short_process_errors() -> Iterator[None]:
             raise
         raise UserError(text.strip()) from error
     except RuntimeError as error:
+        if "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
+            raise UserError(
+                f"a worker process of the data failed: {str(error).strip().splitlines()[-1]}\n"
+                "give more memory, shared memory above all (docker run --shm-size 8g), or take --data.num_workers 0"
+            ) from error
         if "parameters that were not used in producing the loss" in str(error):
             raise UserError(
                 "the network has parameters that its loss does not depend on, for which ddp would wait:\n"

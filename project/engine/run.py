@@ -1,6 +1,5 @@
 """A training run from its command line to its test result."""
 
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from project.engine.restart import Restart, check_changes, config_files, find_re
 from project.engine.resume import check_resume, schedule_at
 from project.engine.script import short_errors
 from project.engine.selection import choose_selection
+from project.engine.signals import SIGNALS, Stopped
 from project.engine.wiring import make_callbacks, make_logger
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
@@ -101,8 +101,11 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         trainer = cli.make_trainer(logger=logger, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
         with short_process_errors():
             return fit_and_test(trainer, cli, path, run)
-    except (UserError, OSError):
-        if run and run.is_new and not list(run.checkpoints.glob("*.ckpt")):
+    except (UserError, OSError, Stopped) as error:
+        is_saved = run and list(run.checkpoints.glob("*.ckpt"))
+        if isinstance(error, Stopped) and (is_saved or config.trainer.enable_checkpointing is False):
+            error.hint = "; go on with --ckpt_path last" if is_saved else "; no checkpoint was asked for"
+        elif run and run.is_new and not is_saved:
             run.discard()
         raise
     finally:
@@ -149,12 +152,12 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
             raise
         text = str(error).strip().splitlines()[0].strip()
         raise UserError(text, 2 if isinstance(error, ValueError) else 1) from error
-    except SIGTERMException:  # Lightning would exit with status 0 (its issue 21623)
-        if rank() == 0:
-            print("Stopped by SIGTERM; go on with --ckpt_path last", file=sys.stderr)
+    except SIGTERMException as error:  # Lightning would exit with status 0 (its issue 21623)
+        SIGNALS.waits = False  # all is saved
         leave(trainer)
-        # Lightning kills the whole run if a process that it has started fails
-        sys.exit(0 if is_child(trainer) else 128 + signal.SIGTERM)
+        if is_child(trainer):  # Lightning kills the whole run if a process that it has started fails
+            sys.exit(0)
+        raise Stopped(SIGNALS.asked) from error
     found = as_metrics(results)
     epochs, steps, seconds = recorder.result.tolist()
     values = found | {"epochs": int(epochs), "steps": int(steps), "train_seconds": round(seconds, 3)}

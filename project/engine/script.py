@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import errno
+import io
 import lzma
+import os
 import sys
 import tarfile
 import threading
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 
 from project.base.errors import UserError
 from project.base.rank import rank
+from project.engine.signals import SIGNALS, Stopped
 
 # the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
@@ -25,9 +28,36 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 DOWNLOAD_ERRORS = (OSError, HTTPException, EOFError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
 
 
+class LastingOutput(io.FileIO):
+    """stdout or stderr, whose other end may vanish, a pipe's reader or a terminal: what is written then is lost."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for all that still write there
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(data)
+
+
+def outlive_terminal() -> None:
+    """Let this process go on when its output is, or gets, closed. Output that somebody captures is left alone."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:  # closed at the start: takes its number, lest a file of ours gets it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
+            raw: Any = LastingOutput(fd, "w", closefd=False)
+            how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            raw = raw if stream.write_through else io.BufferedWriter(raw)
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **how))
+
+
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
     """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other errors through."""
+    outlive_terminal()
     original_hook = threading.excepthook
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
@@ -37,7 +67,13 @@ def short_errors() -> Iterator[None]:
 
     threading.excepthook = thread_hook
     try:
-        yield
+        with SIGNALS.handled():
+            yield
+    except Stopped as stopped:
+        if rank() == 0:
+            print(f"{stopped.text}{stopped.hint}", file=sys.stderr, flush=True)
+        stopped.hint = ""  # for an outer script: benchmark.py
+        raise
     except UserError as error:
         if rank() > 0:
             time.sleep(2)  # the first process has the word; if it says the same, this one ends with it

@@ -8,6 +8,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from project.base.callback import RunFolder
 from project.base.errors import UserError
 from project.base.random_state import RandomState
 from project.callbacks.device_monitor import DeviceMonitor
@@ -18,7 +19,7 @@ from project.engine.checkpoints import RunCheckpoint
 from project.engine.cli import TrainingCLI
 from project.engine.finite import StopOnNan
 from project.engine.folder import Run
-from project.engine.processes import StopOnSigterm
+from project.engine.processes import StopOnSignal
 from project.engine.recorder import RunRecorder
 from project.engine.resume import OwnImplementation, StretchSchedule
 from project.engine.selection import Selection
@@ -47,8 +48,9 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     config = cli.config
     monitor, mode, or_last = selection or (None, "min", False)
     every = config.figures_every_n_epochs
-    callbacks: list[Callback] = [StretchSchedule(), OwnImplementation(), RandomState(), StopOnSigterm()]
+    callbacks: list[Callback] = [StretchSchedule(), OwnImplementation(), RandomState(), StopOnSignal()]
     callbacks += [StopOnNan()] if config.stop_on_nan else []
+    callbacks.append(RunFolder(run.folder if run else None))
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
     callbacks += [DeviceMonitor()] if config.device_monitor else []
