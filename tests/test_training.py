@@ -133,6 +133,20 @@ def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> No
     assert "train/loss" in rows.read_text().splitlines()[0]
 
 
+@pytest.mark.parametrize(("max_steps", "epochs"), [(5, 0.26), (19, 1), (30, 1.58), (38, 2)])
+def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], max_steps: int, epochs: float
+) -> None:
+    result = train("--trainer.max_steps", max_steps)
+    assert result["epochs"] == epochs
+    shown = capsys.readouterr().out
+    assert f"Trained {epochs} epochs, {max_steps} steps in " in shown
+    has_best = (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").exists()
+    assert has_best == (max_steps >= 19)
+    assert ("No validation was made, so there is no best.ckpt" in shown) != has_best
+    assert train("--trainer.max_steps", max_steps, "--ckpt_path", "last")["epochs"] == epochs  # nothing is left to do
+
+
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(
     train: Train, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import math
 import platform
 import shlex
 import sys
@@ -82,7 +83,9 @@ class RunRecorder(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            done = (trainer.current_epoch, trainer.global_step, self.train_seconds())
+            num, batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready, trainer.num_training_batches
+            missing = 1 - num / batches if 0 < num < batches < math.inf else 0  # where max_steps has ended an epoch
+            done = (trainer.fit_loop.epoch_progress.current.ready - missing, trainer.global_step, self.train_seconds())
             self.result.copy_(torch.tensor(done, dtype=torch.float64))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -160,13 +160,16 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         raise Stopped(SIGNALS.asked) from error
     found = as_metrics(results)
     epochs, steps, seconds = recorder.result.tolist()
-    values = found | {"epochs": int(epochs), "steps": int(steps), "train_seconds": round(seconds, 3)}
+    epochs = int(epochs) if epochs.is_integer() else round(epochs, 2)
+    values = found | {"epochs": epochs, "steps": int(steps), "train_seconds": round(seconds, 3)}
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
     numbers = ", ".join(f"{key} {value if isinstance(value, int) else f'{value:.4f}'}" for key, value in found.items())
-    say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
+    say(f"Trained {epochs} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
+    if run and not tested and trainer.checkpoint_callbacks:
+        say("No validation was made, so there is no best.ckpt")
     say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
     say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
     for sentence in advice(seen) if (seen := facts(trainer)) else []:
