@@ -66,6 +66,21 @@ def test_where_nothing_stands_out_or_helps_nothing_is_advised(facts: Facts) -> N
     assert "--" not in "".join(advice(facts))
 
 
+def test_a_finding_without_a_flag_is_told_all_the_same() -> None:
+    (sentence,) = advice(Facts(shares(data_loading=0.55), 10, {}))
+    assert sentence == "Steps waited for data 55% of their time"
+    (sentence,) = advice(Facts(shares(forward=0.4, backward=0.4), 30, {}))
+    assert sentence.startswith("The network itself took 80% of the time of steps: a smaller network")
+
+
+def test_half_precision_is_not_for_a_small_network_on_a_cpu() -> None:
+    computing = shares(forward=0.4, backward=0.4)
+    (small,), (large,) = (advice(Facts(computing, step_ms, ALL)) for step_ms in (2, 30))
+    assert ALL["half precision"] not in small
+    assert small.endswith(ALL["larger batch"])
+    assert ALL["half precision"] in large
+
+
 def test_two_at_most() -> None:
     everything = shares(data_loading=0.4, transfer_transforms=0.4)
     first, second = advice(Facts(everything, 10, ALL, busy=0.1, memory=0.5))
@@ -114,6 +129,19 @@ def test_what_is_in_use_or_cannot_be_is_not_advised(trainer: Trainer, monkeypatc
     trainer.strategy._root_device = torch.device("cpu")
     trainer.datamodule = SyntheticImages(num_workers=8)  # type: ignore[attr-defined]
     assert {"workers", "compiling", "resident data"}.isdisjoint(remedies(trainer, memory=0.5))
+
+
+class HparamsData(LightningDataModule):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_data_of_ones_own_is_read_by_its_hyper_parameters(trainer: Trainer) -> None:
+    trainer.datamodule = HparamsData(batch_size=8)  # type: ignore[attr-defined]
+    found = remedies(trainer, memory=0.5)
+    assert found["larger batch"].endswith("--data.batch_size 32")
+    assert found["workers"] == "more num_workers for the DataLoader of HparamsData"
 
 
 class OwnData(LightningDataModule):

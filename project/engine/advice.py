@@ -4,13 +4,13 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from project.base.datamodule import TensorDataModule
 from project.base.system import System
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.step_timer import StepTimer, shares, step_ms
+from project.engine.devices import has_bf16
 from project.engine.steps import obstacle
 
 
@@ -31,9 +31,9 @@ def advice(facts: Facts) -> list[str]:
     overhead, compute = share["optimizer"] + share["other"], share["forward"] + share["backward"]
     small = "several steps", "larger batch", "compiling"  # Python and kernel launches take longer than the arithmetic
 
-    def tell(finding: str, *names: str) -> None:
-        if possible := [facts.remedies[name] for name in names if name in facts.remedies][:2]:  # best first
-            sentences.append(f"{finding}; try {', or '.join(possible)}")
+    def tell(finding: str, *names: str, otherwise: str = "") -> None:
+        possible = [facts.remedies[name] for name in names if name in facts.remedies][:2]  # best first
+        sentences.append(f"{finding}; try {', or '.join(possible)}" if possible else finding + otherwise)
 
     if facts.memory > 0.92:
         tell(f"GPU memory was {facts.memory:.0%} full", "smaller batch", "half precision")
@@ -52,7 +52,10 @@ def advice(facts: Facts) -> list[str]:
     if share["optimizer"] > 0.4:
         tell(f"The optimiser took {share['optimizer']:.0%} of the time of steps", "larger batch", "compiling")
     if compute > 0.6:
-        tell(f"The network itself took {compute:.0%} of the time of steps", "half precision", "compiling")
+        # on a CPU casts to bf16 may cost more than they bring: steps of 1.7 ms became 2.3, of 7.8 became 6
+        names = ("half precision", "compiling") if busy is not None or facts.step_ms > 5 else ("larger batch",)
+        rest = ": a smaller network, smaller inputs or a faster device are what helps"
+        tell(f"The network itself took {compute:.0%} of the time of steps", *names, otherwise=rest)
     return sentences[:2] or ["No part of a step stands out; the time is well spent"]
 
 
@@ -78,23 +81,26 @@ def remedies(trainer: Any, memory: float) -> dict[str, str]:
     flag, accumulate = "--trainer.accumulate_grad_batches", trainer.accumulate_grad_batches
     found = {"rarer exchanges": f"fewer exchanges: {flag} {4 * accumulate}"}
     found["rarer logging"] = f"logging less often: --trainer.log_every_n_steps {10 * trainer.log_every_n_steps}"
-    if isinstance(data, TensorDataModule):
-        if data.batch_size > 1:
-            half = f"--data.batch_size {data.batch_size // 2} {flag} {2 * accumulate}"
-            found["smaller batch"] = f"a smaller batch with accumulation: {half}"
-        if memory < 0.6:
-            found["larger batch"] = f"a larger batch: --data.batch_size {4 * data.batch_size}"
-        if memory < 0.6 and on_gpu and not data.on_gpu:
-            found["resident data"] = "data kept on the GPU: --data.resident true"
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        num_workers = min(cores // trainer.num_devices, max(2, 2 * data.num_workers))
-        if num_workers > max(1, data.num_workers) and not data.on_gpu:
-            found["workers"] = f"more workers: --data.num_workers {num_workers}"
+    known = vars(data) | dict(data.hparams) if data else {}
+    batch_size, num_workers = known.get("batch_size"), known.get("num_workers")
+    is_resident = isinstance(data, TensorDataModule) and bool(data.on_gpu)
+    if isinstance(batch_size, int) and batch_size > 1:
+        half = f"--data.batch_size {batch_size // 2} {flag} {2 * accumulate}"
+        found["smaller batch"] = f"a smaller batch with accumulation: {half}"
+    if isinstance(batch_size, int) and memory < 0.6:
+        found["larger batch"] = f"a larger batch: --data.batch_size {4 * batch_size}"
+    if isinstance(data, TensorDataModule) and memory < 0.6 and on_gpu and not is_resident:
+        found["resident data"] = "data kept on the GPU: --data.resident true"
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if isinstance(num_workers, int):
+        more = min(cores // trainer.num_devices, max(2, 2 * num_workers))
+        if more > max(1, num_workers) and not is_resident:
+            found["workers"] = f"more workers: --data.num_workers {more}"
+    else:
+        found["workers"] = f"more num_workers for the DataLoader of {type(data).__name__}"
     if type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None:
         found["several steps"] = "several steps per call: --steps_per_execution 20"
-    # the public torch.cpu.get_capabilities came after 2.11, our lower bound
-    half_is_fast = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if half_is_fast and str(trainer.precision).startswith("32"):
+    if (on_gpu or has_bf16()) and str(trainer.precision).startswith("32"):
         found["half precision"] = "half precision: --trainer.precision bf16-mixed"
     if on_gpu and isinstance(model, System) and model.compile_net is None:  # a CPU would need a compiler
         found["compiling"] = "compiling: --model.compile_net inductor"

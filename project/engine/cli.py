@@ -2,6 +2,7 @@
 
 import copy
 import os
+import platform
 import secrets
 import sys
 import warnings
@@ -23,7 +24,7 @@ from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
 from project.engine.checks import is_raised_on_purpose
-from project.engine.devices import check_devices, num_devices, num_gpus, settle_devices
+from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
 from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
@@ -179,9 +180,12 @@ class TrainingCLI(LightningCLI):
             config["callbacks"].append(TrainingProgressBar() if config["enable_progress_bar"] else EpochLines())
         if config["val_check_interval"] == 0:
             raise UserError("trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the least", 2)
-        if config["precision"] in ("16-mixed", "16", 16) and (config["accelerator"] == "cpu" or not num_gpus()):
+        on_cpu = config["accelerator"] == "cpu" or not num_gpus()
+        if config["precision"] in ("16-mixed", "16", 16) and on_cpu:
             say(f"Precision {config['precision']} needs a GPU: training in bf16-mixed on the CPU instead")
             config["precision"] = "bf16-mixed"
+        if "bf16" in str(config["precision"]) and on_cpu and not has_bf16() and "86" in platform.machine():
+            say(f"This CPU has no bf16 instructions: {config['precision']} is up to ten times slower here than 32-true")
         if (asked := self.config.steps_per_execution) > 1:
             if config["strategy"] in ("auto", "single_device") and num_devices(config["devices"]) == 1:
                 config["strategy"] = SeveralSteps(asked)

@@ -114,3 +114,9 @@ def describe_devices(trainer: Trainer) -> str:
         machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
         return f"Device: {names} ({len(used)} of {gpus} used{machines})"
     return f"Device: {trainer.num_devices} x {type(trainer.accelerator).__name__.removesuffix('Accelerator')}"
+
+
+def has_bf16() -> bool:
+    """Whether this CPU has instructions for bf16; of others than x86 it is not known here."""
+    # the public torch.cpu.get_capabilities came after 2.11, our lower bound
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
