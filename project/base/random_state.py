@@ -41,6 +41,9 @@ class RandomState(Callback):
         rank = trainer.global_rank
         if rank < len(self.resumed):
             restore_random_state(self.resumed[rank], self.gpus)
+            loop: Any = trainer.fit_loop
+            if loop.epoch_progress.current.processed == loop.epoch_progress.current.ready:  # an epoch begins
+                iter(loop._data_fetcher)  # again: a stock DataLoader draws its order from the generators
         elif rank > 0:
             seed = (torch.initial_seed() + rank) % 2**32
             torch.manual_seed(seed)

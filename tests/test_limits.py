@@ -1,0 +1,46 @@
+"""What does not come with other people's modules and data is said, and what does come with them works."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_steps import Plain
+from test_training import equal, weights
+
+Train = Callable[..., dict[str, Any]]
+
+
+class Scheduled(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)}
+
+
+@pytest.fixture
+def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = tmp_path / "plain.yaml"
+    config.write_text("model: test_limits.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}")
+    quiet = ("--step_timer", "false", "--device_monitor", "false", "--trainer.log_every_n_steps", 5)
+    return lambda *args: train("--monitor", "val_loss", *quiet, *args, config=str(config))
+
+
+def test_what_does_not_work_is_said_in_one_line(plain: Train, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    plain("--trainer.max_epochs", 1)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Scheduled with PlainData: "))
+    for part in ("a resumed run may end with other weights", "does not stretch the schedule", "no pictures"):
+        assert part in line
+    assert "equal shares" not in line
+    train("--trainer.max_epochs", 1)
+    assert "Classifier with" not in capsys.readouterr().out
+
+
+def test_from_the_end_of_an_epoch_a_stock_loader_goes_on_in_the_order_of_an_uninterrupted_run(
+    plain: Train, tmp_path: Path
+) -> None:
+    plain("--name", "whole", "--trainer.max_epochs", 3)
+    plain("--name", "cut", "--trainer.max_epochs", 1)
+    plain("--name", "cut", "--trainer.max_epochs", 3, "--ckpt_path", "last")
+    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
