@@ -31,8 +31,7 @@ class TensorDataModule(LightningDataModule):
         resident: Keep the data on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
         pin_memory: Page-locked batches, which copy faster to a GPU. If not given: with a GPU, unless data is resident.
         persistent_workers: Keep the workers from epoch to epoch.
-        val_fraction: Share of the training set kept for validation. With 0 all of it trains; val/ is of the test set.
-            Without effect where the data has a validation set of its own.
+        val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/ is of the test set.
         split_seed: Which samples go to validation.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
     """
@@ -115,8 +114,8 @@ class TensorDataModule(LightningDataModule):
             self.splits["val"] = samples.select(order[:num_val].sort().values)
 
     def _samples(self, split: Any) -> Samples:
-        where = f"the {split} set of {type(self).__name__}"
-        samples = as_samples(self.load(split), where, self.classes, self.image_shape)
+        name = type(self).__name__
+        samples = as_samples(self.load(split), f"the {split} set of {name}", self.classes, self.image_shape)
         first = samples.__getitems__([0])[0]
         is_image = isinstance(first, Tensor) and first.dtype == torch.uint8 and first.dim() == 4
         self.file_shape = (first.shape[1], first.shape[2], first.shape[3]) if is_image else None

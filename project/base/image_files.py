@@ -47,7 +47,9 @@ def check_images(files: list[Path], folder: Path) -> None:
     with ThreadPool(16) as pool:  # a network's file system has many at once
         marks = zip(pool.imap(fingerprint, files, 256), files, strict=True)
         new = {mark: file for mark, file in marks if mark not in noted}
-        bar = Tqdm(pool.imap(fault, new.values(), 16), "Checking images", len(new), leave=False, disable=None)
+        bar = Tqdm(
+            pool.imap(fault, new.values(), 16), "Checking images", len(new), leave=False, disable=not new or None
+        )
         faults = dict(zip(new, bar, strict=True))
     with contextlib.suppress(OSError):  # without notes the next start takes longer
         notes.parent.mkdir(parents=True, exist_ok=True)
