@@ -1,5 +1,6 @@
 """A download in a data module's prepare_data that fails, or brings a file that is cut short."""
 
+import gc
 import http.server
 import threading
 import urllib.request
@@ -18,6 +19,12 @@ from project.engine.script import short_errors
 # urllib leaves the socket of a refused connection to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 CLOSED = "http://127.0.0.1:9/points.zip"  # nobody listens there
+
+
+@pytest.fixture(autouse=True)
+def collect() -> Iterator[None]:
+    yield
+    gc.collect()
 
 
 class Unreachable(LightningDataModule):
