@@ -131,6 +131,19 @@ def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_pa
     assert curves(folders[0]) == curves(folders[1])
 
 
+class Stops(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.trainer.should_stop = batch_idx == 9
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_ends_the_training_is_the_last_one(train: Train, tmp_path: Path) -> None:
+    for name, num_steps in (("one", 1), ("several", 4)):
+        flags = ("--model", "test_steps.Stops", "--steps_per_execution", num_steps)
+        assert train(*flags, "--name", name)["steps"] == 10
+    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
+
+
 @pytest.mark.parametrize("max_steps", [1, 12, 31, 38])
 def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int) -> None:
     for name, num_steps in (("one", 1), ("several", 8)):

@@ -67,12 +67,14 @@ class SeveralSteps(SingleDeviceStrategy):
         if trainer.max_steps >= 0:
             num_more = min(num_more, trainer.max_steps - trainer.global_step - 1)
         if num_more > 0:
-            batch = self.make_steps(trainer, batch, len(args) > 0, num_more)
+            batch, outputs = self.make_steps(trainer, batch, len(args) > 0, num_more)
+            if outputs:
+                return outputs[0]
             args = (trainer.fit_loop.batch_idx,) if args else ()
         return super().training_step(batch, *args)
 
-    def make_steps(self, trainer: Any, batch: Any, takes_index: bool, num: int) -> Any:
-        """Make up to `num` steps; the batch that is left is Lightning's."""
+    def make_steps(self, trainer: Any, batch: Any, takes_index: bool, num: int) -> tuple[Any, list[Any]]:
+        """Make up to `num` steps; the batch that is left is Lightning's, with its output if that ends the run."""
         model: Any = self.lightning_module
         optimizer = self.optimizers[0]
         epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
@@ -85,6 +87,8 @@ class SeveralSteps(SingleDeviceStrategy):
                 num -= 1
                 with phase("forward"), self.precision_plugin.train_step_context():
                     output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
+                    if trainer.should_stop:
+                        return batch, [output]
                     result = ClosureResult.from_training_step_output(output)
                 with phase("optimizer_zero_grad"):
                     optimizer.zero_grad()
@@ -115,7 +119,7 @@ class SeveralSteps(SingleDeviceStrategy):
                 batches.increment_ready()
                 connector.on_batch_start(batch)
                 batches.increment_started()
-        return batch
+        return batch, []
 
 
 def transfer(trainer: Any, device: torch.device) -> Callable[[Any], Any]:
