@@ -20,8 +20,9 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.tuner import Tuner, lr_finder
+from lightning.pytorch.utilities.parsing import lightning_setattr
 from torch.utils.tensorboard import SummaryWriter
-from tuning import TrialClock, batch_losses, choose, draw_curve, smooth
+from tuning import TrialClock, argument, batch_losses, choose, draw_curve, smooth
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
@@ -60,9 +61,9 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         trainer: Any = cli.config.trainer
         if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1", "auto"):
             raise UserError("tune.py uses one device: leave --trainer.strategy and --trainer.devices out", 2)
-        for name, owner, kind in (("lr", cli.model, System), ("batch_size", cli.datamodule, TensorDataModule)):
-            if name in options.find and not isinstance(owner, kind):
-                raise UserError(f"{type(owner).__name__} is no {kind.__name__}, so there is no {name!r} to find")
+        lr = argument(cli.model, "lr", "learning_rate")[0] if "lr" in options.find else ""
+        if "batch_size" in options.find:
+            argument(cli.datamodule, "batch_size")
         cli.config_init.trainer.callbacks = None  # which would stop or save
         if isinstance(cli.model, System):
             cli.model.scheduler = None  # the finder has its own
@@ -73,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
                 if "batch_size" in options.find:
                     suggested += ["--data.batch_size", str(find_batch_size(cli, options.max_batch_size, run, writer))]
                 if "lr" in options.find:
-                    suggested += ["--model.lr", f"{find_lr(cli, low, high, num_steps, run, writer):.2g}"]
+                    suggested += [f"--model.{lr}", f"{find_lr(cli, low, high, num_steps, run, writer):.2g}"]
         finally:
             run.close()
             if suggested:
@@ -91,14 +92,15 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
 def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: SummaryWriter) -> int:
     """The suggested one, which the data module then has."""
     data: Any = cli.datamodule
-    start, drop_last, clock = data.batch_size, data.drop_last, TrialClock(data)
+    start, clock, is_ours = argument(data, "batch_size")[1], TrialClock(data), isinstance(data, TensorDataModule)
     trainer = make_trainer(cli, run, profiler=clock)
     print(describe_devices(trainer))
     usual = max(1024, start) if trainer.strategy.root_device.type == "cpu" else LARGEST
-    limit = min(limit or usual, len(data.splits["train"]), LARGEST)
+    limit = min(limit or usual, len(data.splits["train"]) if is_ours else LARGEST, LARGEST)
     if start > limit:
         raise UserError(f"--data.batch_size {start}, where the search starts, is over --max_batch_size {limit}", 2)
-    data.drop_last = False  # Lightning makes a loader of the next size before it sees that it is over the limit
+    if is_ours:  # Lightning makes a loader of the next size before it sees that it is over the limit
+        drop_last, data.drop_last = data.drop_last, False
     # at its max_val Lightning ends the search without a try
     how: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
     largest = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **how)
@@ -115,7 +117,9 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run, writer: Summa
     print(f"{max(speeds)} {end}")
     x, y = list(speeds), list(speeds.values())
     show(draw_curve(x, y, x.index(best), "batch size", "samples/s", f"suggested: {best}"), "batch_size", run, writer)
-    data.batch_size, data.drop_last = best, drop_last
+    lightning_setattr(cli.model, "batch_size", best)  # wherever the finder has found it
+    if is_ours:
+        data.drop_last = drop_last
     return best
 
 

@@ -8,18 +8,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.profilers import Profiler
 
-from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
 from project.callbacks import charts
 
 SMOOTHING = 0.98  # of the losses that Lightning's finder reports
 
 
+def argument(owner: LightningModule | LightningDataModule, *names: str) -> tuple[str, Any]:
+    """The first of the names that is one of its attributes or hyper-parameters, and the value. Raises UserError."""
+    known = {**owner.hparams, **vars(owner)}
+    for name in names:
+        if name in known:
+            return name, known[name]
+    raise UserError(f"{type(owner).__name__} has no {' or '.join(names)}, neither as an attribute nor in its hparams")
+
+
 class TrialClock(Profiler):
     """Times every batch, from its loading to the end of its step, by batch size."""
 
-    def __init__(self, data: TensorDataModule) -> None:
+    def __init__(self, data: LightningDataModule) -> None:
         super().__init__()
         self.data = data
         self.seconds: dict[int, list[float]] = {}
@@ -32,7 +42,7 @@ class TrialClock(Profiler):
         if action_name == "run_training_batch":
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self.seconds.setdefault(self.data.batch_size, []).append(time.perf_counter() - self.since)
+            self.seconds.setdefault(argument(self.data, "batch_size")[1], []).append(time.perf_counter() - self.since)
 
 
 def batch_losses(smoothed: Sequence[float]) -> list[float]:

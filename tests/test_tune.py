@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, script
+from lightning import LightningDataModule, LightningModule
 from test_prediction_figures import events
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 from tuning import batch_losses, choose
 
 from project.models.mlp import MLP
@@ -158,11 +160,52 @@ def test_the_means_of_lightnings_finder_are_undone_up_to_the_first_that_is_not_f
     assert batch_losses(smoothed) == pytest.approx(losses[:4])
 
 
-def test_other_modules_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class LitNet(LightningModule):
+    """As tutorials write it: what it needs stands in its hyper-parameters."""
+
+    def __init__(self, learning_rate: float = 0.01) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Linear(10, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
+
+
+class LitData(LightningDataModule):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        inputs = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=self.hparams["batch_size"])
+
+
+def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "own.yaml"
+    config.write_text("model: {class_path: test_tune.LitNet}\ndata: {class_path: test_tune.LitData}\n")
+    flags = ("--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), "--max_batch_size", "32")
+    flags += ("--num_steps", "100", "--max_lr", "300")
+    found = tune.main(["--config", str(config), *flags])
+    assert found[::2] == ["--data.batch_size", "--model.learning_rate"]
+    assert table(capsys.readouterr().out) == [8, 16, 32]
+
+
+def test_modules_without_them_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "boring.yaml"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
     config.write_text(f"model: {{class_path: {boring}Model}}\ndata: {{class_path: {boring}DataModule}}\n")
-    for what, words in (("lr", "BoringModel is no System"), ("batch_size", "BoringDataModule is no TensorDataModule")):
+    for what, words in (
+        ("lr", "BoringModel has no lr or learning_rate"),
+        ("batch_size", "BoringDataModule has no bat"),
+    ):
         with pytest.raises(SystemExit):
             tune.main(["--config", str(config), "--find", what, "--trainer.default_root_dir", str(tmp_path)])
-        assert f"{words}, so there is no {what!r} to find" in capsys.readouterr().err
+        assert words in capsys.readouterr().err
