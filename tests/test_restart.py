@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import TINY
-from test_training import checkpoint, equal, weights
+from test_training import checkpoint, curves, equal, weights
 
 from project.engine.run import main
 
@@ -94,13 +94,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     train()
     train("--model.lr", 0.03)
     older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
-    expected = weights(newest)
+    expected, points = weights(newest), curves(newest)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
     shutil.rmtree(newest / "checkpoints")
     (newest / "metrics.json").unlink()
     train("--ckpt_path", "last")
     assert f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
     assert equal(weights(newest), expected)
+    assert curves(newest) == points, "each point once"
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
     (newest / "checkpoints" / "last.ckpt").unlink()  # a run that has ended is not one to start again
     with pytest.raises(SystemExit):

@@ -39,8 +39,8 @@ def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, An
         return flag
     if run is None:
         return RunLogger(root, version="")  # writes nothing
-    # a resumed run writes its curves on from the checkpoint's step
-    purge_step = None if run.is_new or checkpoint is None else checkpoint["global_step"]
+    # a resumed run writes its curves on from the checkpoint's step, without one from the first
+    purge_step = None if run.is_new else checkpoint["global_step"] if checkpoint else 0
     name, version = run.folder.parts[-2:]
     return RunLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
 
