@@ -30,9 +30,9 @@ class Stopped(SystemExit):
 class StopSignals:
     """What a signal does here: it raises Stopped, or is only remembered, in `asked`, while `waits`.
 
-    A second Ctrl-C ends the process at once. So does, after STUCK_S, any signal while a call does not come back, as of
-    an exchange with a process that is elsewhere. Processes forked from this one, such as a loader's workers, get a
-    terminal's Ctrl-C as well, and leave it to this one.
+    A second Ctrl-C ends the process at once. So does any signal while a call does not come back, as of an exchange with
+    a process that is elsewhere: after CHECK_S, or STUCK_S where there may be a state to save. Those forked from this
+    one, such as a loader's workers, get a terminal's Ctrl-C as well, and leave it to this one.
     """
 
     asked = 0
@@ -98,9 +98,11 @@ class StopSignals:
                     seconds += CHECK_S
                     if seconds == CHECK_S and self.asked == signal.SIGINT and self.waits and rank() == 0:
                         tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
-                    if seconds == STUCK_S and not self.asked and (self.exchanges or not self.waits):
-                        missing = "; a rank is missing in a collective, go on with --ckpt_path last" * self.exchanges
-                        tell(f"{Stopped(numbers[0]).text} {where_stuck()}{missing}")
+                    is_stuck = not self.asked and (seconds >= STUCK_S if self.exchanges else not self.waits)
+                    if is_stuck:
+                        missing = f" {where_stuck()}; a rank is missing in a collective, go on with --ckpt_path last"
+                        if rank() == 0:
+                            tell(Stopped(numbers[0]).text + missing * self.exchanges)
                         os._exit(128 + numbers[0])
                     continue
                 if not found:
