@@ -1,11 +1,12 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from project.base.errors import UserError
-from project.base.optim import build_optimizer, build_scheduler
+from project.base.optim import build_optimizer, build_scheduler, interval_of
 
 
 def parameter() -> list[nn.Parameter]:
@@ -78,9 +79,33 @@ def test_the_length_of_the_training_is_filled_in() -> None:
     cosine = rates("CosineAnnealingLR", {}, 10)
     assert cosine[5] == pytest.approx(0.5)
     assert rates("CosineAnnealingLR", {"T_max": 20}, 10)[5] == pytest.approx(0.853553)
-    one_cycle = rates("OneCycleLR", {"max_lr": 2.0}, 10)
-    assert max(one_cycle) == pytest.approx(2.0)
-    assert rates("OneCycleLR", {"max_lr": 2.0, "epochs": 2, "steps_per_epoch": 5}, 10) == one_cycle
+    one_cycle = rates("OneCycleLR", {}, 10)
+    assert max(one_cycle) == pytest.approx(1.0)
+    assert rates("OneCycleLR", {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}, 10) == one_cycle
+
+
+def test_the_highest_rate_is_the_learning_rate() -> None:
+    assert max(rates("CyclicLR", {"base_lr": 0.1, "step_size_up": 3, "cycle_momentum": False}, 8)) == pytest.approx(1.0)
+    with pytest.raises(UserError, match="max_lr 2.0: the highest rate is --model.lr, 1.0") as caught:
+        rates("OneCycleLR", {"max_lr": 2.0}, 10)
+    assert caught.value.status == 2
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "interval"),
+    [
+        ("OneCycleLR", "step"),
+        ("torch.optim.lr_scheduler.CyclicLR", "step"),
+        ("WarmupCosineLR", "step"),
+        ("FinalDecayLR", "step"),
+        ("CosineAnnealingLR", "epoch"),
+        ("StepLR", "epoch"),
+        (None, "epoch"),
+        (torch.optim.lr_scheduler.OneCycleLR(torch.optim.SGD(parameter()), 0.1, 10), "step"),
+    ],
+)
+def test_schedulers_made_for_steps(scheduler: Any, interval: str) -> None:
+    assert interval_of(scheduler) == interval
 
 
 def test_torchs_step_schedule() -> None:

@@ -214,8 +214,8 @@ class Noisy(nn.Module):
 
 CONTINUED = [
     ("Adam", "CosineAnnealingLR", "epoch", {}),
-    ("SGD", "OneCycleLR", "step", {"max_lr": 0.1}),
-    ("Adam", "OneCycleLR", "step", {"max_lr": 0.1}),  # moves the momentum too, which is elsewhere in Adam
+    ("SGD", "OneCycleLR", "step", {}),
+    ("Adam", "OneCycleLR", "step", {}),  # moves the momentum too, which is elsewhere in Adam
     ("SGD", "WarmupCosineLR", "step", {"warmup_steps": 5}),
     ("Adam", "FinalDecayLR", "step", {}),
     ("SGD", "StepLR", "epoch", {"step_size": 1}),
@@ -254,7 +254,7 @@ def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
 
 
 def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
-    flags = ("--trainer.log_every_n_steps", 1, "--model.scheduler", "WarmupCosineLR", "--trainer.max_epochs", -1)
+    flags = ("--trainer.log_every_n_steps", 1, "--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", -1)
     train(*flags, "--trainer.max_steps", 38)
     rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
     assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)

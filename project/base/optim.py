@@ -4,7 +4,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import Parameter
@@ -48,6 +48,7 @@ class FinalDecayLR(LambdaLR):
 
 
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
+MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *OWN_SCHEDULERS}
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}  # of a step: an optimiser takes one at most
 
 
@@ -71,7 +72,7 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
     """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its import path.
 
     num_steps: how often it will step in the whole training, None if that has no end; `T_max` or `total_steps` unless
-        given. Raises UserError for what is wrong.
+        given. A `max_lr` is the optimiser's learning rate. Raises UserError for what is wrong.
     """
     found = _find_class("scheduler", name, lr_scheduler, LRScheduler)
     accepted = inspect.signature(found).parameters
@@ -79,7 +80,18 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
     length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length}
     if num_steps is None and length.keys() - args.keys():
         raise UserError(f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2)
+    if "max_lr" in accepted:
+        lr = optimizer.defaults["lr"]
+        if args.get("max_lr", lr) != lr:
+            raise UserError(f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is --model.lr, {lr}", 2)
+        args = {**args, "max_lr": lr}
     return _build("scheduler", found, length | args, optimizer)
+
+
+def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:
+    """After what a scheduler, or one of this name, is made to step."""
+    name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
+    return "step" if name.rpartition(".")[2] in MADE_FOR_STEPS else "epoch"
 
 
 def _find_class(kind: str, name: str, module: Any, base: type) -> type:

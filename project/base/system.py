@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from project.base.curves import Curves, Metrics, Stage
 from project.base.datamodule import TensorDataModule
-from project.base.optim import build_optimizer, build_scheduler
+from project.base.optim import build_optimizer, build_scheduler, interval_of
 from project.base.samples import ResumableLoader
 
 NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
@@ -38,9 +38,10 @@ class System(LightningModule):
         optimizer_args: Its other arguments, such as {momentum: 0.9}.
         scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; WarmupCosineLR (linear warm-up, then
             cosine) or FinalDecayLR (constant, then down to 0); or an import path. None keeps the learning rate.
-        scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training (T_max, total_steps) is
-            filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
-        scheduler_interval: Step the scheduler after every "epoch" or every "step".
+        scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training (T_max, total_steps) and
+            the highest rate (max_lr, which is lr) are filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
+        scheduler_interval: Step the scheduler after every "epoch" or every "step"; unless given after each step where
+            it is made for that (OneCycleLR, CyclicLR and ours), after each epoch otherwise.
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
         compile_net: Compile the network with this backend of torch.compile, "inductor" for instance.
         compile_mode: Of torch.compile, such as "reduce-overhead", which launches CUDA graphs, or "max-autotune".
@@ -59,7 +60,7 @@ class System(LightningModule):
         optimizer_args: dict[str, Any] | None = None,
         scheduler: str | None = None,
         scheduler_args: dict[str, Any] | None = None,
-        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        scheduler_interval: Literal["epoch", "step"] | None = None,
         channels_last: bool = True,
         compile_net: str | None = None,
         compile_mode: str | None = None,
@@ -125,6 +126,9 @@ class System(LightningModule):
         # for a plain Trainer; the engine's has it already, in front of the others
         return [] if self.curves_callback in self.trainer.callbacks else [self.curves_callback]  # type: ignore[attr-defined]
 
+    def step_scheduler_every(self) -> Literal["epoch", "step"]:
+        return self.scheduler_interval or interval_of(self.scheduler)
+
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.optimizer, self.scheduler
         if isinstance(optimizer, str):
@@ -137,7 +141,7 @@ class System(LightningModule):
             return optimizer
         if isinstance(scheduler, str):
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, self.num_scheduler_steps())
-        config: dict[str, Any] = {"scheduler": scheduler, "interval": self.scheduler_interval}
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):  # see step_plateau
             config |= {"interval": "epoch", "frequency": NEVER, "monitor": "val/loss"}
         return {"optimizer": optimizer, "lr_scheduler": config}
@@ -159,7 +163,7 @@ class System(LightningModule):
         steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
         limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
         num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)
-        if num_steps is None or self.scheduler_interval == "step":
+        if num_steps is None or self.step_scheduler_every() == "step":
             return num_steps
         return math.ceil(num_steps / steps_per_epoch)
 

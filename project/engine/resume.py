@@ -117,7 +117,7 @@ class StretchSchedule(Callback):
         if not is_by_name or (was == own and (has_length or length == num_steps)):
             return
         done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        step = checkpoint["global_step"] if pl_module.scheduler_interval == "step" else done
+        step = checkpoint["global_step"] if own["scheduler_interval"] == "step" else done
         if saved and was["scheduler_interval"] == own["scheduler_interval"]:
             step = saved["last_epoch"]
         optimizer, scheduler = schedule_at(step, pl_module, num_steps)
@@ -126,15 +126,15 @@ class StretchSchedule(Callback):
         for group in checkpoint["optimizer_states"][0]["param_groups"]:
             group.update(now)
         if not has_length and length != num_steps:
-            unit = f"{pl_module.scheduler_interval}s"
+            unit = f"{own['scheduler_interval']}s"
             say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
 
 
 def schedule_options(model: System) -> dict[str, Any]:
     """What sets the options of the optimiser's parameter groups, as a checkpoint can hold it."""
-    names = ("lr", "optimizer_args", "scheduler", "scheduler_args", "scheduler_interval")
+    names = ("lr", "optimizer_args", "scheduler", "scheduler_args")
     found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
-    return found
+    return found | {"scheduler_interval": model.step_scheduler_every()}
 
 
 def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
