@@ -86,7 +86,7 @@ def test_the_length_of_the_training_is_filled_in() -> None:
 
 def test_the_highest_rate_is_the_learning_rate() -> None:
     assert max(rates("CyclicLR", {"base_lr": 0.1, "step_size_up": 3, "cycle_momentum": False}, 8)) == pytest.approx(1.0)
-    with pytest.raises(UserError, match="max_lr 2.0: the highest rate is --model.lr, 1.0") as caught:
+    with pytest.raises(UserError, match=r"max_lr 2\.0: the highest rate is --model\.lr, 1\.0") as caught:
         rates("OneCycleLR", {"max_lr": 2.0}, 10)
     assert caught.value.status == 2
 

@@ -39,7 +39,8 @@ class System(LightningModule):
         scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; WarmupCosineLR (linear warm-up, then
             cosine) or FinalDecayLR (constant, then down to 0); or an import path. None keeps the learning rate.
         scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training (T_max, total_steps) and
-            the highest rate (max_lr, which is lr) are filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
+            the highest rate (max_lr, which is lr) are filled in. ReduceLROnPlateau watches val/loss, with {mode: max}
+            the first of the metrics.
         scheduler_interval: Step the scheduler after every "epoch" or every "step"; unless given after each step where
             it is made for that (OneCycleLR, CyclicLR and ours), after each epoch otherwise.
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
