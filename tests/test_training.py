@@ -81,7 +81,7 @@ def test_the_curves_are_written_on_log_steps_and_every_epoch(train: Train, tmp_p
     result = train()
     found = curves(tmp_path / "tiny" / "version_0")
     steps = 2 * (315 // 16)
-    log_steps = [4, 9, 14, 18, 24, 29, 34, 37]  # 19 is too near the end of an epoch
+    log_steps = sorted({*range(4, steps, 5), 18, 37})
     for tag in ("train/loss", "train/acc", "lr"):
         assert [step for step, _ in found[tag]] == log_steps
     for tag in ("val/loss", "val/acc"):
@@ -845,6 +845,6 @@ def test_a_resume_with_another_memory_layout_trains_the_same(
 
 def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train: Train, tmp_path: Path) -> None:
     train("--model.optimizer_args.foreach", "true", "--trainer.max_epochs", 1)
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--model.optimizer_args", "{}")
     (group,) = checkpoint(tmp_path / "tiny" / "version_0")["optimizer_states"][0]["param_groups"]
     assert (group["fused"], group["foreach"]) == (True, None)

@@ -148,13 +148,12 @@ class Curves(Callback):
         return {f"{stage}/{name}": value for name, value in found.items() if stage == "test" or name != "num_samples"}
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
-        """On a log step. A mean over a few batches would be noise: there is none soon after the beginning of an epoch,
-        and shortly before its end the samples stay for the epoch's own point."""
-        done, soon = trainer.fit_loop.batch_idx + 1, trainer.log_every_n_steps * trainer.accumulate_grad_batches / 2
-        if done >= soon:
-            pl_module.log("lr", self.lr)
-            keep = 0 < trainer.num_training_batches - done < soon
-            pl_module.log_dict(self.result(trainer, "train", keep=keep), prog_bar=True)
+        """On a log step. A mean over a few batches would be noise: shortly before the end of an epoch the samples stay
+        for the epoch's point, too, and shortly after it they still count for the next log step."""
+        pl_module.log("lr", self.lr)
+        num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
+        keep = 0 < num_left < batches_between_points(trainer) / 2
+        pl_module.log_dict(self.result(trainer, "train", keep=keep), prog_bar=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -164,7 +163,10 @@ class Curves(Callback):
         self.resumed = {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if point := self.result(trainer, "train"):  # none right after a log step
+        every = batches_between_points(trainer)
+        until_next = -trainer.global_step * trainer.accumulate_grad_batches % every if every else 0
+        keep = trainer.num_training_batches > every and until_next < every / 2
+        if point := self.result(trainer, "train", keep=keep):  # none right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
             for logger in trainer.loggers:
                 logger.log_metrics(values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)  # as Lightning counts
@@ -193,6 +195,10 @@ class Curves(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.lr = state_dict.get("lr", 0.0)
         self.resumed = {name: state_dict.get(name, []) for name in ("train", "epoch")}  # the latter is younger
+
+
+def batches_between_points(trainer: Trainer) -> int:
+    return trainer.log_every_n_steps * trainer.accumulate_grad_batches  # type: ignore[attr-defined]
 
 
 def collection(metrics: Metrics | Metric | None) -> MetricCollection:

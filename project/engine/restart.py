@@ -134,11 +134,11 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
 
 
 def changed(before: dict[str, Any], now: dict[str, Any], flags: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    """Values by flag, those before and those now; of what the run's own config lacks, what `flags` give."""
+    """Values by flag, those before and those now; of what only one of the two has, what `flags` name."""
     was, flat = flatten(before), flatten(now)
     given = {flag.partition("=")[0].removeprefix("--") for flag in flags}
-    names = [key for key in flat if key not in PLACE and (key in was or {key, key.rpartition(".")[0]} & given)]
-    return {key: (was.get(key), flat[key]) for key in names if was.get(key) != flat[key]}
+    names = [key for key in flat | was if (key in was and key in flat) or {key, key.rpartition(".")[0]} & given]
+    return {key: (was.get(key), flat.get(key)) for key in names if key not in PLACE and was.get(key) != flat.get(key)}
 
 
 def say_unused(files: dict[str, Any], now: dict[str, Any], changes: Iterable[str]) -> None:
