@@ -63,6 +63,22 @@ def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
     assert len(records) > 10
 
 
+@pytest.mark.parametrize("offset", [10, 38], ids=["method", "attributes"])
+def test_a_record_that_is_marked_as_packed_or_as_a_folder_is_found(last: Path, offset: int) -> None:
+    """Python's reader goes by other marks than torch's, which finds other numbers in a record that is no file."""
+    content = last.read_bytes()
+    with zipfile.ZipFile(last) as archive:
+        names, position = [info.filename for info in archive.infolist()], archive.start_dir
+    for name in names:
+        changed = bytearray(content)
+        changed[position + offset] ^= {10: 8, 38: 16}[offset]
+        last.write_bytes(changed)
+        with pytest.raises(UserError, match=f"damaged: its record {name}"):
+            read_checkpoint(last)
+        lengths = [int.from_bytes(content[position + i : position + i + 2], "little") for i in (28, 30, 32)]
+        position += 46 + sum(lengths)  # the next entry of the directory
+
+
 class Payload:
     """Pickles to a call that makes a file."""
 
