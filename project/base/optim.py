@@ -120,5 +120,5 @@ def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywo
         raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2)
     try:
         return cls(*positional, **keywords, **args)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise UserError(f"model.{kind} {cls.__name__} with {args}: {error}", 2) from error

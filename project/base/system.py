@@ -80,7 +80,7 @@ class System(LightningModule):
         self.compile_net = compile_net
         self.compile_mode = compile_mode
         self.curves_callback = Curves()  # writes what `track` is told; the engine puts it before all others
-        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
+        if compile_net is not None and compile_net not in torch.compiler.list_backends(exclude_tags=()):
             raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the usual one")
 
     def forward(self, x: Tensor) -> Tensor:

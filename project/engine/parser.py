@@ -89,5 +89,7 @@ def make_plain(config: Any) -> None:
     for key, value in list(config.items()):
         if isinstance(value, float) and math.isinf(value) and type(value) is not float:
             raise UserError(f"{key.replace('.init_args', '')}: {value} is out of range; give a finite number", 2)
+        if value == "None":  # typed, or what jsonargparse makes of a blank where only text fits
+            raise UserError(f"{key.replace('.init_args', '')}: None is no value; null may be one", 2)
         if isinstance(value, int | float) and not isinstance(value, bool):
             config[key] = int(value) if isinstance(value, int) else float(value)

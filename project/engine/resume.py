@@ -154,6 +154,6 @@ def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimi
             optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
             if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                 schedule.step()
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
     return optimizer, schedule
