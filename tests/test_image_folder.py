@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from attached import attach
-from conftest import script
+from conftest import TINY, script
 from PIL import Image
 
 from project.base import image_files
 from project.base.errors import UserError
 from project.data.image_folder import ImageFolder
+from project.engine.run import main
 
 evaluate = script("evaluate").main
 
@@ -144,6 +145,19 @@ def test_an_own_validation_folder_and_any_case(
     assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)
 
 
+def test_a_folder_beside_the_splits_is_said(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image_folder / "dev").mkdir()
+    ImageFolder(str(image_folder)).prepare_data()
+    assert capsys.readouterr().out == "Images: not used, neither train, val nor test: dev\n"
+
+
+@pytest.mark.parametrize("data", ["image_folder.ImageFolder", "torchvision_set.TorchvisionSet"])
+def test_images_of_other_than_one_or_three_channels_are_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--config", str(TINY), f"--data=project.data.{data}", "--data.image_shape=[4,8,8]"])
+    assert "data.image_shape: " in capsys.readouterr().err
+
+
 def test_two_folders_of_one_split_are_refused(image_folder: Path) -> None:
     shutil.copytree(image_folder / "test", image_folder / "val")
     shutil.copytree(image_folder / "test", image_folder / "valid")
@@ -221,6 +235,13 @@ def test_classes_of_a_test_folder_must_be_those_of_the_training(image_folder: Pa
     shutil.copytree(image_folder / "train" / "red", image_folder / split / "yellow")
     with pytest.raises(UserError, match=f"{split} has classes that the training had not: yellow"):
         ImageFolder(str(image_folder)).prepare_data()
+
+
+def test_unknown_classes_of_a_flat_folder_are_named_with_that_folder(image_folder: Path) -> None:
+    data = ImageFolder(str(image_folder / "train"))
+    data.classes = ["red"]
+    with pytest.raises(UserError, match=r"photos.train has classes that the training had not: blue, green"):
+        data.prepare_data()
 
 
 def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_less(image_folder: Path) -> None:

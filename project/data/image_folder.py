@@ -36,7 +36,7 @@ class ImageFolder(TensorDataModule):
     def __init__(
         self,
         data_dir: str,
-        image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 64, 64),
+        image_shape: tuple[Literal[1, 3], PositiveInt, PositiveInt] = (3, 64, 64),
         num_workers: NonNegativeInt | None = None,
         random_crop: NonNegativeInt = 0,
         random_flip: bool = False,
@@ -87,6 +87,8 @@ class ImageFolder(TensorDataModule):
             return
         if not self.folders:
             say(f"Images: no train and test in {self.data_dir}: a fifth of each class is the test set")
+        elif others := [path.name for path in folders_in(self.data_dir) if path not in self.folders.values()]:
+            say(f"Images: not used, neither train, val nor test: {', '.join(others[:5])}")
         if "val" in self.own_splits:
             say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
         if "test" not in self.own_splits:
@@ -96,8 +98,8 @@ class ImageFolder(TensorDataModule):
             if missing:
                 say(f"Images: {split} has none of {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}")
             if unknown := [name for name in by_class if name not in [*self.classes, *missing]]:
-                what = f"has classes that the training had not: {', '.join(unknown[:5])}"
-                raise UserError(f"{self.data_dir / split} {what}")
+                folder = self.folders.get(split, self.data_dir)
+                raise UserError(f"{folder} has classes that the training had not: {', '.join(unknown[:5])}")
         every = [file for by_class in self.files.values() for files in by_class.values() for file in files]
         check_images(every, self.data_dir)
         self.is_checked = True

@@ -39,7 +39,7 @@ class TorchvisionSet(TensorDataModule):
         random_flip: bool = False,
         mean: float = 0.0,
         std: PositiveFloat = 1.0,
-        image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None,
+        image_shape: tuple[Literal[1, 3], PositiveInt, PositiveInt] | None = None,
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
