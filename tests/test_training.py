@@ -147,6 +147,19 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
     assert train("--trainer.max_steps", max_steps, "--ckpt_path", "last")["epochs"] == epochs  # nothing is left to do
 
 
+@pytest.mark.parametrize("max_steps", [5, 19, 30])
+@pytest.mark.parametrize("later", [57, -1])
+def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
+    train: Train, tmp_path: Path, max_steps: int, later: int
+) -> None:
+    flags = ("--trainer.max_epochs", 3, "--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1)
+    train(*flags, "--name", "whole", "--trainer.max_steps", later)
+    train(*flags, "--trainer.max_steps", max_steps)
+    result = train("--ckpt_path", "last", "--trainer.max_steps", later)
+    assert (result["epochs"], result["steps"]) == (3, 57)
+    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "tiny" / "version_0"))
+
+
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(
     train: Train, tmp_path: Path
 ) -> None:

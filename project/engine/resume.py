@@ -97,6 +97,25 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                     saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
+class WholeEpochs(Callback):
+    """Lightning takes an epoch that max_steps or max_time cuts short for a whole one, and a resume leaves out its rest;
+    with max_steps it takes a resume from an epoch's end for one in its middle, and leaves out the next epoch."""
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+        is_cut = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        if is_cut and progress["current"]["processed"] == progress["current"]["ready"]:
+            for counts in progress.values():
+                counts["processed"] -= 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            loop._restarting = loop.epoch_loop.restarting = False
+
+
 class StretchSchedule(Callback):
     """Puts optimiser and schedule, both by name, where they would be had the training always had today's length,
     learning rate and other options."""
