@@ -142,6 +142,7 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
         (["--trainer.accelerator", "auto", "--trainer.devices", "2"], ["2", "--trainer.strategy ddp"]),
         (["--trainer.devices", "[1]"], ["[1]", "--trainer.devices 1"]),
         (["--trainer.devices", "0"], ["0"]),
+        (["--trainer.num_nodes", "2"], ["trainer.num_nodes 2", "torchrun"]),
         (["--trainer.devices", "999", "--trainer.strategy", "ddp"], ["999"]),
         (["--ckpt_path", "last"], ["last", "tiny"]),
         (["--ckpt_path", "best"], ["best", "tiny"]),

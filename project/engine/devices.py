@@ -69,6 +69,8 @@ def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int 
     if started != (0, 0) and number not in ("auto", -1) and (number, num_nodes) != started:
         has_started = f"torchrun or SLURM has started {started[0]} processes on each of {started[1]} machines"
         raise UserError(f"{flag} and trainer.num_nodes {num_nodes}: {has_started}; leave the two flags out")
+    if num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ:  # it would wait for them for ever
+        raise UserError(f"trainer.num_nodes {num_nodes}: start the command by torchrun or SLURM, on each machine")
     if accelerator in ("gpu", "cuda", "mps") and not found:
         raise UserError(f"trainer.accelerator {accelerator}: no GPU was found; use --trainer.accelerator cpu or auto")
     if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps") or devices in ("auto", -1):
