@@ -710,7 +710,10 @@ def test_best_is_the_best_epoch_by_the_monitor(train: Train, tmp_path: Path) -> 
 
 
 def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
-    assert train("--trainer.max_epochs", 50, "--patience", 2, "--model.lr", 1e-9)["epochs"] == 3
+    flags = ("--trainer.max_epochs", 50, "--patience", 2, "--model.lr", 1e-9)
+    assert train(*flags)["epochs"] == 3
+    # by the clock: after every batch
+    assert train(*flags, "--trainer.val_check_interval", "00:00:00:00")["steps"] == 3
 
 
 @pytest.mark.parametrize(

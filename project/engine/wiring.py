@@ -58,7 +58,10 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     callbacks += [DeviceMonitor()] if config.device_monitor else []
     callbacks.append(RunRecorder(*cli.plain_config(), run, None if or_last else monitor))
     if config.patience is not None:
-        callbacks.append(Patience(monitor or "", patience=int(config.patience), mode=mode))
+        # Lightning 2.6 has no answer where it validates by the clock
+        at_end = False if isinstance(config.trainer.val_check_interval, str) else None
+        patience = int(config.patience)
+        callbacks.append(Patience(monitor or "", patience=patience, mode=mode, check_on_train_epoch_end=at_end))
     if config.trainer.enable_checkpointing is not False:
         folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
         # the best one first: the last one then knows of it
