@@ -13,13 +13,13 @@ from typing import Any
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
-from project.engine.checks import try_network
+from project.engine.checks import has_test, try_network
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import json_text
 from project.engine.processes import StopOnSignal, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
-from project.engine.run import as_metrics, has_test
+from project.engine.run import as_metrics
 from project.engine.script import ScriptParser, short_errors
 
 

@@ -29,11 +29,12 @@ from project.base.errors import UserError
 from project.base.system import System
 from project.callbacks import charts
 from project.engine.checkpoints import AtomicCheckpointIO
+from project.engine.checks import prepare
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import Run
+from project.engine.folder import Run, root_folder
 from project.engine.quiet import quiet_lightning
-from project.engine.run import parse, prepare, root_folder, short
+from project.engine.run import parse, short
 from project.engine.script import ScriptParser, short_errors
 
 LARGEST = 8192  # Lightning's finder goes no further
@@ -67,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         cli.config_init.trainer.callbacks = None  # which would stop or save
         if isinstance(cli.model, System):
             cli.model.scheduler = None  # the finder has its own
-        prepare(cli)
+        prepare(cli.model, cli.datamodule, cli.config)
         run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
         try:
             with cpu_threads(cli.config.num_threads), SummaryWriter(str(run.folder)) as writer:

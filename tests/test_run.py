@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from project.base.errors import UserError
-from project.engine.folder import Run, find_checkpoint, folder_to_continue
+from project.engine.folder import Run, folder_to_continue
 from project.engine.recorder import hyper_parameters
 
 
@@ -38,20 +38,12 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     assert kept.folder.is_dir()
 
 
-def test_last_and_best_mean_the_newest_run_that_has_them(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run"):
-        find_checkpoint("last", tmp_path, "a")
-    for version, name in ((2, "last"), (9, "last"), (2, "best"), (10, "other")):
-        folder = tmp_path / "a" / f"version_{version}" / "checkpoints"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.ckpt").touch()
-    last = find_checkpoint("last", tmp_path, "a")
-    best = find_checkpoint("best", tmp_path, "a")
-    assert last == tmp_path / "a" / "version_9" / "checkpoints" / "last.ckpt"
-    assert best == tmp_path / "a" / "version_2" / "checkpoints" / "best.ckpt"
-    assert folder_to_continue(last, tmp_path, "a") == tmp_path / "a" / "version_9"
-    assert folder_to_continue(best, tmp_path, "a") is None
-    assert folder_to_continue(last, tmp_path, "b") is None
+def test_a_run_goes_on_in_its_folder_from_its_last_checkpoint_alone(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "a" / "version_9" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    assert folder_to_continue(checkpoints / "last.ckpt", tmp_path, "a") == tmp_path / "a" / "version_9"
+    assert folder_to_continue(checkpoints / "best.ckpt", tmp_path, "a") is None
+    assert folder_to_continue(checkpoints / "last.ckpt", tmp_path, "b") is None
 
 
 def test_hyper_parameters_are_flat_and_plain() -> None:

@@ -132,11 +132,6 @@ class RunCheckpoint(ModelCheckpoint):
         self.step_at_epoch_end = 0
 
     @property
-    def own_folder(self) -> Path:
-        """That of the first process in all of them, from setup on."""
-        return Path(str(self.dirpath))
-
-    @property
     def state_key(self) -> str:
         return f"{type(self).__qualname__}/{self.filename}"
 
@@ -171,11 +166,11 @@ class RunCheckpoint(ModelCheckpoint):
         # the middle of a validation; and when an epoch has ended, the checkpoint is there already.
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
         if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
-            trainer.save_checkpoint(self.own_folder / "last.ckpt", weights_only=False)
+            trainer.save_checkpoint(Path(str(self.dirpath), "last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far where the run goes on in its folder, also if that has been moved."""
-        if not (self.own_folder / "last.ckpt").exists():
+        if not Path(str(self.dirpath), "last.ckpt").exists():
             return  # a new run that starts from another one's checkpoint
         old, new = state_dict["dirpath"], str(self.dirpath)
         state = {key: value.replace(old, new) if isinstance(value, str) else value for key, value in state_dict.items()}

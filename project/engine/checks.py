@@ -1,4 +1,4 @@
-"""Trials before a run starts: of a config file, and of the network on its data."""
+"""Trials before a run starts: of a config file, of the data, of the network on it, of the optimiser."""
 
 import json
 import traceback
@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 import yaml
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean
+from project.base.optim import build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.system import System
 from project.engine.devices import num_gpus, parse_devices
@@ -97,3 +102,45 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
         classes = f"the {data.num_classes or most} classes of {type(data).__name__}"
         raise UserError(f"{name} has {num_outputs} outputs for {classes}\n{way_out.format('')}")
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
+
+
+def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
+    """Load the data and try the network on it, before a run folder exists."""
+    if isinstance(data, TensorDataModule):  # others may need the Trainer for it
+        data.prepare_data()
+        data.setup("fit")
+        if has_test(model, data):
+            data.setup("test")  # what is wrong with it is found now, not after the training
+        sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
+        classes = f" of {data.num_classes} classes" if data.num_classes else ""
+        say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
+        if config.try_network:
+            try_network(model, data, config.trainer)
+    if isinstance(model, System) and isinstance(model.optimizer, str):
+        schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
+
+
+def has_test(model: LightningModule, data: LightningDataModule) -> bool:
+    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
+
+
+def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
+    """An optimiser of one number, and its schedule over `num_steps` steps, after `step` of them; both by name.
+
+    Raises UserError for names and arguments that do not work.
+    """
+    parameter = Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, [parameter], model.lr)
+    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
+    try:
+        if isinstance(model.scheduler, str):
+            what += f", {model.scheduler} with {model.scheduler_args}"
+            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
+        for _ in range(step):
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
+            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
+                schedule.step()
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
+    return optimizer, schedule

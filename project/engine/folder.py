@@ -14,6 +14,14 @@ from project.engine.script import write_whole
 LOGS = Path(__file__).parents[2] / "logs"
 
 
+def root_folder(config: Any) -> Path:
+    """Where runs are kept, below which `name` is to be a folder."""
+    root = Path(config.trainer.default_root_dir or LOGS)
+    if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
+        raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
+    return root
+
+
 class Run:
     """One run's folder ROOT/NAME/version_N, held against other processes until `close`; a new one unless given."""
 

@@ -15,10 +15,8 @@ def as_today(checkpoint: dict[str, Any]) -> None:
     if smoothing := args.pop("label_smoothing", 0):
         args["criterion"] = {"class_path": "torch.nn.CrossEntropyLoss", "init_args": {"label_smoothing": smoothing}}
     if "lr" in args:  # not what a subclass made of it
-        empty: dict[str, Any] = {"optimizer_args": {}, "scheduler_args": {}}
-        options = {
-            name: args.get(name) or empty.get(name) for name in ("lr", *empty, "scheduler", "scheduler_interval")
-        }
+        options = {name: args.get(name) for name in ("lr", "scheduler", "scheduler_interval")}
+        options |= {name: args.get(name) or {} for name in ("optimizer_args", "scheduler_args")}
         checkpoint.setdefault("schedule", options)
     if checkpoint.pop("steps_per_execution", 1) > 1 and "loops" in checkpoint:
         count_steps(checkpoint["loops"]["fit_loop"], config["steps_per_execution"])

@@ -19,6 +19,7 @@ from project.engine.devices import describe_devices
 from project.engine.folder import Run
 from project.engine.older import PACKAGE
 from project.engine.source import source
+from project.engine.written import LOOKS_ON, flatten
 
 
 class RunRecorder(Callback):
@@ -33,7 +34,7 @@ class RunRecorder(Callback):
         self.config, self.text, self.run, self.monitor = config, text, run, monitor
         self.seconds_before = 0.0  # a resume
         self.start: float | None = None
-        self.result = torch.zeros(3, dtype=torch.float64)
+        self.result = torch.zeros(3, dtype=torch.float64).share_memory_()  # with ddp_spawn other processes train
         """Epochs, steps and seconds at the end."""
 
     def state_dict(self) -> dict[str, float]:
@@ -54,9 +55,8 @@ class RunRecorder(Callback):
             if patch := source()[1]:
                 self.run.keep("code.diff")
                 self.run.write("code.diff", patch)
-            (self.run.folder / "hparams.yaml").unlink(
-                missing_ok=True
-            )  # of an earlier start, which Lightning would keep
+            # of an earlier start, which Lightning would keep
+            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
             with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))
 
@@ -95,20 +95,12 @@ class RunRecorder(Callback):
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", ...}."""
-    plumbing = ("data_dir", "num_workers", "pin_memory", "persistent_workers", "resident")  # changes no result
-    flat: dict[str, Any] = {"seed": config["seed_everything"]}
-
-    def add(key: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                add(key if name in ("class_path", "init_args") else f"{key}.{name}", inner)
-        elif value is not None and key.rpartition(".")[2] not in plumbing:
-            flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
-
     flags = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    add("model", config["model"])
-    add("data", config["data"])
-    add("trainer", {flag: config["trainer"][flag] for flag in flags})
+    trainer = {flag: config["trainer"][flag] for flag in flags}
+    flat = {"seed": config["seed_everything"]}
+    for key, value in flatten({"model": config["model"], "data": config["data"], "trainer": trainer}).items():
+        if value is not None and key.rpartition(".")[2] not in LOOKS_ON:
+            flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat
 
 

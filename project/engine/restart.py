@@ -14,11 +14,9 @@ from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
 from project.engine.devices import num_processes_started
 from project.engine.folder import LOGS, folder_to_continue, versions
-from project.engine.parser import arguments
 from project.engine.script import ScriptParser
-from project.engine.written import flatten
+from project.engine.written import LOOKS_ON, flatten
 
-LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir")  # of data; changes no batch
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed")
 PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
@@ -49,13 +47,12 @@ class Restart(NamedTuple):
         return self.own | {"ckpt_path": str(self.path or self.folder), "name": name, "trainer": trainer}
 
 
-def find_restart(args: Sequence[str], default_name: str | None = None) -> tuple[Restart | None, list[str]]:
+def find_restart(ordered: Sequence[str], default_name: str | None = None) -> tuple[Restart | None, list[str]]:
     """What --ckpt_path of a command line asks for, None without one; and the arguments but for the --config files.
 
-    default_name: of runs of this command, where it has none; the model's class unless given.
-    Raises UserError where there is no such run, or its checkpoint is not sound.
+    ordered: as from `arguments`. default_name: of runs of this command, where it has none; the model's class unless
+    given. Raises UserError where there is no such run, or its checkpoint is not sound.
     """
-    ordered = arguments(args)
     flags = [arg for arg in ordered[1:] if not arg.startswith("--config=")]
     given: dict[str, Any] = {"model": ordered[0]}
     for file in config_files(ordered):
@@ -85,17 +82,12 @@ def config_files(ordered: Sequence[str]) -> list[Path]:
 def newest(which: str, root: Path, name: str) -> Restart:
     """The newest run of a name: `last` goes on in it, or starts it again if it was killed before its first checkpoint;
     `best` starts a new run from it."""
-    folders = [
-        folder
-        for folder in reversed(versions(root / name).values())
-        if which == "last" or (folder / "config.yaml").is_file()
-    ]
-    paths = [folder / "checkpoints" / f"{which}.ckpt" for folder in folders]
-    with_one = [path for path in paths if path.is_file()]
-    if not paths:
+    folders = list(reversed(versions(root / name).values()))
+    if which == "best":  # not one that was killed before it had a config
+        folders = [folder for folder in folders if (folder / "config.yaml").is_file()]
+    if not folders:
         raise UserError(f"ckpt_path {which}: no run in {root / name} has one; leave --ckpt_path out to start a run")
-    path = paths[0]
-    folder = path.parents[1]
+    folder, path, *older = (folders[0], *(folder / "checkpoints" / f"{which}.ckpt" for folder in folders))
     if path.is_file():
         checkpoint = read_checkpoint(path)
         return Restart(checkpoint["config"], path, checkpoint, folder if which == "last" else None)
@@ -103,8 +95,8 @@ def newest(which: str, root: Path, name: str) -> Restart:
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
         return Restart(yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None, folder=folder)
-    older = f"; {with_one[0]} is older: give that path, or leave --ckpt_path out" if with_one else ""
-    raise UserError(f"ckpt_path {which}: the newest run {folder} has no {path.name}{older}")
+    found = [f"; {path} is older: give that path, or leave --ckpt_path out" for path in older if path.is_file()]
+    raise UserError(f"ckpt_path {which}: the newest run {folder} has no {path.name}{''.join(found[:1])}")
 
 
 def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any], flags: Sequence[str]) -> list[str]:

@@ -8,16 +8,15 @@ import torch
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.errors import UserError
-from project.base.optim import IMPLEMENTATIONS, build_optimizer, build_scheduler
+from project.base.optim import IMPLEMENTATIONS
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import plain, read_checkpoint
+from project.engine.checks import schedule_at
 from project.engine.cli import TrainingCLI
 
 
@@ -77,17 +76,9 @@ def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path
             raise UserError(f"checkpoint {path} is of another model: {what}")
 
 
-class OwnImplementation(Callback):
-    """Lets a resumed optimiser step as this run has built it: `fused` and its like are not taken from a checkpoint, and
-    its moments lie in memory as the weights do now, which a fused step relies on."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
-        for optimizer in trainer.optimizers:
-            optimizer.register_load_state_dict_pre_hook(as_built)
-
-
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state of an optimiser of the same parameters."""
+    """Change a saved state of an optimiser of the same parameters, so that it steps as it was built: `fused` and its
+    like stay, and its moments lie in memory as the weights do now, which a fused step relies on."""
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch says what does not fit
         for name in IMPLEMENTATIONS & {*own, *group}:
             group[name] = own.get(name)
@@ -116,9 +107,13 @@ class WholeEpochs(Callback):
             loop._restarting = loop.epoch_loop.restarting = False
 
 
-class StretchSchedule(Callback):
-    """Puts optimiser and schedule, both by name, where they would be had the training always had today's length,
-    learning rate and other options."""
+class ResumedOptimizer(Callback):
+    """Lets a resumed optimiser step as this run has built it; and puts optimiser and schedule, both by name, where they
+    would be had the training always had today's length, learning rate and other options."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(as_built)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if isinstance(pl_module, System):
@@ -154,25 +149,3 @@ def schedule_options(model: System) -> dict[str, Any]:
     names = ("lr", "optimizer_args", "scheduler", "scheduler_args")
     found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
     return found | {"scheduler_interval": model.step_scheduler_every()}
-
-
-def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimiser of one number, and its schedule over `num_steps` steps, after `step` of them; both by name.
-
-    Raises UserError for names and arguments that do not work.
-    """
-    parameter = Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, [parameter], model.lr)
-    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
-    try:
-        if isinstance(model.scheduler, str):
-            what += f", {model.scheduler} with {model.scheduler_args}"
-            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
-        for _ in range(step):
-            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
-            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
-                schedule.step()
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
-    return optimizer, schedule

@@ -5,28 +5,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
-from project.base.system import System
 from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint
-from project.engine.checks import try_network
+from project.engine.checks import has_test, prepare
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import LOGS, Run, json_text
+from project.engine.folder import Run, json_text, root_folder
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.recorder import RunRecorder
 from project.engine.restart import Restart, check_changes, config_files, find_restart, say_unused
-from project.engine.resume import check_resume, schedule_at
+from project.engine.resume import check_resume
 from project.engine.script import short_errors
 from project.engine.selection import choose_selection
 from project.engine.signals import SIGNALS, Stopped
@@ -62,24 +59,17 @@ def names_experiment(args: Sequence[str]) -> bool:
 def parse(args: Sequence[str]) -> TrainingCLI:
     """Model and data of a command line; of the default experiment where it names none; of the run that it resumes."""
     is_named = names_experiment(args)
-    restart, flags = find_restart(args, None if is_named else "default")
+    ordered = arguments(args)
+    restart, flags = find_restart(ordered, None if is_named else "default")
     if restart is None or restart.start is None:
-        cli = TrainingCLI(arguments(args if is_named else ["--config", str(DEFAULT_CONFIG), *args]))
+        cli = TrainingCLI(ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args]))
     else:
         cli = TrainingCLI(flags, saved=restart.start)
         now = cli.plain_config()[0]
         changes = check_changes(restart, cli.model, now, flags)
-        say_unused(cli.read(config_files(arguments(args))), now, changes)
+        say_unused(cli.read(config_files(ordered)), now, changes)
     cli.restart = restart
     return cli
-
-
-def root_folder(config: Any) -> Path:
-    """Where runs are kept, below which `name` is to be a folder."""
-    root = Path(config.trainer.default_root_dir or LOGS)
-    if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
-        raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
-    return root
 
 
 def train(cli: TrainingCLI) -> dict[str, Any]:
@@ -90,7 +80,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     if checkpoint is not None and path is not None:
         check_resume(checkpoint, cli.model, config, path)
     if rank() == 0:
-        prepare(cli)
+        prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
@@ -113,30 +103,12 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
             run.close()
 
 
-def prepare(cli: TrainingCLI) -> None:
-    """Load the data and try the network on it, before a run folder exists."""
-    model, data = cli.model, cli.datamodule
-    if isinstance(data, TensorDataModule):  # others may need the Trainer for it
-        data.prepare_data()
-        data.setup("fit")
-        if has_test(model, data):
-            data.setup("test")  # what is wrong with it is found now, not after the training
-        sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
-        classes = f" of {data.num_classes} classes" if data.num_classes else ""
-        say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
-        if cli.config.try_network:
-            try_network(model, data, cli.config.trainer)
-    if isinstance(model, System) and isinstance(model.optimizer, str):
-        schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
-
-
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
     say(describe_devices(trainer))
     if run and isinstance(trainer.logger, TensorBoardLogger):
         say(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}")
     recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
-    recorder.result.share_memory_()  # with ddp_spawn and the like other processes train
     try:
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
@@ -177,10 +149,6 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
     return values
 
 
-def has_test(model: LightningModule, data: LightningDataModule) -> bool:
-    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
-
-
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What Lightning's test returns; the number of samples is an int."""
     return {key: int(value) if key == "test/num_samples" else value for row in results for key, value in row.items()}
@@ -189,7 +157,7 @@ def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 def best_checkpoint(trainer: Trainer) -> Path | None:
     """best.ckpt of the first process, if it has written one."""
     own = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)]
-    path = Path(own[0].own_folder, "best.ckpt") if own else None
+    path = Path(str(own[0].dirpath), "best.ckpt") if own else None
     is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
     if not is_there and own and own[0].best_model_path:
         raise UserError(f"{path} has been deleted since it was written: there is no best epoch to test")

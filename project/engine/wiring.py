@@ -22,7 +22,7 @@ from project.engine.folder import Run
 from project.engine.limits import SayLimits
 from project.engine.processes import StopOnSignal
 from project.engine.recorder import RunRecorder
-from project.engine.resume import OwnImplementation, StretchSchedule, WholeEpochs
+from project.engine.resume import ResumedOptimizer, WholeEpochs
 from project.engine.selection import Selection
 
 
@@ -49,8 +49,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     config = cli.config
     monitor, mode, or_last = selection or (None, "min", False)
     every = config.figures_every_n_epochs
-    callbacks: list[Callback] = [StretchSchedule(), OwnImplementation(), WholeEpochs(), SayLimits()]
-    callbacks += [RandomState(), StopOnSignal()]
+    callbacks: list[Callback] = [ResumedOptimizer(), WholeEpochs(), SayLimits(), RandomState(), StopOnSignal()]
     callbacks += [StopOnNan()] if config.stop_on_nan else []
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += [PredictionFigures(every)] if every else []

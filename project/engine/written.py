@@ -11,6 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from project.base.errors import UserError
 from project.engine.messages import explain
 
+LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir")  # of data; changes no batch
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
