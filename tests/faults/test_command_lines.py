@@ -365,7 +365,9 @@ def of_yaml(settings: list[Setting], root: Path) -> list[str]:
                 inner = inner.setdefault("init_args", {})
             elif key == "net" and "init_args" in inner:
                 inner = inner["init_args"]
-        if (isinstance(inner.get(name), dict) and "class_path" in inner[name]) or flag == "model":
+        if flag == "model":
+            config["model"] = {"init_args": inner[name]}
+        if flag == "model" or (isinstance(inner.get(name), dict) and "class_path" in inner[name]):
             inner, name = inner[name], "class_path"
         inner[name] = f"@{index}@"
     text = yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
