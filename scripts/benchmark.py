@@ -33,6 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+
 import lightning
 import numpy as np
 import torch
@@ -52,7 +54,6 @@ from project.data.transforms import crop_and_flip, to_float
 from project.engine import run
 from project.engine.devices import cpu_threads
 from project.engine.quiet import quiet_lightning
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NUM_FILES = 4000

@@ -9,6 +9,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from project.engine.script import ScriptParser, output_file, short_errors  # isort: skip  # first: it hears Ctrl-C
+
 import torch
 from torch import nn
 
@@ -16,7 +18,6 @@ from project.base.errors import UserError
 from project.base.system import System
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
-from project.engine.script import ScriptParser, output_file, short_errors
 
 
 def main(args: Sequence[str] | None = None) -> Path:

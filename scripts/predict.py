@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -28,7 +30,6 @@ from project.base.errors import UserError
 from project.base.image_files import find_images, read_image
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole
 
 BATCH_SIZE = 256
 

@@ -18,6 +18,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from project.engine.script import ScriptParser, short_errors  # isort: skip  # first: it hears Ctrl-C
+
 from lightning import Trainer
 from lightning.pytorch.tuner import Tuner, lr_finder
 from lightning.pytorch.utilities.parsing import lightning_setattr
@@ -35,7 +37,6 @@ from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, root_folder
 from project.engine.quiet import quiet_lightning
 from project.engine.run import parse, short
-from project.engine.script import ScriptParser, short_errors
 
 LARGEST = 8192  # Lightning's finder goes no further
 lr_finder.tqdm = functools.partial(lr_finder.tqdm, disable=None, leave=False)  # its bar, in a terminal only

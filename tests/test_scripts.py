@@ -1,5 +1,6 @@
 """evaluate.py, predict.py and export.py, in process and, once each, as a user starts them."""
 
+import ast
 import csv
 import json
 import os
@@ -451,6 +452,14 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     started = "srun --kill-on-bad-exit=1 python scripts/train.py --config a b.yaml --name slurm_7"
     back = ["scontrol requeue 7"] * requeued
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
+
+
+@pytest.mark.parametrize("file", sorted((REPO / "scripts").glob("*.py")), ids=lambda file: file.name)
+def test_a_script_imports_the_project_first_which_hears_ctrl_c_while_torch_is_imported(file: Path) -> None:
+    nodes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [node.names[0].name if isinstance(node, ast.Import) else node.module or "" for node in nodes]
+    others = [module for module in modules if module.partition(".")[0] not in sys.stdlib_module_names]
+    assert file.name == "tuning.py" or not others or others[0].startswith("project.")  # tune.py's
 
 
 @pytest.mark.parametrize(
