@@ -191,6 +191,7 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.replace("batch_size", "batchsize"), ["data.batchsize", "batch_size?"]),
         (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
         (TEXT + "modle: 3\n", ["modle", "model?"]),
+        (TEXT + "trainer: {max_epochs: 9}\n", ["'trainer' stands twice", "line 27"]),
         (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), ["trainer.callbacks.monitr", "monitor?"]),
         (TEXT + EARLY_STOPPING.replace("3", "abc"), ["trainer.callbacks.patience: ", "int", "abc"]),
         (TEXT + EARLY_STOPPING.replace("EarlyS", "EarlyZ"), ["EarlyZtopping", "EarlyStopping?"]),

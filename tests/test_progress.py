@@ -45,6 +45,14 @@ def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture
     assert "\r" not in out
 
 
+def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--trainer.check_val_every_n_epoch", 2, "--trainer.max_epochs", 5)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
+    assert ["val/" in line for line in lines] == [False, True, False, True, False]
+
+
 def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train("--data", "small.Points", "--model.net.sizes", "[10,2]")
     assert " samples/s" in capsys.readouterr().out

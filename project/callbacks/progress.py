@@ -51,11 +51,19 @@ def clock(seconds: float) -> str:
 class EpochLines(Pace):
     """Prints each epoch's metrics: for output that is no terminal, in place of a progress bar."""
 
+    validated = -1  # the epoch of the newest validation
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        super().on_validation_end()
+        self.validated = trainer.current_epoch
+
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         metrics = trainer.callback_metrics
         names = sorted(metrics, key=lambda name: name.partition("/")[0])  # train/ before val/
+        if self.validated != trainer.current_epoch:
+            names = [name for name in names if not name.startswith("val")]  # those of an earlier epoch
         parts = [f"{name} {metrics[name].item():.4f}" for name in names if name != "lr"] or ["nothing logged"]
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}", flush=True)

@@ -25,10 +25,22 @@ from project.engine.known import KnowsClasses
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice: the first would not count, nor a whole section below it."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys: dict[str, Any] = {}
+        for key, _ in node.value:
+            if keys.setdefault(str(key.value), key) is not key:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+        return node
+
+
 def check_config_file(path: Path) -> dict[str, Any]:
     """What is in it, a `trainer` at least. Raises UserError for a config that is missing, unreadable or no mapping."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
         json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
     except OSError as error:
         near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
