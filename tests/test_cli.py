@@ -117,6 +117,7 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--trainer.limit_val_batches", "2.5"], ["limit_val_batches", "2.5"]),
         (["--trainer.max_time", "abc"], ["abc"]),
         (["--trainer.callbacks", "Foo"], ["Foo"]),
+        (["--trainer.callbacks", "mine.Foo"], ["No module named 'mine'"]),
         (["--seed_everything", "abc"], ["abc"]),
         (["--seed_everything", "-4"], ["seed_everything: '-4'", ">=0"]),
         (["--patience", "0"], ["patience: '0'", ">0"]),

@@ -37,6 +37,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
     rows = [(len(line) - len(line.lstrip(" -")), line.strip(" -")) for line in message.splitlines() if line.strip(" -")]
     keys, reasons, key_depth, reason_depth, class_path = list[str](), list[str](), -1, 0, ""
     for depth, text in rows:
+        if text.startswith("Problem with") and reasons == ["Expected a <class 'list'>"]:
+            reasons = []  # what could have been a list is a class, which has more to say
         if reasons and (depth < reason_depth or text.startswith(("Parser key", "Problem with", "Subclass types"))):
             break  # of another type of the union
         if found := re.fullmatch(r'Parser key "(.+)":', text):
