@@ -18,6 +18,7 @@ from project.engine.checks import has_test, prepare
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, json_text, root_folder
+from project.engine.misfits import short_misfits
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
@@ -89,7 +90,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         logger = make_logger(cli.config_init.trainer.logger, root, run, checkpoint)
         callbacks = make_callbacks(cli, root, run, selection)
         trainer = cli.make_trainer(logger=logger, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
-        with short_process_errors():
+        with short_process_errors(), short_misfits(cli.model):
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
         is_saved = run and list(run.checkpoints.glob("*.ckpt"))
