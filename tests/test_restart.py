@@ -37,10 +37,11 @@ def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_pa
     assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
 
 
-def test_a_checkpoint_alone_is_enough(train: Train, tmp_path: Path) -> None:
+def test_a_checkpoint_alone_is_enough(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("--name", "mine", "--model.lr", 0.03)
     last = tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
     assert main(["--ckpt_path", str(last), "--trainer.max_epochs", "3"])["epochs"] == 3
+    assert "No --config given" not in capsys.readouterr().out
     assert checkpoint(last.parents[1])["config"]["model"]["init_args"]["lr"] == 0.03
     assert [folder.name for folder in (tmp_path / "mine").iterdir()] == ["version_0"]
 
@@ -49,7 +50,7 @@ def test_a_config_file_that_has_changed_is_said_and_flags_are(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(Path(TINY).read_text())
+    file.write_text(Path(TINY).read_text() + "  callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]\n")
     train(config=str(file))
     capsys.readouterr()
     train("--ckpt_path", "last", config=str(file))

@@ -372,6 +372,11 @@ class Shaken(Dataset[tuple[torch.Tensor, int]]):
         return torch.rand(3, 8, 8) + random.random() + i / 120, i % 4
 
 
+class Dropping(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(192, 4))
+
+
 class OurLoader(LightningDataModule):
     """A plain data module with our loader, of a Dataset that knows nothing of it."""
 
@@ -380,7 +385,8 @@ class OurLoader(LightningDataModule):
         self.num_workers = num_workers
 
     def train_dataloader(self) -> ResumableLoader:
-        return ResumableLoader(Shaken(), EpochBatchSampler(120, 10, shuffle=True), num_workers=self.num_workers)
+        how = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
+        return ResumableLoader(Shaken(), EpochBatchSampler(120, 10, shuffle=True), **how)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Shaken(), batch_size=10)
@@ -388,12 +394,13 @@ class OurLoader(LightningDataModule):
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("flags", [(), ("--model.scheduler", "CosineAnnealingLR")], ids=["plain", "scheduler"])
-def test_our_loader_goes_on_in_any_data_module(
+def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, flags: tuple[str, ...]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = yaml.safe_load(Path(TINY).read_text())
     config["data"] = {"class_path": "test_training.OurLoader", "init_args": {"num_workers": num_workers}}
+    config["model"]["net"] = "test_training.Dropping"
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
 
     def run(*more: object) -> None:

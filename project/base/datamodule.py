@@ -168,7 +168,6 @@ class TensorDataModule(LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=pins if self.pin_memory is None else self.pin_memory,
             persistent_workers=self.persistent_workers and self.num_workers > 0,
-            generator=torch.Generator(),  # leaves the global random state alone
         )
 
     def _resident(self, split: str, data: TensorBatches) -> TensorBatches:

@@ -164,7 +164,8 @@ class ResumableLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
         samples = dataset if isinstance(dataset, TensorBatches | SeededSamples) else SeededSamples(dataset)
-        super().__init__(samples, batch_sampler=batch_sampler, **options)
+        # of its own, which leaves the global random state alone
+        super().__init__(samples, batch_sampler=batch_sampler, **{"generator": torch.Generator(), **options})
         self.__dict__["sampler"] = batch_sampler  # for Lightning, which asks for its type
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class

@@ -88,7 +88,8 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
-        start = {"namespace": parser.parse_object(self.saved, _skip_validation=True)} if self.saved else {}
+        saved = copy.deepcopy(self.saved)  # parsing changes it
+        start = {"namespace": parser.parse_object(saved, _skip_validation=True)} if saved else {}
         self.config = parser.parse_args(args, **copy.deepcopy(start), _skip_validation=True)
         self.given = parser.parse_args(args, **start, defaults=False, _skip_validation=True)
         if self.config.seed_everything is None:  # a blank in a YAML: Lightning would take 0

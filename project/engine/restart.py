@@ -138,9 +138,18 @@ def say_unused(files: dict[str, Any], now: dict[str, Any], changes: Iterable[str
     flat = flatten(now)
     for key, value in flatten(files).items():
         is_path = isinstance(value, str) and str(Path(value).absolute()) == flat.get(key)
-        if key in flat and key not in (*PLACE, *changes) and value != flat[key] and not is_path:
+        if key in flat and key not in (*PLACE, *changes) and not agrees(value, flat[key]) and not is_path:
             say(f"Resume: {key} stays {short(flat[key])}; the config file's {short(value)} counts as a flag only")
 
 
 def short(value: Any) -> str:
     return textwrap.shorten(str(value), 80)
+
+
+def agrees(said: Any, now: Any) -> bool:
+    """Whether `now` is what was said, with more in its dicts at most: a callback's other arguments, for instance."""
+    if isinstance(said, dict) and isinstance(now, dict):
+        return all(key in now and agrees(said[key], now[key]) for key in said)
+    if isinstance(said, list) and isinstance(now, list):
+        return len(said) == len(now) and all(map(agrees, said, now))
+    return bool(said == now)

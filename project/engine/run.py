@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         quiet_lightning()
         args = list(sys.argv[1:] if args is None else args)
         cli = parse(args)
-        if not names_experiment(args):
+        if not names_experiment(args) and not (cli.restart and cli.restart.own):
             say(NO_CONFIG)
         with cpu_threads(cli.config.num_threads):
             return train(cli)
