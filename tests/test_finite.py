@@ -165,3 +165,23 @@ def test_a_plain_module_is_watched_as_well(
     with pytest.raises(SystemExit):
         train(*flags, config=str(config))
     assert message in capsys.readouterr().err
+
+
+class Unknown(Classifier):
+    """A metric of the first validation, and a loss of training that is only looked at, are not defined."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("train/other_loss", torch.tensor(torch.nan))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0))
+        return super().validation_step(batch, batch_idx)
+
+
+def test_a_metric_that_is_nan_counts_as_the_worst_with_a_line(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
+    assert "Validation: val/odd is NaN; this epoch counts as the worst" in capsys.readouterr().out
+    assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

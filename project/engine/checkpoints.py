@@ -153,6 +153,8 @@ class RunCheckpoint(ModelCheckpoint):
             unless = f", unless --monitor names one of {names}" if names else ""
             say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
             self.monitor = None
+        elif self.monitor in known and not trainer.sanity_checking and known[str(self.monitor)].isnan():
+            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -50,9 +50,9 @@ class StopOnNan(MayMissSteps):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.look_at_losses(trainer)
-            is_bad = any(
-                not value.isfinite().all() for name, value in trainer.callback_metrics.items() if "loss" in name
-            )
+            known = trainer.callback_metrics.items()
+            losses = [value for name, value in known if "loss" in name and not name.startswith("train")]
+            is_bad = any(not value.isfinite().all() for value in losses)
             stop_at(trainer, [trainer.global_step] * is_bad, "a loss of the validation is NaN or infinite after")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -23,7 +23,8 @@ def drop_objects(config: Any) -> None:
         drop_objects(inner)
     if isinstance(config, Namespace) and isinstance(config.get("init_args"), Namespace):
         values = vars(config.init_args)
-        if objects := [name for name, value in values.items() if not isinstance(value, PLAIN) or isinstance(value, Enum)]:
+        objects = [key for key, value in values.items() if isinstance(value, Enum) or not isinstance(value, PLAIN)]
+        if objects:
             cls, scratch = pkgutil.resolve_name(config.class_path), ArgumentParser(exit_on_error=False)
             add = scratch.add_class_arguments if inspect.isclass(cls) else scratch.add_function_arguments
             add(cls, fail_untyped=False)
