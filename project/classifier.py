@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.curves import Metrics
+from project.base.means import Metrics
+from project.base.samples import Batch
 from project.base.system import System
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Classifier(System):

@@ -5,11 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
 
-from project.base.curves import Metrics
 from project.base.errors import UserError
+from project.base.means import Metrics
+from project.base.samples import Batch
 from project.base.system import System
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Regressor(System):

@@ -14,7 +14,8 @@ from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.curves import Curves, Means, collection, numbers
+from project.base.curves import Curves
+from project.base.means import Means, collection, numbers
 from project.classifier import Classifier
 
 Train = Callable[..., dict[str, Any]]

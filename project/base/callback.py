@@ -2,7 +2,9 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 
 
@@ -41,3 +43,12 @@ def run_folder(trainer: Trainer) -> Path:
     """
     found = [callback.path for callback in trainer.callbacks if isinstance(callback, RunFolder)]  # type: ignore[attr-defined]
     return found[0] if found and found[0] else Path(trainer.default_root_dir)
+
+
+def gather(own: Any) -> list[Any]:
+    """That of each process, by rank; to be called on all of them."""
+    found = [own]
+    if dist.is_initialized():
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+    return found

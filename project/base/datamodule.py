@@ -39,9 +39,8 @@ class TensorDataModule(LightningDataModule):
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
     image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
     own_splits: Collection[str] = ("train", "test")  # what `load` knows; with "val", none is cut off the training set
-    file_shape: tuple[int, int, int] | None = (
-        None  # of uint8 samples, which files can replace; known once they are loaded
-    )
+    # of uint8 samples, which files can replace; known once they are loaded
+    file_shape: tuple[int, int, int] | None = None
     trainer: Any  # set before it asks for loaders
 
     def __init__(

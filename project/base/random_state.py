@@ -5,8 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
+
+from project.base.callback import gather
 
 
 @runtime_checkable
@@ -27,12 +28,7 @@ class RandomState(Callback):
         self.gpus = [device for device in devices if device.type == "cuda"]
 
     def state_dict(self) -> dict[str, Any]:
-        own = random_state(self.gpus)
-        states: list[Any] = [own]
-        if dist.is_initialized():
-            states = [None] * dist.get_world_size()
-            dist.all_gather_object(states, own)
-        return {"ranks": states}
+        return {"ranks": gather(random_state(self.gpus))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.resumed = state_dict["ranks"]

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from project.base.curves import Curves, Metrics, Stage
+from project.base.curves import Curves, Stage
 from project.base.datamodule import TensorDataModule
+from project.base.means import Metrics
 from project.base.optim import build_optimizer, build_scheduler, interval_of
 from project.base.samples import ResumableLoader
 
@@ -158,9 +159,7 @@ class System(LightningModule):
         else:
             trainer.fit_loop.setup_data()
             num_batches = trainer.num_training_batches
-            trainer.fit_loop._combined_loader = (
-                None  # made anew, with its state of the checkpoint, when training starts
-            )
+            trainer.fit_loop._combined_loader = None  # made anew, with the checkpoint's state, when training starts
         steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
         limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
         num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)

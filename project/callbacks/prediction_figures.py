@@ -7,12 +7,12 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from project.base.callback import gather
 from project.base.datamodule import TensorDataModule
 from project.base.random_state import random_state, restore_random_state
 from project.base.rank import say
@@ -110,9 +110,8 @@ class PredictionFigures(Callback):
             return
         writer, step = trainer.logger.experiment, max(0, trainer.global_step - 1)  # as Lightning's own curves
         if not log_probabilities:
-            charts.write(
-                writer, f"view/predictions/{stage}", charts.true_against_predicted(true, predicted, stage), step
-            )
+            figure = charts.true_against_predicted(true, predicted, stage)
+            charts.write(writer, f"view/predictions/{stage}", figure, step)
             return
         best, own = log_probabilities
         num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
@@ -142,10 +141,7 @@ class PredictionFigures(Callback):
         order = torch.tensor([i for batch in loader.batch_sampler for i in batch])
         columns = [torch.cat(column).cpu() for column in zip(*self.batches, strict=True)]
         self.batches = []
-        parts: list[Any] = [[order[: len(columns[0])], *columns]]
-        if dist.is_initialized():
-            own, parts = parts[0], [None] * dist.get_world_size()
-            dist.all_gather_object(parts, own)
+        parts = gather([order[: len(columns[0])], *columns])
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
         by_index = columns[0].argsort()
         return [column[by_index] for column in columns]

@@ -114,22 +114,19 @@ def short_process_errors() -> Iterator[None]:
             raise
         raise UserError(text.strip()) from error
     except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [""]
         if "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
-            raise UserError(
-                f"a worker process of the data failed: {str(error).strip().splitlines()[-1]}\n"
-                "give more memory, shared memory above all (docker run --shm-size 8g), or take --data.num_workers 0"
-            ) from error
-        if "parameters that were not used in producing the loss" in str(error):
-            raise UserError(
-                "the network has parameters that its loss does not depend on, for which ddp would wait:\n"
-                "take them out, or use --trainer.strategy ddp_find_unused_parameters_true"
-            ) from error
-        if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
+            what = f"a worker process of the data failed: {lines[-1]}"
+            way_out = "give more memory, shared memory above all (docker run --shm-size 8g), or --data.num_workers 0"
+        elif "parameters that were not used in producing the loss" in str(error):
+            what = "the network has parameters that its loss does not depend on, for which ddp would wait:"
+            way_out = "take them out, or use --trainer.strategy ddp_find_unused_parameters_true"
+        elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+            what = f"the processes of this run have lost each other: {lines[0]}"
+            way_out = "if one of them has failed, its message is near; go on with --ckpt_path last"
+        else:
             raise
-        raise UserError(
-            f"the processes of this run have lost each other: {str(error).strip().splitlines()[0]}\n"
-            "if one of them has failed, its message is near; go on with --ckpt_path last"
-        ) from error
+        raise UserError(f"{what}\n{way_out}") from error
 
 
 def leave(trainer: Trainer) -> None:

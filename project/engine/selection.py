@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from project.base.curves import collection
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
+from project.base.means import collection
 from project.base.rank import say
 from project.base.system import System
 
