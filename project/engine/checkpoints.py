@@ -1,7 +1,6 @@
 """Checkpoints: written whole or not at all, checked before they are read, kept by the run's own rules."""
 
 import io
-import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from project.base.errors import UserError
 from project.base.rank import say
 from project.engine.older import as_today
+from project.engine.script import write_whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -31,18 +31,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.part")  # one name a target: the next save replaces what a crash left
-        try:
-            with staged.open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            staged.replace(path)
-        except OSError as error:
-            staged.unlink(missing_ok=True)
-            hint = "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
-            reason = f"{error.strerror}; what was saved before is whole\nmake room, then {hint}"
-            raise UserError(f"{path} cannot be written: {reason}") from error
+        next_start = "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
+        write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         checkpoint = load_checked(Path(path))

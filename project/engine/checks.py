@@ -19,8 +19,8 @@ from project.base.errors import UserError, did_you_mean
 from project.base.optim import build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.system import System
+from project.engine.config import KnowsClasses
 from project.engine.devices import num_gpus, parse_devices
-from project.engine.known import KnowsClasses
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 

@@ -24,13 +24,12 @@ from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
 from project.engine.checks import is_raised_on_purpose
+from project.engine.config import drop_objects, facts_of, fill_in
 from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
-from project.engine.known import facts_of, fill_in
 from project.engine.messages import explain
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.restart import Restart
 from project.engine.steps import SeveralSteps, say_single_steps
-from project.engine.written import drop_objects, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,10 +121,6 @@ class TrainingCLI(LightningCLI):
             validate_nulls(self.parser, config)
         except (TypeError, ValueError, KeyError) as error:
             self.parser.error(str(error), error)
-
-    def plain_config(self) -> tuple[dict[str, Any], str]:
-        """As it is written down."""
-        return write_config(self.parser, self.config)
 
     def read(self, files: Sequence[Path]) -> dict[str, Any]:
         """What config files themselves say."""

@@ -18,10 +18,9 @@ from project.engine.script import ScriptParser
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # as far as NumPy's go
 DEFAULT_SYSTEM = "project.classifier.Classifier"
-LIMITS = [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")]
 # typing may hold float | int where Lightning wrote int | float: --trainer.limit_val_batches 1 would be 1.0, all batches
-Trainer.__init__.__annotations__ |= dict.fromkeys(LIMITS, int | float | None)
 Trainer.__init__.__annotations__ |= {
+    **dict.fromkeys([f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")], int | float | None),
     "val_check_interval": int | float | str | None,
     # where Lightning takes numbers below zero without a word
     **dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps"), NonNegativeInt | None),

@@ -15,11 +15,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from project.base.errors import UserError
+from project.engine.config import LOOKS_ON, flatten
 from project.engine.devices import describe_devices
 from project.engine.folder import Run
 from project.engine.older import PACKAGE
 from project.engine.source import source
-from project.engine.written import LOOKS_ON, flatten
 
 
 class RunRecorder(Callback):

@@ -12,10 +12,10 @@ from project.base.errors import UserError
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
+from project.engine.config import LOOKS_ON, flatten
 from project.engine.devices import num_processes_started
 from project.engine.folder import LOGS, folder_to_continue, versions
 from project.engine.script import ScriptParser
-from project.engine.written import LOOKS_ON, flatten
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed")

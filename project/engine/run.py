@@ -16,6 +16,7 @@ from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint
 from project.engine.checks import has_test, prepare
 from project.engine.cli import TrainingCLI
+from project.engine.config import write_config
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, json_text, root_folder
 from project.engine.misfits import short_misfits
@@ -66,7 +67,7 @@ def parse(args: Sequence[str]) -> TrainingCLI:
         cli = TrainingCLI(ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args]))
     else:
         cli = TrainingCLI(flags, saved=restart.start)
-        now = cli.plain_config()[0]
+        now = write_config(cli.parser, cli.config)[0]
         changes = check_changes(restart, cli.model, now, flags)
         say_unused(cli.read(config_files(ordered)), now, changes)
     cli.restart = restart

@@ -105,15 +105,19 @@ def tell_download_error(error: Exception) -> None:
             sys.exit(1)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all: an earlier one survives a full disk."""
-    staged = path.with_name(f".{path.name}.part")
+def write_whole(path: Path, content: str | memoryview, way_out: str = "") -> None:
+    """Write a file whole or not at all: an earlier one survives a full disk or a crash."""
+    staged = path.with_name(f".{path.name}.part")  # one name a target: the next time replaces what a crash left
     try:
-        staged.write_text(text, encoding="utf-8", newline="")
+        with staged.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         staged.replace(path)
     except OSError as error:
         staged.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror}; what was saved before is whole") from error
+        what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
+        raise UserError(f"{what}\n{way_out}".strip()) from error
 
 
 class ScriptParser(argparse.ArgumentParser):

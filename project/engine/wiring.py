@@ -17,6 +17,7 @@ from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
 from project.engine.checkpoints import RunCheckpoint
 from project.engine.cli import TrainingCLI
+from project.engine.config import write_config
 from project.engine.finite import StopOnNan
 from project.engine.folder import Run
 from project.engine.limits import SayLimits
@@ -55,7 +56,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
     callbacks += [DeviceMonitor()] if config.device_monitor else []
-    callbacks.append(RunRecorder(*cli.plain_config(), run, None if or_last else monitor))
+    callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, None if or_last else monitor))
     if config.patience is not None:
         # Lightning 2.6 has no answer where it validates by the clock
         at_end = False if isinstance(config.trainer.val_check_interval, str) else None

@@ -1,14 +1,17 @@
-"""A run's config as it is written down: complete, plain, and enough to repeat the run."""
+"""A run's config: filled in from what the data knows, and written down complete, plain and enough to repeat the run."""
 
 import inspect
 import pkgutil
 from enum import Enum
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Protocol, runtime_checkable
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.engine.messages import explain
 
@@ -16,10 +19,41 @@ LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
+@runtime_checkable
+class KnowsClasses(Protocol):
+    num_classes: int | None
+
+
+def facts_of(data: LightningDataModule) -> dict[str, Any]:
+    """By the names of the arguments that take them; plain, not jsonargparse's PositiveInt."""
+    facts: dict[str, Any] = {}
+    if isinstance(data, KnowsClasses) and data.num_classes:
+        facts["num_classes"] = int(data.num_classes)
+    if isinstance(data, TensorDataModule) and data.image_shape:
+        facts["image_shape"] = [int(size) for size in data.image_shape]
+        facts["in_channels"] = facts["image_shape"][0]
+    return facts
+
+
+def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
+    """Give each class in `config`, {class_path: ..., init_args: {...}}, the facts that it takes and `given`, what the
+    user gave of `config`, lacks."""
+    if isinstance(config, list):
+        for inner, own in zip_longest(config, given if isinstance(given, list) else []):
+            fill_in(inner, own, facts)
+    values, own = as_dict(config), as_dict(given)
+    if "class_path" in values:
+        values, own = as_dict(values.get("init_args")), as_dict(own.get("init_args"))
+        for name in facts.keys() & values.keys() - own.keys():
+            values[name] = facts[name]
+    for name, inner in values.items():
+        fill_in(inner, own.get(name), facts)
+
+
 def drop_objects(config: Any) -> None:
     """Leave out of {class_path: ..., init_args: {...}} the defaults that are objects, such as a functools.partial: no
     text gives them back, and the class has them anyway."""
-    for inner in config if isinstance(config, list) else vars(config).values() if isinstance(config, Namespace) else ():
+    for inner in config if isinstance(config, list) else as_dict(config).values():
         drop_objects(inner)
     if isinstance(config, Namespace) and isinstance(config.get("init_args"), Namespace):
         values = vars(config.init_args)
@@ -58,3 +92,8 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
     for name, inner in config.items():
         flat |= flatten(inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip("."))
     return flat
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The same object's entries by name; empty for a plain value."""
+    return vars(config) if isinstance(config, Namespace) else config if isinstance(config, dict) else {}
