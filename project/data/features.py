@@ -59,10 +59,8 @@ class Features(TensorDataModule):
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
         found = sorted(set(self.table[1]))
         if len(found) == 1:
-            what = f"has one class only, {self.label_column} is {found[0]!r} in every row"
-            raise UserError(
-                f"data.csv_path {self.csv_path} {what}:\nthere is nothing to tell apart; see --data.label_column"
-            )
+            what = f"data.csv_path {self.csv_path} has one class only, {self.label_column} is {found[0]!r} in every row"
+            raise UserError(f"{what}:\nthere is nothing to tell apart; see --data.label_column")
         return found
 
     def load(self, split: Literal["train", "test"]) -> Batch:

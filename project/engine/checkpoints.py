@@ -130,11 +130,8 @@ class RunCheckpoint(ModelCheckpoint):
             is_late = isinstance(callback, WeightAveraging) and callback.should_update(epoch_idx=10**9)
             if is_late or isinstance(callback, StochasticWeightAveraging):
                 what = f"{type(callback).__name__} averages weights after the validation of an epoch"
-                raise UserError(
-                    f"{what}: nothing would compare those that it makes\n"
-                    "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging, by steps",
-                    2,
-                )
+                way_out = "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging, by steps"
+                raise UserError(f"{what}: nothing would compare those that it makes\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known = trainer.callback_metrics

@@ -45,10 +45,8 @@ class DataParallelStrategy(SingleDeviceStrategy):
         try:
             return self.lightning_module.get_submodule("net")
         except AttributeError as error:
-            name = type(self.lightning_module).__name__
-            raise UserError(
-                f"trainer.strategy dp splits the network `net`, which {name} lacks: call it so, or use ddp"
-            ) from error
+            lacks = f"which {type(self.lightning_module).__name__} lacks: call it so, or use ddp"
+            raise UserError(f"trainer.strategy dp splits the network `net`, {lacks}") from error
 
     def setup_environment(self) -> None:
         if self.root_device.type != "cuda" and not self.any_device:

@@ -74,7 +74,6 @@ def stop_at(trainer: Trainer, steps: list[int], what: str) -> None:
     ways = [f"a learning rate below {float(trainer.optimizers[0].param_groups[0]['lr']):g}"]
     ways += [] if trainer.gradient_clip_val else ["--trainer.gradient_clip_val 1"]
     ways += [] if trainer.precision == "32-true" else ["--trainer.precision 32-true"]
-    raise UserError(
-        f"{what} step {step}, in epoch {trainer.current_epoch + 1}: stopped; no checkpoint of it is written\n"
-        f"try {' or '.join(ways)}; --stop_on_nan false goes on all the same"
-    )
+    where = f"{what} step {step}, in epoch {trainer.current_epoch + 1}"
+    way_out = f"try {' or '.join(ways)}; --stop_on_nan false goes on all the same"
+    raise UserError(f"{where}: stopped; no checkpoint of it is written\n{way_out}")

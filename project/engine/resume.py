@@ -47,9 +47,8 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Nam
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
     # of the configs: a model may assign another one, then as now
-    saved, own = (
-        of_run["model"].get("init_args", {}).get("optimizer") for of_run in (checkpoint["config"], config.as_dict())
-    )
+    configs = (checkpoint["config"], config.as_dict())
+    saved, own = (of_run["model"].get("init_args", {}).get("optimizer") for of_run in configs)
     if saved != own:
         raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
     max_epochs = config.trainer.max_epochs

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback
+from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.data import DistributedSampler
 
 from project.base.callback import RunFolder
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.random_state import RandomState
+from project.base.rank import say
+from project.base.samples import ResumableLoader
+from project.base.system import System
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.prediction_figures import PredictionFigures
 from project.callbacks.progress import Patience
@@ -20,7 +25,6 @@ from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
 from project.engine.finite import StopOnNan
 from project.engine.folder import Run
-from project.engine.limits import SayLimits
 from project.engine.processes import StopOnSignal
 from project.engine.recorder import RunRecorder
 from project.engine.resume import ResumedOptimizer, WholeEpochs
@@ -44,6 +48,28 @@ def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, An
     purge_step = None if run.is_new else checkpoint["global_step"] if checkpoint else 0
     name, version = run.folder.parts[-2:]
     return RunLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
+
+
+class SayLimits(Callback):
+    """Says in one line what does not come with a module or data that are not ours, when training starts and the loaders
+    are there."""
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
+        limits = []
+        if not isinstance(trainer.train_dataloader, ResumableLoader):
+            limits.append("a resumed run may end with other weights (its training loader keeps no state)")
+        if trainer.lr_scheduler_configs and not isinstance(pl_module, System):
+            limits.append("a resume with another length does not stretch the schedule")
+        draws = any(isinstance(callback, PredictionFigures) for callback in trainer.callbacks)
+        if draws and not isinstance(trainer.datamodule, TensorDataModule):
+            limits.append("no pictures")
+        loaders = trainer.val_dataloaders if isinstance(trainer.val_dataloaders, list) else [trainer.val_dataloaders]
+        for loader in loaders:
+            sampler = getattr(loader, "sampler", None)  # it may be any iterable
+            if type(sampler) is DistributedSampler and (twice := sampler.total_size - len(loader.dataset)):
+                limits.append(f"an evaluation counts {twice} samples twice, for {trainer.world_size} equal shares")
+        if limits:
+            say(f"{type(pl_module).__name__} with {type(trainer.datamodule).__name__}: {'; '.join(limits)}")
 
 
 def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None) -> list[Callback]:
