@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_earlier_predictions_whole(run: Any, tmp_path: Path, 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("os.fsync", full)
     command = ["--ckpt_path", best(run), str(tmp_path / "black.png"), "--output", str(output)]
     assert "No space left" in fails(capsys, 1, lambda: predict(command))
     assert output.read_text() == "earlier"
