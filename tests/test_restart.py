@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import TINY
+from lightning import LightningModule
 from test_training import checkpoint, curves, equal, weights
+from torch import Tensor, nn
 
 from project.engine.run import main
 
@@ -142,3 +145,32 @@ def test_a_learning_rate_of_nothing_leaves_the_weights_alone(train: Train, tmp_p
     train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--model.lr", 1e-30)
     assert checkpoint(folder)["global_step"] == 2 * before["global_step"]
     assert equal(weights(folder), before["state_dict"])
+
+
+class Plain(LightningModule):
+    def __init__(self, learning_rate: float = 0.01, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(192, 4))
+        self.learning_rate = learning_rate
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+def test_a_rate_that_only_the_checkpoint_knows_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "plain.yaml"
+    config.write_text(Path(TINY).read_text().split("model:")[0] + "data:" + Path(TINY).read_text().split("data:")[1])
+    flags = ("--model", "test_restart.Plain")
+    train(*flags, "--trainer.max_epochs", 1, config=str(config))
+    with pytest.raises(SystemExit):
+        train(*flags, "--ckpt_path", "last", "--model.learning_rate", 0.5, config=str(config))
+    assert "--model.learning_rate 0.5" in capsys.readouterr().err
+    train(*flags, "--ckpt_path", "last", "--model.dropout", 0.5, "--trainer.max_epochs", 2, config=str(config))
+    assert "Resume: model.dropout 0.5, before 0.0" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from project.engine.script import ScriptParser
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed")
+OPTIONS = ("lr", "learning_rate", "weight_decay", "momentum", "betas")  # of an optimiser, by their usual names
 PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 
 
@@ -106,6 +107,7 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
     """
     epochs = (restart.checkpoint or {}).get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
     in_epoch = epochs is not None and epochs["ready"] > epochs["processed"]
+    has_own_optimizer = not isinstance(model, System) or not isinstance(model.optimizer, str)
     found = changed(restart.own or {}, now, flags)
     for key, (before, value) in found.items():
         section, _, name = key.partition(".")
@@ -116,12 +118,11 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
             reason = "its best.ckpt was chosen so"
         elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
             reason = "it was stopped within an epoch, whose batches are counted so"
+        elif restart.checkpoint is not None and has_own_optimizer and section == "model" and name in OPTIONS:
+            reason = f"the optimiser that {type(model).__name__} makes itself is that of the checkpoint"
         if reason:
             raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or start anew", 2)
         say(f"Resume: {key} {short(value)}, before {short(before)}")
-    has_own_optimizer = not isinstance(model, System) or not isinstance(model.optimizer, str)
-    if restart.checkpoint is not None and has_own_optimizer and any(key.startswith("model.") for key in found):
-        say(f"Resume: the optimiser that {type(model).__name__} makes itself goes on with its old options, as its rate")
     return list(found)
 
 
