@@ -21,3 +21,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def first_line(error: Exception) -> str:
+    """Of its message; the name of its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 
 LAST_BYTES = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of JPEG and of PNG
 
@@ -89,7 +89,7 @@ def short_reasons() -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise UserError("not an image, or cut short") from error
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(first_line(error)) from error
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 from project.base.random_state import random_state, restore_random_state
 from project.base.sampler import EpochBatchSampler, Indices
 
@@ -90,7 +90,7 @@ class DatasetSamples(SeededSamples):
             inputs, targets = default_collate([(input, target) for input, target in items])
         except Exception as error:  # of torch's collating; the data set's own have passed above
             what = "must give (input, target), each a tensor of one shape, array or number"
-            raise UserError(f"{type(self.dataset).__name__} {what}:\n{str(error).splitlines()[0]}") from error
+            raise UserError(f"{type(self.dataset).__name__} {what}:\n{first_line(error)}") from error
         return to_usual(inputs, targets, self.are_classes)
 
     def select(self, index: Tensor) -> "DatasetSamples":
@@ -146,7 +146,7 @@ def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
         arrays = [part if isinstance(part, Tensor) else np.require(part, requirements=["C", "W"]) for part in loaded]
         inputs, targets = torch.as_tensor(arrays[0]), torch.as_tensor(arrays[1])
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where} is not made of numbers in one shape:\n{str(error).splitlines()[0]}") from error
+        raise UserError(f"{where} is not made of numbers in one shape:\n{first_line(error)}") from error
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} inputs and {len(targets)} targets: each input needs one")
     return TensorBatches(*to_usual(inputs, targets, are_classes))
@@ -155,7 +155,7 @@ def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
 class ResumableLoader(DataLoader[Any]):
     """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in checkpoints.
 
-    dataset: Samples, or any map-style Dataset.
+    dataset: Samples, or any map-style Dataset. The global random state is left alone.
     """
 
     dataset: TensorBatches | SeededSamples
@@ -164,7 +164,6 @@ class ResumableLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
         samples = dataset if isinstance(dataset, TensorBatches | SeededSamples) else SeededSamples(dataset)
-        # of its own, which leaves the global random state alone
         super().__init__(samples, batch_sampler=batch_sampler, **{"generator": torch.Generator(), **options})
         self.__dict__["sampler"] = batch_sampler  # for Lightning, which asks for its type
 

@@ -14,6 +14,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from project.base.callback import gather
 from project.base.datamodule import TensorDataModule
+from project.base.errors import first_line
 from project.base.random_state import random_state, restore_random_state
 from project.base.rank import say
 from project.base.samples import ResumableLoader
@@ -164,4 +165,4 @@ def write_graph(writer: Any, net: nn.Module, inputs: Tensor) -> None:
             warnings.filterwarnings("ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)")
             writer.add_graph(copy.deepcopy(net).cpu().float().eval(), inputs.float())
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        say(f"No graph of {type(net).__name__} in TensorBoard: {str(error).strip().splitlines()[0]}")
+        say(f"No graph of {type(net).__name__} in TensorBoard: {first_line(error)}")

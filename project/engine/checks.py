@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError, did_you_mean
+from project.base.errors import UserError, did_you_mean, first_line
 from project.base.optim import build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.system import System
 from project.engine.config import KnowsClasses
 from project.engine.devices import num_gpus, parse_devices
+from project.engine.misfits import is_of_library
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 
@@ -74,14 +75,6 @@ def is_raised_on_purpose(error: Exception) -> bool:
     return (where.line or "").startswith("raise ")
 
 
-def is_of_library(error: Exception) -> bool:
-    """Whether an installed package refuses what it is given: in a network of its own for any reason, below a network
-    of the user's by what torch raises for a wrong shape or type. Everything else may be a bug of the user's."""
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)[1:]]
-    foreign = [Path(torch.__file__).parents[1] in file.parents for file in files]
-    return all(foreign) or (foreign[-1] and isinstance(error, RuntimeError | ValueError | AssertionError))
-
-
 def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
     """Try `model.net` on two samples of a split on the device of the Trainer's flags, and print its size.
 
@@ -102,8 +95,7 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
             if not is_of_library(error):
                 raise
             cannot = f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"{cannot}: {reason}\n{way_out.format(', image_shape for instance')}") from error
+            raise UserError(f"{cannot}: {first_line(error)}\n{way_out.format(', image_shape for instance')}") from error
     net.to("cpu")  # where Lightning, and the processes that it starts, expect it
     for module in trained:
         module.training = True
@@ -154,5 +146,5 @@ def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimi
             if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                 schedule.step()
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{what}: {str(error).splitlines()[0]}", 2) from error
+        raise UserError(f"{what}: {first_line(error)}", 2) from error
     return optimizer, schedule

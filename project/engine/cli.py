@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import project.engine.data_parallel  # noqa: F401  # makes "dp" known
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
@@ -151,7 +151,7 @@ class TrainingCLI(LightningCLI):
             # a constructor's word for an argument that it cannot take, or for a package that it wants
             on_purpose = isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure)
             if on_purpose or isinstance(failure, ImportError):
-                raise UserError(f"the config does not fit: {str(failure).strip().splitlines()[0]}", 2) from failure
+                raise UserError(f"the config does not fit: {first_line(failure)}", 2) from failure
             raise failure from None
 
     def instantiate_classes(self) -> None:
@@ -190,4 +190,4 @@ class TrainingCLI(LightningCLI):
         try:
             return Trainer(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError) as error:
-            raise UserError(f"the trainer flags do not fit: {str(error).splitlines()[0]}", 2) from error
+            raise UserError(f"the trainer flags do not fit: {first_line(error)}", 2) from error

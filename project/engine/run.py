@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 from project.base.rank import rank, say
 from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint
@@ -124,8 +124,7 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         of_lightning = ("`val_check_interval`", "Early stopping conditioned on metric")  # mistakes in flags
         if not isinstance(error, MisconfigurationException) and not any(text in str(error) for text in of_lightning):
             raise
-        text = str(error).strip().splitlines()[0].strip()
-        raise UserError(text, 2 if isinstance(error, ValueError) else 1) from error
+        raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
     except SIGTERMException as error:  # Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False  # all is saved
         leave(trainer)

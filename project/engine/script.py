@@ -18,7 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
 
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 from project.base.rank import rank
 from project.engine.signals import SIGNALS, Stopped
 
@@ -99,7 +99,7 @@ def tell_download_error(error: Exception) -> None:
         return
     for frame in reversed(frames):
         if frame.name == "prepare_data":
-            what = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"
+            what = f"{type(error).__name__}: {first_line(error)}"
             print(f"error: {what} ({frame.filename}, line {frame.lineno}, prepare_data)", file=sys.stderr)
             print("is the network there? delete what has come in half, and start the command again", file=sys.stderr)
             sys.exit(1)
