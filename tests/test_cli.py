@@ -203,7 +203,7 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.replace("lr: 0.01", "lr: .inf"), ["model.lr: inf", "out of range"]),
         (TEXT + "seed_everything:\n", ["seed_everything: null"]),
         (TEXT + "  gradient_clip_val: .inf\n", ["trainer.gradient_clip_val: inf"]),
-        (TEXT + "  limit_train_batches: .nan\n", ["trainer.limit_train_batches"]),
+        (TEXT + "  limit_train_batches: .nan\n", ["limit_train_batches", "nan"]),
         (
             TEXT + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace("patience: 3", "save_last: true"),
             ["ModelCheckpoint", "save_last"],

@@ -64,5 +64,5 @@ def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert "read again" in error
-    assert "Unable to serialize" in error
+    assert "cannot represent an object" in error
     assert not (tmp_path / "tiny").exists()

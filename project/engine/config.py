@@ -71,15 +71,21 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     """The config as plain values and as YAML. Raises UserError where reading would not give it back."""
     to_repeat = config.clone()
     to_repeat.ckpt_path = None
+    to_repeat.pop("config", None)  # the names of files
+    lost: list[str] = []
     try:
-        text = parser.dump(to_repeat, skip_unset=False)
-        again = parser.parse_object(yaml.safe_load(text))  # changes what it is given
-        drop_objects(again)
-        was, now = (flatten(yaml.safe_load(dumped)) for dumped in (text, parser.dump(again, skip_unset=False)))
-    except (UserError, ValueError, TypeError) as error:
+        text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)  # it has been validated
+        same = parser.parse_object(yaml.safe_load(text), _skip_validation=True)  # changes what it is given
+        same.pop("config", None)
+        if same != to_repeat:  # otherwise there is no need to look further, which takes longer
+            again = parser.parse_object(yaml.safe_load(text))
+            drop_objects(again)
+            was, now = (flatten(yaml.safe_load(dumped)) for dumped in (text, parser.dump(again, skip_unset=False)))
+            lost = [key for key in was | now if was.get(key) != now.get(key)]
+    except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = (str(error) if isinstance(error, UserError) else explain(str(error), parser)).partition("\n")[0]
         raise UserError(f"this config could not be read again, for a resume or a test:\n{reason}", 2) from error
-    if lost := [key for key in was | now if was.get(key) != now.get(key)]:
+    if lost:
         raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
     return yaml.safe_load(text), text
 
