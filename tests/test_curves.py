@@ -35,6 +35,7 @@ def first(tensors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("at_batch", [6, 9], ids=["between log steps", "on a log step"])
 @pytest.mark.parametrize("every", [5, 100])
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
     train: Train, tmp_path: Path, at_batch: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -452,6 +452,7 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
     return result.outputs
 
 
+@pytest.mark.slow
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, tmp_path: Path) -> None:
     args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
     shown_by_one = run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
@@ -469,6 +470,7 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, t
     assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_path: Path) -> None:
     args = ("--trainer.strategy", "ddp", "--trainer.devices", 2)
     run(on_ranks, 2, tmp_path / "single", *args)
@@ -497,6 +499,7 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")  # what the launcher said
 
 
+@pytest.mark.slow
 def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks: RunRanks, tmp_path: Path) -> None:
     run(on_ranks, 1, tmp_path)
     (checkpoint,) = tmp_path.rglob("best.ckpt")
@@ -580,6 +583,7 @@ TO_THE_END = (
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
     on_ranks: RunRanks, tmp_path: Path, num_ranks: int
 ) -> None:
@@ -675,6 +679,7 @@ class BreaksOnOne(Classifier):
         return loss * torch.inf if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1) else loss
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks: RunRanks, tmp_path: Path) -> None:
     result = on_ranks(2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne")
     assert result.statuses == [1, 1]

@@ -51,6 +51,7 @@ def saved(folder: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.slow
 def test_an_example_runs(user_folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(COMMANDS[name], user_folder)
     assert all(np.isfinite(value) for value in result.values())
@@ -60,6 +61,7 @@ def test_an_example_runs(user_folder: Path, name: str, capsys: pytest.CaptureFix
     assert json.loads((folder / "metrics.json").read_text()) == result
 
 
+@pytest.mark.slow
 def test_what_the_examples_say_is_what_trained(user_folder: Path) -> None:
     results = {name: run(COMMANDS[name], user_folder) for name in ("configs/focal_f1.yaml", "focal_class", "resnet")}
     assert saved(user_folder, "focal_f1")["metrics"]["f1"]["init_args"]["num_classes"] == 10

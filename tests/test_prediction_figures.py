@@ -59,6 +59,7 @@ def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)])
+@pytest.mark.slow
 def test_watching_changes_no_weight_and_no_metric(train: Train, tmp_path: Path, flags: tuple[object, ...]) -> None:
     watching = (*ON, "--step_timer", "true", "--device_monitor", "true")
     results = [train(*flags, "--name", "plain"), train(*flags, *watching, "--name", "watched")]
@@ -211,5 +212,6 @@ def test_spread() -> None:
         ("--trainer.max_epochs", 0),
     ],
 )
+@pytest.mark.slow
 def test_watching_works_with_whatever_is_turned_off(train: Train, flags: tuple[object, ...]) -> None:
     train(*ON, "--step_timer", "true", "--device_monitor", "true", *flags)

@@ -93,7 +93,7 @@ def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
-@pytest.mark.parametrize("num_steps", [4, 50])
+@pytest.mark.parametrize("num_steps", [4, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_several_steps_at_once_change_nothing(
     train: Train, tmp_path: Path, num_steps: int, name: str, capsys: pytest.CaptureFixture[str]
@@ -254,6 +254,7 @@ class OwnSGD(torch.optim.SGD):
         (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
     ],
 )
+@pytest.mark.slow
 def test_what_needs_single_steps_gets_them_and_says_so(
     train: Train,
     tmp_path: Path,

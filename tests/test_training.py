@@ -149,6 +149,7 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
 
 @pytest.mark.parametrize("max_steps", [5, 19, 30])
 @pytest.mark.parametrize("later", [57, -1])
+@pytest.mark.slow
 def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
     train: Train, tmp_path: Path, max_steps: int, later: int
 ) -> None:
@@ -238,6 +239,7 @@ CONTINUED = [
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "interval", "args"), CONTINUED, ids=[" ".join(row[:2]) for row in CONTINUED]
 )
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
     train: Train, tmp_path: Path, optimizer: str, scheduler: str, interval: str, args: dict[str, Any]
 ) -> None:
@@ -622,6 +624,7 @@ def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
 
 
 @pytest.mark.parametrize("name", ["best", "epoch_001"])
+@pytest.mark.slow
 def test_a_new_run_can_start_from_any_other_checkpoint(train: Train, tmp_path: Path, name: str) -> None:
     train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
     folder = tmp_path / "tiny" / "version_0"
@@ -852,6 +855,7 @@ def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_
 
 
 @pytest.mark.parametrize(("then", "later"), [("true", "false"), ("false", "true")])
+@pytest.mark.slow
 def test_a_resume_with_another_memory_layout_trains_the_same(
     train: Train, tmp_path: Path, then: str, later: str
 ) -> None:

@@ -32,6 +32,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     return run
 
 
+@pytest.mark.slow
 def test_both_are_suggested_as_flags_and_nothing_else_is_left(
     find: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_start_that_does_not_fit_is_halved(find: Tune, capsys: pytest.CaptureF
     assert "75 is the largest that fits" in shown
 
 
+@pytest.mark.slow
 def test_the_limit_is_tried_and_not_exceeded(find: Tune, capsys: pytest.CaptureFixture[str]) -> None:
     find("--find", "batch_size", "--data.batch_size", 10, "--max_batch_size", 40)
     shown = capsys.readouterr().out
@@ -185,6 +187,7 @@ class LitData(LightningDataModule):
         return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=self.hparams["batch_size"])
 
 
+@pytest.mark.slow
 def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ import yaml
 from conftest import REPO, TINY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROUNDS = int(os.environ.get("FAULT_ROUNDS", 2))
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", 1))
 SEED = int(os.environ.get("FAULT_SEED", time.time_ns() if "FAULT_ROUNDS" in os.environ else 0))
 MOST_KILLS = 3  # of one run, which then goes on to its end
 # what the run has left in its folder when the moment has come; "" comes at a random time
