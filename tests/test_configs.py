@@ -31,6 +31,7 @@ def config(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.usefixtures("mnist_dir", "cifar10_dir")
+@pytest.mark.slow
 def test_a_shipped_config_runs_two_steps_and_its_saved_config_again(
     train: Callable[..., dict[str, Any]], tmp_path: Path, config: Path
 ) -> None:

@@ -567,6 +567,7 @@ def uninterrupted(on_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
     on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -854,6 +855,7 @@ class NoteFolder(Callback):
             print(f"noted in {run_folder(trainer)}")
 
 
+@pytest.mark.slow
 def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks: RunRanks, tmp_path: Path) -> None:
     args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *args)

@@ -28,6 +28,7 @@ def events(folder: Path) -> EventAccumulator:
     return accumulator
 
 
+@pytest.mark.slow
 def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     train(*ON, "--step_timer", "true", "--device_monitor", "true", "--trainer.max_epochs", 3)
     found = events(tmp_path / "tiny" / "version_0")
@@ -131,6 +132,7 @@ def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pyte
     assert all("\nis stripes" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(train: Train, tmp_path: Path) -> None:
     for name, every in (("off", 0), ("on", 1)):
         train("--data", "small.Augmented", "--figures_every_n_epochs", every, "--name", name)
@@ -159,6 +161,7 @@ class Untraceable(MLP):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_a_network_without_a_graph_trains_all_the_same(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_network_without_a_graph_trains_all_the_same(
     assert not events(tmp_path / "tiny" / "version_0").Tags()["graph"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> None:
     train("--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
     train("--figures_every_n_epochs", 1, "--ckpt_path", "last", "--trainer.max_epochs", 2)

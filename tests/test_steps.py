@@ -168,6 +168,7 @@ def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
     assert curves(folders[0]) == curves(folders[1])
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
     flags = ("--steps_per_execution", 6, "--model.scheduler", "CosineAnnealingLR")
     train(*flags, "--trainer.max_epochs", 2)
@@ -178,6 +179,7 @@ def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
     assert found["lr_schedulers"][0]["last_epoch"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
     for name, numbers in (("one", (1, 1)), ("other", (6, 4))):
         for epochs, num_steps in zip((1, 3), numbers, strict=True):

@@ -296,7 +296,11 @@ def test_without_selection_best_is_the_last_epoch(train: Train, tmp_path: Path, 
     assert equal(weights(folder, "best"), weights(folder, "last"))
 
 
-@pytest.mark.parametrize("flags", RESUMES, ids=lambda flags: " ".join(map(str, flags)))
+@pytest.mark.parametrize(
+    "flags",
+    [*RESUMES[:4], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[4:])],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
 def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
