@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from project.data.transforms import crop_and_flip, random_crop, random_flip, to_float
+from project.data.transforms import alternating_flip, crop_and_flip, mirrored, random_crop, random_flip, to_float
 
 
 def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:
@@ -29,7 +29,8 @@ def test_a_flipped_image_is_itself_or_its_mirror_and_both_happen() -> None:
 
 @pytest.mark.parametrize("padding", [1, 4])
 def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding: int) -> None:
-    x = images(600, size=6)
+    torch.manual_seed(0)  # one of the 81 shifts may be missing otherwise
+    x = images(1200, size=6)
     crops = random_crop(x, padding)
     assert crops.shape == x.shape
     assert crops.dtype == x.dtype
@@ -39,6 +40,33 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding:
     found = (windows == crops).flatten(2).all(2)  # (shifts, images)
     assert found.any(0).all()
     assert found.any(1).all()
+
+
+def test_a_reflecting_crop_is_a_window_of_the_reflected_image() -> None:
+    x = images(200, size=6)
+    crops = random_crop(x, 2, "reflect")
+    padded = torch.nn.functional.pad(x.float(), [2] * 4, "reflect").byte()
+    windows = torch.stack([padded[:, :, t : t + 6, left : left + 6] for t in range(5) for left in range(5)])
+    assert (windows == crops).flatten(2).all(2).any(0).all()
+
+
+def test_two_epochs_show_each_image_both_ways_and_about_half_mirrored() -> None:
+    x = images(400)
+    first, second, third = (alternating_flip(x, epoch) for epoch in range(3))
+    is_same = (first == x).flatten(1).all(1)
+    assert torch.equal(first, torch.where(is_same[:, None, None, None], x, x.flip(-1)))
+    assert torch.equal(second, first.flip(-1))
+    assert torch.equal(third, first)
+    assert 150 < is_same.sum() < 250
+    # whatever batch an image comes in
+    assert torch.equal(alternating_flip(x[7:9], 0), first[7:9])
+
+
+def test_the_views_are_the_image_and_its_mirror_image() -> None:
+    x = images(3)
+    same, other = mirrored(x)
+    assert torch.equal(same, x)
+    assert torch.equal(other.flip(-1), x)
 
 
 def test_random_transforms_follow_the_seed() -> None:

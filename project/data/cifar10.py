@@ -12,7 +12,7 @@ from project.base.datamodule import TensorDataModule
 from project.base.download import open_or_download
 from project.base.errors import UserError
 from project.base.samples import Batch
-from project.data.transforms import crop_and_flip, to_float
+from project.data.transforms import alternating_flip, crop_and_flip, to_float
 
 
 class CIFAR10(TensorDataModule):
@@ -22,15 +22,24 @@ class CIFAR10(TensorDataModule):
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them. 4 is usual.
-        random_flip: Mirror half of the training images.
+        crop_mode: What moves in at the edges: "constant", zeros, or "reflect", the image mirrored.
+        random_flip: Mirror half of the training images, drawn anew for each batch; "alternating": one half in even
+            epochs, the other in odd ones.
     """
 
     classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     image_shape = (3, 32, 32)
 
-    def __init__(self, random_crop: NonNegativeInt = 0, random_flip: bool = False, **kwargs) -> None:
+    def __init__(
+        self,
+        random_crop: NonNegativeInt = 0,
+        crop_mode: Literal["constant", "reflect"] = "constant",
+        random_flip: bool | Literal["alternating"] = False,
+        **kwargs,
+    ) -> None:
         super().__init__(**kwargs)
         self.random_crop = random_crop
+        self.crop_mode: Literal["constant", "reflect"] = crop_mode
         self.random_flip = random_flip
 
     def prepare_data(self) -> None:
@@ -49,4 +58,6 @@ class CIFAR10(TensorDataModule):
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        return crop_and_flip(inputs, self.random_crop, self.random_flip)
+        if self.random_flip == "alternating":
+            inputs = alternating_flip(inputs, self.trainer.current_epoch)
+        return crop_and_flip(inputs, self.random_crop, self.random_flip is True, self.crop_mode)

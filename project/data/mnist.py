@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from jsonargparse.typing import NonNegativeInt
 from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
@@ -12,7 +13,7 @@ from project.base.datamodule import TensorDataModule
 from project.base.download import open_or_download
 from project.base.errors import UserError
 from project.base.samples import Batch
-from project.data.transforms import to_float
+from project.data.transforms import random_crop, to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
 FILES = {
@@ -28,10 +29,17 @@ class MNIST(TensorDataModule):
 
     Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other sizes than the
     published ones (a smaller set in the same format, say) are used as they are.
+
+    Args:
+        random_crop: Shift training images by up to this many pixels; 0 leaves them.
     """
 
     classes = [str(digit) for digit in range(10)]
     image_shape = (1, 28, 28)
+
+    def __init__(self, random_crop: NonNegativeInt = 0, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.random_crop = random_crop
 
     def prepare_data(self) -> None:
         folder = self.data_dir / "MNIST" / "raw"
@@ -47,6 +55,9 @@ class MNIST(TensorDataModule):
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs, mean=0.5, std=0.5)
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        return random_crop(inputs, self.random_crop) if self.random_crop else inputs
 
 
 def is_whole(file: Path) -> bool:

@@ -3,6 +3,8 @@
 Random choices come from the generator of the images' device: the state of that generator is in every checkpoint.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,16 +24,32 @@ def random_flip(images: Tensor) -> Tensor:
     return torch.where(flip, images.flip(-1), images)
 
 
-def random_crop(images: Tensor, padding: int) -> Tensor:
-    """Shift each image by up to `padding` pixels each way, zeros moving in: a crop of the padded image. Any dtype."""
+def alternating_flip(images: Tensor, epoch: int) -> Tensor:
+    """Mirror half of the images in even epochs and the other half in odd ones: two epochs show each image both ways.
+
+    Which half an image is in follows from its pixels, uint8. K. Jordan, arXiv 2404.00498, section 3.6.
+    """
+    flip = (images.sum((1, 2, 3)) + epoch) % 2 == 1
+    return torch.where(flip[:, None, None, None], images.flip(-1), images)
+
+
+def random_crop(images: Tensor, padding: int, mode: Literal["constant", "reflect"] = "constant") -> Tensor:
+    """Shift each image by up to `padding` pixels each way, zeros or its mirror image moving in. Any dtype."""
     num, _, height, width = images.shape
-    padded = functional.pad(images, [padding] * 4)
+    padded = functional.pad(images, [padding] * 4, mode)
     crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W), a view
     top, left = torch.randint(2 * padding + 1, (2, num), device=images.device)
     return crops[torch.arange(num, device=images.device), :, top, left]
 
 
-def crop_and_flip(images: Tensor, padding: int, flip: bool) -> Tensor:
+def crop_and_flip(
+    images: Tensor, padding: int, flip: bool, mode: Literal["constant", "reflect"] = "constant"
+) -> Tensor:
     """`random_crop`, unless `padding` is 0, then `random_flip`, if asked for."""
-    images = random_crop(images, padding) if padding else images
+    images = random_crop(images, padding, mode) if padding else images
     return random_flip(images) if flip else images
+
+
+def mirrored(images: Tensor) -> list[Tensor]:
+    """For `model.test_views`: each image as it is, and left to right."""
+    return [images, images.flip(-1)]
