@@ -51,10 +51,10 @@ class Classifier(System):
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self.net(x).float()
+        logits = self(x).float()  # the network's, or their mean over test_views
         self.track("test", self.criterion(logits, y), logits, y)
         return logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The probability of each class, (N, classes)."""
-        return self.net(batch[0]).float().softmax(1)
+        return self(batch[0]).float().softmax(1)

@@ -33,17 +33,17 @@ class Regressor(System):
         return predicted  # for the pictures
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, predicted = self.loss_and_prediction(batch)
+        loss, predicted = self.loss_and_prediction(batch, self)
         self.track("test", loss, predicted, batch[1])
         return predicted
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """(N, D)"""
-        return self.net(batch[0]).float()
+        return self(batch[0]).float()  # the network's, or their mean over test_views
 
-    def loss_and_prediction(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_prediction(self, batch: Batch, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         x, y = batch
-        predicted = self.net(x).float()
+        predicted = (net or self.net)(x).float()
         if predicted.numel() != y.numel():
             raise UserError(f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make them agree")
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)

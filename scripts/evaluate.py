@@ -2,6 +2,7 @@
 
 python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
+python scripts/evaluate.py --ckpt_path ... --model.test_views project.data.transforms.mirrored
 
 The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
@@ -22,16 +23,19 @@ from project.engine.resume import load_run
 from project.engine.run import as_metrics
 from project.engine.script import ScriptParser, short_errors
 
+FLAGS = ("--data.", "--trainer.", "--model.test_views")
+
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ScriptParser(description=__doc__)
     parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
-    parser.epilog = "--data.* and --trainer.* flags replace those of the run."
+    parser.epilog = "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
     with short_errors():
         known, flags = parser.parse_known_args(args)
         for flag in flags:
-            if flag.startswith("-") and not flag.startswith(("--data.", "--trainer.")):
-                raise UserError(f"unknown flag {flag}; besides --ckpt_path there are --data.* and --trainer.* flags", 2)
+            if flag.startswith("-") and not flag.startswith(FLAGS):
+                known_flags = "--ckpt_path, --data.*, --trainer.* and --model.test_views"
+                raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
         end_with_parent()
         quiet_lightning()
         run = load_run(known.ckpt_path, flags)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from project.base.errors import UserError
-from project.base.optim import build_optimizer, build_scheduler, interval_of
+from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
 
 
 def parameter() -> list[nn.Parameter]:
@@ -128,3 +128,65 @@ def test_a_wrong_scheduler(name: str, args: dict, message: str) -> None:
     optimizer = build_optimizer("SGD", {}, parameter(), lr=1.0)
     with pytest.raises(UserError, match=message):
         build_scheduler(name, args, optimizer, num_steps=10)
+
+
+def small_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def names_of(groups: list[dict[str, Any]], net: nn.Module) -> list[list[str]]:
+    by_id = {id(value): name for name, value in net.named_parameters()}
+    return [[by_id[id(value)] for value in group["params"]] for group in groups]
+
+
+def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None:
+    net = small_net()
+    options = {"2": {"lr": 0.5}, "*.bias": {"lr": 0.25}, "norms_and_biases": {"weight_decay": 0.0}}
+    groups = grouped(((f"net.{name}", value) for name, value in net.named_parameters()), options)
+    assert names_of(groups, net) == [["0.weight"], ["2.weight", "2.bias"], ["0.bias", "1.bias"], ["1.weight"]]
+    built = build_optimizer("SGD", {"weight_decay": 0.1}, groups, lr=0.125).param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in built] == [
+        (0.125, 0.1),
+        (0.5, 0.1),
+        (0.25, 0.1),
+        (0.125, 0),
+    ]
+
+
+def test_without_a_rest_there_is_no_empty_group() -> None:
+    net = small_net()
+    assert names_of(grouped(net.named_parameters(), {"*": {"lr": 1.0}}), net) == [
+        [name for name, _ in net.named_parameters()]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": {"lr": 0.1}}, "no parameter of the network has such a name"),
+        ({"0.wieght": {"lr": 0.1}}, "did you mean 0.weight"),
+        ({"0": {"lr": math.inf}}, "learning rate is a number over 0"),
+        ({"0": {"lr": "fast"}}, "learning rate is a number over 0"),
+        ({"0": {"momentun": 0.1}}, "did you mean momentum"),
+        ({"0": {"fused": True}}, "no option 'fused'"),
+        ({"0": {"weight_decay": -1}}, "weight_decay"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        build_optimizer("SGD", {}, grouped(small_net().named_parameters(), options), lr=0.1)
+    assert caught.value.status == 2
+
+
+def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
+    net = small_net()
+    optimizer = build_optimizer("SGD", {"momentum": 0.9}, grouped(net.named_parameters(), {"2": {"lr": 8.0}}), lr=1.0)
+    scheduler = build_scheduler("OneCycleLR", {"pct_start": 0.5, "anneal_strategy": "linear"}, optimizer, 10)
+    found = []
+    for _ in range(10):
+        found.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step() if len(found) < 10 else None
+    assert max(found) == [1.0, 8.0]
+    for own, other in found:
+        assert other == pytest.approx(8 * own)

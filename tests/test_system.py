@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import script
 from lightning import Trainer, seed_everything
-from test_training import Terminate, curves, equal, weights
+from test_training import Terminate, checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -342,3 +342,103 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
     trainer.fit(model, data)
     assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()
     assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
+
+
+# what the arguments name
+
+
+def centre(net: MLP, inputs: Tensor) -> None:
+    """Shifts the outputs so that their means over the inputs are 0; counts its calls."""
+    net.layers[-1].bias -= net(inputs).mean(0)
+    calls.append(inputs)
+
+
+calls: list[Tensor] = []
+
+
+def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
+    train: Train, tmp_path: Path
+) -> None:
+    calls.clear()
+    flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
+    train("--model.optimizer", "SGD", "--model.lr", 1e-30, *flags)
+    (inputs,) = calls
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    data.setup("fit")
+    assert torch.equal(inputs, data.normalize(data.splits["train"].inputs))
+    run = load_run(folder(tmp_path) / "checkpoints" / "last.ckpt")
+    assert run.model.net(inputs).mean(0).abs().max() < 1e-5
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert equal(weights(folder(tmp_path)), run.model.state_dict())  # those of the checkpoint
+
+
+def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (
+        *("--model.initializer", f"{HERE}.centre", "--model.parameter_groups.norms_and_biases", "{lr: 0.1}"),
+        *("--model.scheduler", "OneCycleLR"),
+    )
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr(Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train(*flags, "--trainer.callbacks", "test_training.Terminate")
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    train("--ckpt_path", "last")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "whole")))
+
+
+def test_groups_go_on_with_new_options_and_not_with_other_groups(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = "--model.parameter_groups.norms_and_biases"
+    train(group, "{lr: 0.1}", *ONE_EPOCH)
+    train("--ckpt_path", "last", group, "{lr: 0.2}", "--model.lr", 0.03, "--trainer.max_epochs", 2)
+    state = checkpoint(folder(tmp_path))["optimizer_states"][0]
+    assert [(len(own["params"]), own["lr"]) for own in state["param_groups"]] == [(2, 0.03), (2, 0.2)]
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last", "--model.parameter_groups", "{layers: {lr: 1}}", "--trainer.max_epochs", 3)
+    assert "with the parameter groups norms_and_biases" in capsys.readouterr().err
+
+
+def halved(inputs: Tensor) -> list[Tensor]:
+    return [inputs, inputs / 2]
+
+
+def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(train: Train, tmp_path: Path) -> None:
+    plain = train()
+    result = train("--model.test_views", f"{HERE}.halved", "--name", "views")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
+    assert curves(folder(tmp_path))["val/loss"] == curves(folder(tmp_path, "views"))["val/loss"]
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    data.setup("test")
+    model = load_run(folder(tmp_path, "views") / "checkpoints" / "best.ckpt").model.eval()
+    x, y = data.normalize(data.splits["test"].inputs), data.splits["test"].targets
+    with torch.no_grad():
+        logits = (model.net(x) + model.net(x / 2)) / 2
+        torch.testing.assert_close(model.predict_step((x, y), 0), logits.softmax(1))
+    assert result["test/loss"] == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
+    assert result["test/loss"] != pytest.approx(plain["test/loss"], rel=1e-3)
+    # the same from the checkpoint, and each as the other
+    assert evaluate(tmp_path, "views") == of_test(result)
+    path = ("--ckpt_path", str(folder(tmp_path) / "checkpoints" / "best.ckpt"))
+    assert script("evaluate").main([*path, "--model.test_views", f"{HERE}.halved"]) == of_test(result)
+    path = ("--ckpt_path", str(folder(tmp_path, "views") / "checkpoints" / "best.ckpt"))
+    assert script("evaluate").main([*path, "--model.test_views", "null"]) == of_test(plain)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("initializer", "nowhere.function", "model.initializer 'nowhere.function' cannot be imported"),
+        ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
+        ("test_views", "project.data.transforms.mirorred", "mirorred"),
+    ],
+)
+def test_a_function_that_is_not_there_is_two_lines(
+    train: Train, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(f"--model.{flag}", value)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -31,7 +31,7 @@ class Curves(Callback):
         self.epoch = Means(metrics.clone())
         self.means = {"train": Means(metrics.clone(), self.epoch)}
         self.means |= {name: Means(metrics.clone()) for name in ("val", "test")}
-        pl_module.prepare_net()
+        pl_module.prepare_net(trains=stage == "fit")
         # such an epoch has its point at its end
         warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
 

@@ -2,8 +2,8 @@
 
 import inspect
 import math
-import pkgutil
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from project.base.errors import UserError, did_you_mean
+from project.base.imports import imported
 
 
 class WarmupCosineLR(LambdaLR):
@@ -49,23 +50,66 @@ class FinalDecayLR(LambdaLR):
 
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
 MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *OWN_SCHEDULERS}
+VECTORS = "norms_and_biases"  # the name of a group
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}  # of a step: an optimiser takes one at most
 
 
+def grouped(named: Iterable[tuple[str, Parameter]], groups: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameters as an optimiser takes them: those that no group names, and each group with its own options.
+
+    groups: by what the names of its parameters begin with or match, such as "head" or "*.bias"; norms_and_biases are
+        those of one dimension. A parameter is in the first that it fits. Raises UserError for a group without any.
+    """
+    rest: list[Parameter] = []
+    found: dict[str, list[Parameter]] = {group: [] for group in groups}
+    names = []
+    for name, parameter in named:
+        names.append(name := name.removeprefix("net."))
+        fits = (
+            group
+            for group in groups
+            if name.startswith(f"{group}.") or fnmatchcase(name, group) or (group == VECTORS and parameter.dim() == 1)
+        )
+        found.get(next(fits, ""), rest).append(parameter)
+    for group, parameters in found.items():
+        lr = groups[group].get("lr", 1.0)
+        if not isinstance(lr, int | float) or not 0 < lr < math.inf:
+            raise UserError(f"model.parameter_groups.{group}.lr {lr!r}: a learning rate is a number over 0", 2)
+        if not parameters:
+            hint = did_you_mean(group, names) or f"; {', '.join(names[:4])} are some names"
+            raise UserError(f"model.parameter_groups.{group}: no parameter of the network has such a name{hint}", 2)
+    return [{"params": rest}] * bool(rest) + [{**groups[group], "params": found[group]} for group in groups]
+
+
 def build_optimizer(
-    name: str, args: dict[str, Any], parameters: Iterable[Parameter], lr: float, fused: bool = False
+    name: str,
+    args: dict[str, Any],
+    parameters: Iterable[Parameter] | Iterable[dict[str, Any]],
+    lr: float,
+    fused: bool = False,
 ) -> Optimizer:
     """An optimiser of torch.optim by class name, or any other by its import path. Raises UserError for what is wrong.
 
+    parameters: may be in groups, see `grouped`.
     fused: a step in one kernel, much the fastest for small networks, where torch has it and `args` choose no other.
     """
     found = _find_class("optimizer", name, torch.optim, Optimizer)
-    parameters = list(parameters)
+    given: list[Any] = list(parameters)
+    groups = [entry if isinstance(entry, dict) else {"params": [entry]} for entry in given]
+    options = [key for key in inspect.signature(found).parameters if key not in IMPLEMENTATIONS]
+    for group in groups:
+        own = {key: value for key, value in group.items() if key != "params"}
+        for key in own.keys() - set(options):
+            hint = did_you_mean(key, options[1:]) or f"; it has {', '.join(options[1:])}"
+            raise UserError(f"model.parameter_groups: {found.__name__} has no option {key!r} for a group{hint}", 2)
+        if own:  # torch checks values of the whole optimiser only
+            _build("optimizer", found, args | own, [Parameter(torch.zeros(1))], **{"lr": lr} if "lr" not in own else {})
     is_torchs = found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
-    fits = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
+    flat = [parameter for group in groups for parameter in group["params"]]
+    fits = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in flat)
     if fused and is_torchs and fits and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
-    return _build("optimizer", found, args, parameters, lr=lr)
+    return _build("optimizer", found, args, given, lr=lr)
 
 
 def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
@@ -84,7 +128,8 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
             raise UserError(f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is --model.lr, {lr}", 2)
-        args = {**args, "max_lr": lr}
+        rates = [group["lr"] for group in optimizer.param_groups]
+        args = {**args, "max_lr": rates if len(rates) > 1 else lr}
     return _build("scheduler", found, length | args, optimizer)
 
 
@@ -100,10 +145,7 @@ def _find_class(kind: str, name: str, module: Any, base: type) -> type:
     if name in known:
         return known[name]
     if "." in name:
-        try:
-            found = pkgutil.resolve_name(name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"model.{kind} {name!r} cannot be imported: {error}", 2) from error
+        found = imported(kind, name)
         if isinstance(found, type) and issubclass(found, base):
             return found
     hint = did_you_mean(name, known) or f"; try {', '.join(sorted(known))}"

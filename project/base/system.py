@@ -15,8 +15,10 @@ from torchmetrics import Metric
 
 from project.base.curves import Curves, Stage
 from project.base.datamodule import TensorDataModule
+from project.base.imports import function_at
+from project.base.initializer import initialize
 from project.base.means import Metrics
-from project.base.optim import build_optimizer, build_scheduler, interval_of
+from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
 from project.base.samples import ResumableLoader
 
 NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
@@ -37,6 +39,8 @@ class System(LightningModule):
         lr: Learning rate.
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another one.
         optimizer_args: Its other arguments, such as {momentum: 0.9}.
+        parameter_groups: What other options some parameters have, such as {head: {lr: 0.1}, norms_and_biases:
+            {weight_decay: 0}}, by what their names begin with or match ("*.bias"); norms_and_biases: of one dimension.
         scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; WarmupCosineLR (linear warm-up, then
             cosine) or FinalDecayLR (constant, then down to 0); or an import path. None keeps the learning rate.
         scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training (T_max, total_steps) and
@@ -44,6 +48,10 @@ class System(LightningModule):
             the first of the metrics.
         scheduler_interval: Step the scheduler after every "epoch" or every "step"; unless given after each step where
             it is made for that (OneCycleLR, CyclicLR and ours), after each epoch otherwise.
+        initializer: Import path of a function of the network and up to 1,000 training samples (N, ...), as the network
+            gets them, that is called before a new training: for weights that follow from the data.
+        test_views: Import path of a function from inputs (N, ...) to several such tensors, whose outputs test and
+            prediction average: project.data.transforms.mirrored, for instance.
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
         compile_net: Compile the network with this backend of torch.compile, "inductor" for instance.
         compile_mode: Of torch.compile, such as "reduce-overhead", which launches CUDA graphs, or "max-autotune".
@@ -60,9 +68,12 @@ class System(LightningModule):
         lr: PositiveFloat = 0.01,
         optimizer: str = "SGD",
         optimizer_args: dict[str, Any] | None = None,
+        parameter_groups: dict[str, dict[str, Any]] | None = None,
         scheduler: str | None = None,
         scheduler_args: dict[str, Any] | None = None,
         scheduler_interval: Literal["epoch", "step"] | None = None,
+        initializer: str | None = None,
+        test_views: str | None = None,
         channels_last: bool = True,
         compile_net: str | None = None,
         compile_mode: str | None = None,
@@ -74,18 +85,25 @@ class System(LightningModule):
         self.lr = float(lr)
         self.optimizer = optimizer
         self.optimizer_args = optimizer_args or {}
+        self.parameter_groups = parameter_groups or {}
         self.scheduler = scheduler
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
+        self.initializer = function_at("initializer", initializer)
+        self.test_views = function_at("test_views", test_views)
         self.channels_last = channels_last
         self.compile_net = compile_net
         self.compile_mode = compile_mode
+        self.is_initialized = False
         self.curves_callback = Curves()  # writes what `track` is told; the engine puts it before all others
         if compile_net is not None and compile_net not in torch.compiler.list_backends(exclude_tags=()):
             raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the usual one")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+        """The network's outputs (N, ...); outside training the mean over the test_views of x."""
+        if self.training or self.test_views is None:
+            return self.net(x)
+        return torch.stack([self.net(view) for view in self.test_views(x)]).mean(0)
 
     def track(
         self, stage: Stage, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None, **values: Any
@@ -115,8 +133,11 @@ class System(LightningModule):
             return False
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
-    def prepare_net(self) -> None:
+    def prepare_net(self, trains: bool) -> None:
         """Before each fit or test, by Curves: not a hook that a subclass may override."""
+        if trains and self.initializer is not None and not self.is_initialized:
+            initialize(self.net, self.initializer, self.trainer.datamodule)  # type: ignore[attr-defined]
+            self.is_initialized = True  # a second fit goes on from the weights of the first
         if self.channels_last:
             for parameter in self.net.parameters():
                 if not is_lazy(parameter) and parameter.dim() == 4:
@@ -133,12 +154,13 @@ class System(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.optimizer, self.scheduler
+        groups = grouped(self.named_parameters(), self.parameter_groups)
         if isinstance(optimizer, str):
             # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
             clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
-            optimizer = build_optimizer(optimizer, self.optimizer_args, self.parameters(), self.lr, fused=not clips)
+            optimizer = build_optimizer(optimizer, self.optimizer_args, groups, self.lr, fused=not clips)
         elif not isinstance(optimizer, Optimizer):
-            optimizer = optimizer(self.parameters(), lr=self.lr, **self.optimizer_args)
+            optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean, first_line
-from project.base.optim import build_optimizer, build_scheduler
+from project.base.optim import build_optimizer, build_scheduler, grouped
 from project.base.rank import say
 from project.base.system import System
 from project.engine.config import KnowsClasses
@@ -129,13 +129,15 @@ def has_test(model: LightningModule, data: LightningDataModule) -> bool:
 
 
 def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimiser of one number, and its schedule over `num_steps` steps, after `step` of them; both by name.
+    """An optimiser of one number a group, and its schedule over `num_steps` steps, after `step` of them; both by name.
 
     Raises UserError for names and arguments that do not work.
     """
-    parameter = Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, [parameter], model.lr)
+    groups = grouped(model.named_parameters(), model.parameter_groups)
+    for group in groups:
+        group["params"] = [Parameter(torch.zeros(1))]
+        group["params"][0].grad = torch.zeros(1)
+    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
     try:
         if isinstance(model.scheduler, str):

@@ -48,9 +48,15 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Nam
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
     # of the configs: a model may assign another one, then as now
     configs = (checkpoint["config"], config.as_dict())
-    saved, own = (of_run["model"].get("init_args", {}).get("optimizer") for of_run in configs)
+    (saved, groups), (own, own_groups) = (
+        (of_model.get("optimizer"), list(of_model.get("parameter_groups") or ()))
+        for of_model in (of_run["model"].get("init_args", {}) for of_run in configs)
+    )
     if saved != own:
         raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
+    if groups != own_groups:
+        what = f"with the parameter groups {', '.join(groups) or 'none'}"
+        raise UserError(f"checkpoint {path} was trained {what}: model.parameter_groups must name the same, in order", 2)
     max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
@@ -135,9 +141,8 @@ class ResumedOptimizer(Callback):
             step = saved["last_epoch"]
         optimizer, scheduler = schedule_at(step, pl_module, num_steps)
         checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler else []
-        now = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-        for group in checkpoint["optimizer_states"][0]["param_groups"]:
-            group.update(now)
+        for group, now in zip(checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True):
+            group.update({key: value for key, value in now.items() if key != "params"})
         if not has_length and length != num_steps:
             unit = f"{own['scheduler_interval']}s"
             say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
@@ -147,4 +152,5 @@ def schedule_options(model: System) -> dict[str, Any]:
     """What sets the options of the optimiser's parameter groups, as a checkpoint can hold it."""
     names = ("lr", "optimizer_args", "scheduler", "scheduler_args")
     found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
+    found |= {"parameter_groups": plain(model.parameter_groups)} if model.parameter_groups else {}
     return found | {"scheduler_interval": model.step_scheduler_every()}

@@ -1,0 +1,22 @@
+"""What an import path names."""
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from project.base.errors import UserError
+
+
+def imported(argument: str, path: str) -> Any:
+    """Raises UserError where there is nothing; argument: of the model, which has the path as its value."""
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"model.{argument} {path!r} cannot be imported: {error}", 2) from error
+
+
+def function_at(argument: str, path: str | None) -> Callable[..., Any] | None:
+    found = None if path is None else imported(argument, path)
+    if found is not None and not callable(found):
+        raise UserError(f"model.{argument} {path!r} is a {type(found).__name__}, where a function belongs", 2)
+    return found
