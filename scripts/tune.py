@@ -69,6 +69,8 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         cli.config_init.trainer.callbacks = None  # which would stop or save
         if isinstance(cli.model, System):
             cli.model.scheduler = None  # the finder has its own
+            if cli.model.parameter_groups and "lr" in options.find:
+                print("The search gives all parameter groups one rate, that of --model.lr: set theirs in proportion")
         prepare(cli.model, cli.datamodule, cli.config)
         run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
         try:

@@ -15,6 +15,7 @@ from project.callbacks.phase_clock import PHASES
 
 # those that ship; of a user's own YAMLs these tests know nothing
 MEASURES = {"default": "acc", "mnist_mlp": "acc", "cifar10_cnn": "acc", "small_net": "acc", "discs_mlp": "mae"}
+MEASURES |= {"mnist_cnn": "acc", "cifar10_94": "acc"}
 FIGURES = {"acc": ("confusion_matrix", "predictions", "mistakes"), "mae": ("predictions",)}
 TWO_STEPS = (
     *("--trainer.max_epochs", 1, "--trainer.limit_train_batches", 2, "--trainer.log_every_n_steps", 1),
@@ -39,6 +40,8 @@ def test_a_shipped_config_runs_two_steps_and_its_saved_config_again(
         "default": ("--data.num_train", 200, "--data.num_test", 70),
         "discs_mlp": ("--data.num_train", 200, "--data.num_test", 70),
         "small_net": ("--data.num_samples", 400),
+        "mnist_cnn": ("--data.batch_size", 64),
+        "cifar10_94": ("--data.batch_size", 64),
     }.get(config.stem, ())
     flags = (*TWO_STEPS, *size, "--trainer.accelerator", "cpu", "--data.data_dir", tmp_path / "data")
     first = train(*flags, config=str(config))

@@ -95,10 +95,14 @@ def test_the_limit_is_tried_and_not_exceeded(find: Tune, capsys: pytest.CaptureF
     assert "larger ones than 40 were not tried" in shown
 
 
-def test_the_search_of_the_rate_starts_and_ends_where_told(find: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_the_rate_starts_and_ends_where_told(
+    find: Tune, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[float] = []
     monkeypatch.setattr(tune, "choose", lambda rates, *_: (seen.extend(rates), (30, "ok"))[1])
-    find("--find", "lr", "--min_lr", 2e-4, "--max_lr", 4e-3, "--num_steps", 60)
+    group = ("--model.parameter_groups.norms_and_biases", "{lr: 0.1}")
+    find("--find", "lr", "--min_lr", 2e-4, "--max_lr", 4e-3, "--num_steps", 60, *group)
+    assert "gives all parameter groups one rate" in capsys.readouterr().out
     assert seen[0] == pytest.approx(2e-4)
     assert seen[-1] == pytest.approx(4e-3, rel=0.06)
     assert len(seen) == 60
