@@ -1,0 +1,60 @@
+"""What Lightning and torch say on a machine with a GPU, and need not; and that other words get through."""
+
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
+
+from project.engine.quiet import quiet_lightning
+
+STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
+grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
+bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
+
+
+def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(
+    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch does, and then for the driver
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "stand-in")
+    warnings.simplefilter("error")  # without the line in pyproject.toml
+    train("--trainer.max_steps", 1)
+    shown = capsys.readouterr()
+    assert "1 GPU found, not used" in shown.out
+    assert "GPU" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The AccumulateGrad node's stream does not match the stream of the node that produced the incoming gradient.",
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.",
+        STRIDES.format(1),
+    ],
+)
+def test_known_warnings_of_gpus_are_left_out(text: str) -> None:
+    with pytest.raises(UserWarning):
+        warnings.warn(text, stacklevel=1)
+    quiet_lightning()
+    warnings.warn(text, stacklevel=1)
+    with pytest.raises(UserWarning):  # real ones
+        warnings.warn(STRIDES.format(3), stacklevel=1)
+
+
+def test_tensor_cores_are_left_to_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "stand-in")
+    output = io.StringIO()
+    logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(output)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    quiet_lightning()
+    _check_cuda_matmul_precision.__wrapped__(torch.device("cuda"))
+    logger.info("heard")
+    assert output.getvalue() == "heard\n"
