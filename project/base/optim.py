@@ -106,7 +106,8 @@ def build_optimizer(
             _build("optimizer", found, args | own, [Parameter(torch.zeros(1))], **{"lr": lr} if "lr" not in own else {})
     is_torchs = found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
     flat = [parameter for group in groups for parameter in group["params"]]
-    fits = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in flat)
+    devices = ("cpu",) if found is torch.optim.Adagrad else ("cpu", "cuda")  # torch 2.11 has no other Adagrad
+    fits = all(parameter.device.type in devices and parameter.is_floating_point() for parameter in flat)
     if fused and is_torchs and fits and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
     return _build("optimizer", found, args, given, lr=lr)
