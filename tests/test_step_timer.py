@@ -250,20 +250,41 @@ class StandInEvent:
         return 1e3 * (end.at - self.at)
 
 
-def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu_clock(monkeypatch: pytest.MonkeyPatch) -> PhaseClock:
     monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
     StandInEvent.now, StandInEvent.waits = 0.0, 0
     clock = PhaseClock()
     clock.begin(torch.device("cuda"))
+    return clock
+
+
+def turn(clock: PhaseClock, forwards: list[float]) -> None:
+    """An epoch of calls whose forward takes so many seconds."""
     clock.start("run_training_epoch")
-    for _ in range(50):
+    for forward in forwards:
         for action, seconds in (
             *(("[_TrainingEpochLoop].train_dataloader_next", 1), ("[Strategy]S.batch_to_device", 2)),
-            *(("[Strategy]S.training_step", 3), ("[Strategy]S.backward", 4)),
+            *(("[Strategy]S.training_step", forward), ("[Strategy]S.backward", 4)),
         ):
             clock.start(action)
             StandInEvent.now += seconds
             clock.stop(action)
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3, 10])
+def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(monkeypatch: pytest.MonkeyPatch, num_calls: int) -> None:
+    clock = gpu_clock(monkeypatch)
+    for _ in range(3):
+        turn(clock, [30, *[3] * 9][:num_calls])  # the first one is slow
+        clock.start("[Callback]StepTimer.on_train_epoch_end")
+        found = clock.take()
+        assert found["other"] == 0
+        assert found["forward"] / found["backward"] == pytest.approx(30 / 4 if num_calls == 1 else 3 / 4)
+
+
+def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = gpu_clock(monkeypatch)
+    turn(clock, [3] * 50)
     assert StandInEvent.waits == 0  # within the epoch
     clock.start("[Callback]StepTimer.on_train_epoch_end")
     found = clock.take()

@@ -21,6 +21,7 @@ PHASES = {
 logging the progress bar; other is Lightning's loop and the other callbacks."""
 
 SAMPLE_EVERY = 11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
+SETUP_CALLS = 2  # an epoch's start and its first call, where libraries set themselves up, count if there are no others
 
 Action = tuple[str | None, str | None, str | None]
 # the last part of what Lightning tells its profiler: the phase that begins with it, the state, and the phase that goes
@@ -86,6 +87,7 @@ class PhaseClock(Profiler):
         seconds |= {"between": self.states["between"], "validation": self.states["validation"]}
         self.states = dict.fromkeys(self.states, 0.0)
         self.sampled = dict.fromkeys(self.sampled, 0.0)
+        self.num_calls = 0
         return seconds
 
     # the next two are called some eighty times a step
@@ -127,8 +129,9 @@ class PhaseClock(Profiler):
             self.marks = None
             self._read(wait=False)
         if self.state == "steps":
-            # not the first calls on a GPU: there, libraries set themselves up
-            if not self.on_gpu or self.num_calls % SAMPLE_EVERY == 2:
+            if self.on_gpu and self.num_calls == SETUP_CALLS:
+                self.unread, self.sampled = [], dict.fromkeys(PHASES, 0.0)
+            if not self.on_gpu or self.num_calls < SETUP_CALLS or self.num_calls % SAMPLE_EVERY == SETUP_CALLS:
                 self.marks = []
                 self._switch(self.phase)
             self.num_calls += 1
