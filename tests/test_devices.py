@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 
 from project.base.errors import UserError
 from project.engine import devices
@@ -104,6 +105,17 @@ def test_other_devices_than_the_launcher_started_are_refused(monkeypatch: pytest
     check_devices("gpu", 3, "ddp", 2)
     with pytest.raises(UserError, match="has started 3 processes on each of 2 machines"):
         check_devices("gpu", asked, "ddp", 1)
+
+
+@pytest.mark.parametrize(("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)])
+def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch, strategy: str, names: bool) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: asked.append(gpu) or "stand-in")
+    trainer = Trainer(accelerator="gpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
+    name = " stand-in" if names else ""
+    assert devices.describe_devices(trainer) == f"Device: cuda:0{name} (1 of 2 GPUs used)"
+    assert bool(asked) == names
 
 
 @pytest.mark.gpu

@@ -112,7 +112,9 @@ def describe_devices(trainer: Trainer) -> str:
         strategy: Any = trainer.strategy  # trainer.device_ids would be wrong for dp, and for [1, 0]
         has_several = isinstance(strategy, ParallelStrategy | DataParallelStrategy)
         used = strategy.parallel_devices if has_several else [strategy.root_device]
-        names = ", ".join(f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used)
+        forks = strategy.launcher is not None and strategy.launcher.is_interactive_compatible
+        # a process that has asked for the name could not fork others that use the GPU
+        names = ", ".join(str(gpu) if forks else f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used)
         machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
         return f"Device: {names} ({len(used)} of {gpus} used{machines})"
     return f"Device: {trainer.num_devices} x {type(trainer.accelerator).__name__.removesuffix('Accelerator')}"
