@@ -30,12 +30,14 @@ CPU = torch.device("cpu")
 
 
 def replicate_on_cpu(net: nn.Module, devices: Sequence[torch.device], detach: bool = False) -> list[nn.Module]:
-    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients flow back into `net`."""
+    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients flow back into `net`, in the
+    order of memory that its broadcast leaves."""
 
     def copy(module: nn.Module) -> nn.Module:
         replica = module._replicate_for_data_parallel()
         for name, parameter in module._parameters.items():
-            setattr(replica, name, parameter if parameter is None else parameter.detach() if detach else parameter * 1)
+            flat = parameter if parameter is None else (parameter * 1).contiguous()
+            setattr(replica, name, flat.detach() if flat is not None and detach else flat)
         for name, child in module._modules.items():
             replica._modules[name] = None if child is None else copy(child)
         return replica
@@ -163,6 +165,31 @@ def test_the_replicas_work_in_the_context_of_the_step(dtype: torch.dtype) -> Non
     assert net.contexts[2:4] == [(*off, default)] * 2
     assert net.contexts[4:6] == [(False, True, False, default)] * 2
     assert net.contexts[6:] == [(True, False, False, default)] * 2
+
+
+class WatchedConvolution(nn.Conv2d):
+    """Notes whether its weights are in channels_last order."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3, bias=False)
+        self.are_channels_last: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.are_channels_last.append(self.weight.is_contiguous(memory_format=torch.channels_last))
+        return super().forward(x).mean((2, 3))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_replicas_keep_the_order_of_the_weights_in_memory(tmp_path: Path, channels_last: bool) -> None:
+    found = []
+    for strategy in ("auto", DataParallelStrategy([CPU, CPU])):
+        seed_everything(1, verbose=False)
+        model = Classifier(convolution := WatchedConvolution(), lr=0.02, channels_last=channels_last)
+        trainer(tmp_path, strategy, max_epochs=1).fit(model, data())
+        assert set(convolution.are_channels_last) == {channels_last}
+        found.append(convolution.weight)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 def split(net: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -100,12 +100,21 @@ class DataParallelStrategy(SingleDeviceStrategy):
         calls = []
         for i, replica in enumerate(replicas):
             del replica.forward  # copied from net
+            keep_channels_last(net, replica)
             own_args, own_kwargs = map_tensors(functools.partial(part, i=i, devices=devices), (args, kwargs))
             # not its __call__: the hooks of `net` run once, around all parts
             calls.append(in_this_context(devices[i], functools.partial(replica.forward, *own_args, **own_kwargs)))
         others = [self.pool.submit(call) for call in calls[1:]]
         outputs = [calls[0](), *(other.result() for other in others)]
         return map_tensors(lambda *parts: torch.cat([part.to(self.root_device) for part in parts]), *outputs)
+
+
+def keep_channels_last(net: nn.Module, replica: nn.Module) -> None:
+    """Put weights of the replica into the order that they have in `net`: torch's replicate hands on flat copies."""
+    for module, copy in zip(net.modules(), replica.modules(), strict=True):
+        for name, weight in module._parameters.items():  # a replica's are plain attributes
+            if weight is not None and weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+                setattr(copy, name, getattr(copy, name).contiguous(memory_format=torch.channels_last))
 
 
 def is_compiled(module: nn.Module) -> bool:
