@@ -117,12 +117,13 @@ def test_another_name_of_the_package_is_todays(train: Train, tmp_path: Path) -> 
     assert found == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
-def test_only_class_paths_of_the_package_are_renamed() -> None:
+def test_only_import_paths_of_the_package_are_renamed() -> None:
     callbacks = [{"class_path": "shoes.callbacks.Own"}, {"class_path": "shoestring.Own"}, {"class_path": "torch.nn.X"}]
-    config = {"model": {"init_args": {"text": "shoes.x"}}, "trainer": {"callbacks": callbacks}}
+    args = {"text": "shoes.x", "optimizer": "SGD", "test_views": "shoes.data.transforms.mirrored"}
+    config = {"model": {"init_args": args}, "trainer": {"callbacks": callbacks}}
     as_today({"config": config, "package": "shoes"})
     own, *others = callbacks
     assert own["class_path"].endswith(".callbacks.Own")
     assert not own["class_path"].startswith("shoes.")
     assert [other["class_path"] for other in others] == ["shoestring.Own", "torch.nn.X"]
-    assert config["model"]["init_args"]["text"] == "shoes.x"  # type: ignore[index]
+    assert args == {"text": "shoes.x", "optimizer": "SGD", "test_views": "project.data.transforms.mirrored"}

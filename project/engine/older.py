@@ -4,6 +4,7 @@ from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 ORIGINAL_NAME = "project"  # rename: keep
+PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
 
 
 def as_today(checkpoint: dict[str, Any]) -> None:
@@ -24,7 +25,7 @@ def as_today(checkpoint: dict[str, Any]) -> None:
 
 def rename_classes(config: Any, package: str) -> None:
     for key, value in config.items() if isinstance(config, dict) else enumerate(config):
-        if key == "class_path" and str(value).startswith(f"{package}."):
+        if key in PATHS and str(value).startswith(f"{package}."):
             config[key] = PACKAGE + value.removeprefix(package)
         elif isinstance(value, dict | list):
             rename_classes(value, package)
