@@ -69,6 +69,22 @@ def test_the_views_are_the_image_and_its_mirror_image() -> None:
     assert torch.equal(other.flip(-1), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_random_numbers_choose_what_they_always_chose(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """The same shift and the same side for each image as from the first version on: a seed's training repeats."""
+    x = images(30).to(dtype).contiguous(memory_format=layout)
+    torch.manual_seed(0)
+    crops, flipped = random_crop(x, 2), random_flip(x)
+    torch.manual_seed(0)
+    top, left = torch.randint(5, (2, 30))
+    padded = torch.nn.functional.pad(x, [2] * 4)
+    expected = [image[:, t : t + 9, i : i + 9] for image, t, i in zip(padded, top, left, strict=True)]
+    assert torch.equal(crops, torch.stack(expected))
+    assert crops.is_contiguous()
+    assert torch.equal(flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x))
+
+
 def test_random_transforms_follow_the_seed() -> None:
     x = images()
 

@@ -20,8 +20,7 @@ def to_float(images: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 def random_flip(images: Tensor) -> Tensor:
     """Mirror each image left to right with probability 1/2. Any dtype."""
-    flip = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-    return torch.where(flip, images.flip(-1), images)
+    return flip_some(images, torch.rand(len(images), device=images.device) < 0.5)
 
 
 def alternating_flip(images: Tensor, epoch: int) -> Tensor:
@@ -29,17 +28,25 @@ def alternating_flip(images: Tensor, epoch: int) -> Tensor:
 
     Which half an image is in follows from its pixels, uint8. K. Jordan, arXiv 2404.00498, section 3.6.
     """
-    flip = (images.sum((1, 2, 3)) + epoch) % 2 == 1
-    return torch.where(flip[:, None, None, None], images.flip(-1), images)
+    return flip_some(images, (images.sum((1, 2, 3)) + epoch) % 2 == 1)
+
+
+def flip_some(images: Tensor, chosen: Tensor) -> Tensor:
+    """Mirror the images that are chosen, bool (N,), left to right."""
+    both = torch.cat([images, images.flip(-1)])  # whole images are copied faster than torch.where chooses their pixels
+    return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * chosen)
 
 
 def random_crop(images: Tensor, padding: int, mode: Literal["constant", "reflect"] = "constant") -> Tensor:
     """Shift each image by up to `padding` pixels each way, zeros or its mirror image moving in. Any dtype."""
-    num, _, height, width = images.shape
     padded = functional.pad(images, [padding] * 4, mode)
-    crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W), a view
-    top, left = torch.randint(2 * padding + 1, (2, num), device=images.device)
-    return crops[torch.arange(num, device=images.device), :, top, left]
+    of_image, *strides = padded.stride()
+    top, left = torch.randint(2 * padding + 1, (2, len(images)), device=images.device)
+    start = of_image * torch.arange(len(images), device=images.device) + strides[1] * top + strides[2] * left
+    # from its first pixel to its last a crop is one piece of memory, copied faster as a whole than by its pixels
+    length = 1 + sum((size - 1) * stride for size, stride in zip(images.shape[1:], strides, strict=True))
+    pieces = padded.as_strided((padded.numel() - length + 1, length), (1, 1)).index_select(0, start)
+    return pieces.as_strided(images.shape, (length, *strides)).contiguous()
 
 
 def crop_and_flip(
