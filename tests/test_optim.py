@@ -1,4 +1,5 @@
 import math
+import os
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from torch import nn
 
 from project.base.errors import UserError
 from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
+from project.engine.quiet import quiet_lightning
 
 
 def parameter() -> list[nn.Parameter]:
@@ -201,3 +203,11 @@ def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
     assert max(found) == [1.0, 8.0]
     for own, other in found:
         assert other == pytest.approx(8 * own)
+
+
+@pytest.mark.parametrize(("has_gpu", "num"), [(False, 0), (True, 1)])
+def test_without_a_gpu_no_step_looks_for_one(monkeypatch: pytest.MonkeyPatch, has_gpu: bool, num: int) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it for all processes
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    quiet_lightning()
+    assert int("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) == num

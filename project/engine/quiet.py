@@ -1,8 +1,11 @@
-"""What Lightning says of itself, and need not."""
+"""What Lightning says and does of itself, and need not."""
 
 import logging
+import os
 import re
 import warnings
+
+import torch
 
 # lines that advertise, say what our lines do, of devices first, or stand in the table of tune.py; of Tensor Cores: fp32
 # stays as exact as torch has it, and our advice names bf16-mixed, which gains more
@@ -30,3 +33,5 @@ def quiet_lightning() -> None:
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(lambda line: not re.match(CHATTER, line.getMessage()))
     warnings.filterwarnings("ignore", message=MEANT)
+    if not torch.cuda.is_available():  # with it torch looks for NVML's library in each step of Adam, which costs 0.1 ms
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)

@@ -89,13 +89,15 @@ class SeveralSteps(SingleDeviceStrategy):
                     output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
                     if trainer.should_stop:
                         return batch, [output]
-                    result = ClosureResult.from_training_step_output(output)
+                    # a dict, or none; Lightning would divide a loss by 1, which backward then does too
+                    is_loss = isinstance(output, Tensor)
+                    loss = output if is_loss else ClosureResult.from_training_step_output(output).closure_loss
                 with phase("optimizer_zero_grad"):
                     optimizer.zero_grad()
-                if result.closure_loss is not None:
+                if loss is not None:
                     with phase("backward"):
-                        result.closure_loss.backward()
-                self.losses.append(result.loss)
+                        loss.backward()
+                self.losses.append(None if loss is None else loss.detach().clone())
                 steps.increment_ready()
                 with phase("optimizer_step"):
                     optimizer.step()
