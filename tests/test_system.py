@@ -433,12 +433,16 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
         ("initializer", "nowhere.function", "model.initializer 'nowhere.function' cannot be imported"),
         ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
         ("test_views", "project.data.transforms.mirorred", "mirorred"),
+        ("test_views", "project.data.transforms.random_flip", "gives a Tensor, where a list of tensors belongs"),
+        ("initializer", "project.models.whitened_cnn.whiten", "made for a WhitenedCNN, and not for MLP"),
     ],
 )
-def test_a_function_that_is_not_there_is_two_lines(
+def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(
     train: Train, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         train(f"--model.{flag}", value)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 2

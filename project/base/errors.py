@@ -1,6 +1,7 @@
 """A user's mistake: the bad value, the way out, an exit status."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -26,3 +27,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def first_line(error: Exception) -> str:
     """Of its message; the name of its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+
+
+def is_raised_on_purpose(error: Exception) -> bool:
+    """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return (where.line or "").startswith("raise ")

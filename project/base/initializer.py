@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line, is_raised_on_purpose
 
 NUM_SAMPLES = 1000
 
@@ -20,4 +20,9 @@ def initialize(net: nn.Module, initializer: Callable[..., Any], data: Any) -> No
     num = min(len(samples), NUM_SAMPLES)
     inputs = samples.__getitems__([i * len(samples) // num for i in range(num)])[0]
     with torch.no_grad():
-        initializer(net, data.normalize(inputs))
+        try:
+            initializer(net, data.normalize(inputs))
+        except ValueError as error:
+            if is_raised_on_purpose(error):  # its word for a network that it is not made for
+                raise UserError(f"model.initializer: {first_line(error)}", 2) from error
+            raise

@@ -20,6 +20,7 @@ from project.base.initializer import initialize
 from project.base.means import Metrics
 from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
 from project.base.samples import ResumableLoader
+from project.base.views import mean_over_views
 
 NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
 
@@ -103,7 +104,7 @@ class System(LightningModule):
         """The network's outputs (N, ...); outside training the mean over the test_views of x."""
         if self.training or self.test_views is None:
             return self.net(x)
-        return torch.stack([self.net(view) for view in self.test_views(x)]).mean(0)
+        return mean_over_views(self.net, self.test_views, x)
 
     def track(
         self, stage: Stage, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None, **values: Any

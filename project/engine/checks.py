@@ -1,7 +1,6 @@
 """Trials before a run starts: of a config file, of the data, of the network on it, of the optimiser."""
 
 import json
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from project.base.errors import UserError, did_you_mean, first_line
 from project.base.optim import build_optimizer, build_scheduler, grouped
 from project.base.rank import say
 from project.base.system import System
+from project.base.views import mean_over_views
 from project.engine.config import KnowsClasses
 from project.engine.devices import num_gpus, parse_devices
 from project.engine.misfits import is_of_library
@@ -69,12 +69,6 @@ def trial_device(trainer: Any) -> torch.device | None:
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
 
 
-def is_raised_on_purpose(error: Exception) -> bool:
-    """Whether the line that raised the error is a raise statement, and not a call gone wrong."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return (where.line or "").startswith("raise ")
-
-
 def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
     """Try `model.net` on two samples of a split on the device of the Trainer's flags, and print its size.
 
@@ -91,6 +85,8 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
         inputs = data.normalize(inputs.to(device))
         try:
             outputs = net.to(device).eval()(inputs)
+            if model.test_views is not None:
+                mean_over_views(net, model.test_views, inputs)
         except Exception as error:
             if not is_of_library(error):
                 raise

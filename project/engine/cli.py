@@ -19,11 +19,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import project.engine.data_parallel  # noqa: F401  # makes "dp" known
-from project.base.errors import UserError, first_line
+from project.base.errors import UserError, first_line, is_raised_on_purpose
 from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
-from project.engine.checks import is_raised_on_purpose
 from project.engine.config import drop_objects, facts_of, fill_in
 from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
 from project.engine.messages import explain

@@ -101,6 +101,8 @@ class WhitenedCNN(nn.Module):
         return self.head(x.amax((2, 3))) * self.scale
 
 
-def whiten(net: WhitenedCNN, images: Tensor) -> None:
-    """For `model.initializer`: compute the first layer of `net` from images (N, in_channels, H, W)."""
+def whiten(net: nn.Module, images: Tensor) -> None:
+    """For `model.initializer`: compute the first layer of a WhitenedCNN from images (N, in_channels, H, W)."""
+    if not isinstance(net, WhitenedCNN):
+        raise ValueError(f"whiten is made for a WhitenedCNN, and not for {type(net).__name__}: give null for none")
     net.whiten.fit(images)
