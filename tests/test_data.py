@@ -143,6 +143,25 @@ def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
     assert labelled(50, pin_memory=True).val_dataloader().pin_memory
 
 
+@pytest.mark.parametrize("pin_memory", [None, True, False])
+def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None) -> None:
+    questions: list[torch.device] = []
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: questions.append(device) or (2**30, 2**30))
+    # the memory of the GPU
+    monkeypatch.setattr(TensorBatches, "to", lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets))
+    for device, resident, pins in ((gpu, None, False), (gpu, False, True), (torch.device("mps"), None, False)):
+        data = labelled(50, pin_memory=pin_memory, resident=resident)
+        monkeypatch.setattr(data.trainer.strategy, "_root_device", device)
+        loaders = [data.val_dataloader(), data.val_dataloader()]
+        is_resident = device == gpu and resident is None
+        assert {loader.dataset.inputs.device.type for loader in loaders} == {"meta" if is_resident else "cpu"}
+        # torch pins dense CPU tensors alone; for mps it would say that it does not
+        wanted = (pins if pin_memory is None else pin_memory) and not is_resident
+        assert [loader.pin_memory for loader in loaders] == [wanted, wanted]
+    assert questions == [gpu]  # once: it is resident then
+
+
 @pytest.mark.gpu
 def test_pinned_memory_is_on_when_a_gpu_is_used() -> None:
     data = Numbers((torch.zeros(100, 3), torch.arange(100)), resident=False)

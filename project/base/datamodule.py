@@ -28,8 +28,8 @@ class TensorDataModule(LightningDataModule):
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
         batch_size: Samples a batch, on each device (with the strategy dp: on all of them together).
         num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
-        resident: Keep the data on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
-        pin_memory: Page-locked batches, which copy faster to a GPU. If not given: with a GPU, unless data is resident.
+        resident: Keep arrays on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
+        pin_memory: Page-locked batches, which copy faster to a GPU; with one if not given. Not of resident data.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/ is of the test set.
         split_seed: Which samples go to validation.
@@ -154,18 +154,18 @@ class TensorDataModule(LightningDataModule):
         if len(data) < num_ranks:
             what = f"{num_ranks} processes share the {len(data)} samples of the {split} set"
             raise UserError(f"{what}: each needs one\ngive at most --trainer.devices {len(data)}")
-        pins = self.trainer.strategy.root_device.type != "cpu"
+        pins = self.trainer.strategy.root_device.type == "cuda" if self.pin_memory is None else self.pin_memory
         order |= {"rank": self.trainer.global_rank, "num_ranks": num_ranks}
         if isinstance(data, TensorBatches):
             data = self._resident(split, data)
-            pins = pins and data.device.type == "cpu"
+            pins = pins and data.device.type == "cpu"  # torch pins nothing else
             order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
         return ResumableLoader(
             data,
             EpochBatchSampler(len(data), self.batch_size, **order),
             collate_fn=as_it_is,
             num_workers=self.num_workers,
-            pin_memory=pins if self.pin_memory is None else self.pin_memory,
+            pin_memory=pins,
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )
 
