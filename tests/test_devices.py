@@ -1,15 +1,18 @@
 """Device flags against pretended GPUs."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning import Trainer
+from torch import Tensor
 
 from project.base.errors import UserError
-from project.engine import devices
+from project.engine import checks, devices
 from project.engine.devices import check_devices
+from project.models.mlp import MLP
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,42 @@ def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPat
     name = " stand-in" if names else ""
     assert devices.describe_devices(trainer) == f"Device: cuda:0{name} (1 of 2 GPUs used)"
     assert bool(asked) == names
+
+
+@pytest.mark.parametrize(
+    ("found", "accelerator", "asked", "strategy", "expected"),
+    [
+        (0, "auto", 1, "auto", "cpu"),
+        (2, "cpu", 1, "auto", "cpu"),
+        (2, "auto", 1, "auto", "cuda:0"),
+        (2, "gpu", [1], "auto", "cuda:1"),
+        (2, "gpu", "1,0", "dp", "cuda:1"),
+        (2, "gpu", -1, "ddp", "cuda:0"),
+        (2, "gpu", 2, "ddp_notebook", None),
+        (2, "cpu", 2, "ddp_fork", "cpu"),
+    ],
+)
+def test_a_network_is_tried_where_it_will_be(
+    monkeypatch: pytest.MonkeyPatch, found: int, accelerator: str, asked: Any, strategy: str, expected: str | None
+) -> None:
+    monkeypatch.setattr(checks, "num_gpus", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
+    flags = SimpleNamespace(accelerator=accelerator, devices=asked, strategy=strategy)
+    assert checks.trial_device(flags) == (torch.device(expected) if expected else None)
+
+
+class HalfOnly(MLP):
+    """As attention that is written for GPUs: in half precision or not at all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled(x.device.type):
+            raise RuntimeError("only fp16 and bf16")
+        return super().forward(x)
+
+
+def test_a_network_is_tried_in_the_precision_of_its_training(train: Callable[..., dict[str, Any]]) -> None:
+    flags = ("--model.net", "test_devices.HalfOnly", "--trainer.max_steps", 1)
+    assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
 
 @pytest.mark.gpu

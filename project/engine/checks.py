@@ -70,7 +70,8 @@ def trial_device(trainer: Any) -> torch.device | None:
 
 
 def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
-    """Try `model.net` on two samples of a split on the device of the Trainer's flags, and print its size.
+    """Try `model.net` on two samples of a split, on the device and in the precision of the Trainer's flags, and print
+    its size.
 
     Raises UserError if it cannot take them, or has not the outputs for their classes.
     """
@@ -80,13 +81,16 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
         return
     net, name = model.net, type(model.net).__name__
     trained = [module for module in net.modules() if module.training]  # a frozen part may not be
+    precision = str(trainer.precision)  # what is made for a GPU may know half precision alone
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     way_out = "change the arguments of model.net or of data{}, or use --try_network false"
     with torch.no_grad():
         inputs = data.normalize(inputs.to(device))
         try:
-            outputs = net.to(device).eval()(inputs)
-            if model.test_views is not None:
-                mean_over_views(net, model.test_views, inputs)
+            with torch.autocast(device.type, dtype, enabled=precision in ("16", "bf16", "16-mixed", "bf16-mixed")):
+                outputs = net.to(device).eval()(inputs)
+                if model.test_views is not None:
+                    mean_over_views(net, model.test_views, inputs)
         except Exception as error:
             if not is_of_library(error):
                 raise
