@@ -17,6 +17,9 @@ from torch import Tensor
 
 from project.callbacks import device_monitor
 from project.callbacks.device_monitor import DeviceMonitor, gpu_readers
+from project.callbacks.phase_clock import PHASES
+from project.callbacks.step_timer import StepTimer
+from project.engine import advice
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -147,10 +150,43 @@ def test_what_nvml_refuses_is_left_out_with_a_line(
     assert set(readers) == {"gpu0_busy_percent", "gpu0_memory_gib", "gpu0_temperature_celsius"}
     assert capsys.readouterr().out.count("\n") == 1
     stand_in.refused = {"nvmlInit"}
-    assert gpu_readers(torch.device("cuda", 0)) == {}
+    assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     assert "Insufficient Permissions" in shown
+
+
+@pytest.mark.parametrize(
+    ("refused", "load"),
+    [
+        ({"nvmlInit"}, ""),  # a container without the capability `utility`, ROCm
+        ({"nvmlDeviceGetHandleByUUID"}, ""),  # MIG
+        ({"nvmlDeviceGetMemoryInfo"}, "40 % busy on average, 40 % at most; "),
+    ],
+)
+def test_without_nvml_the_memory_is_that_of_this_process(
+    stand_in: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: set[str],
+    load: str,
+) -> None:
+    stand_in.refused = refused
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * 2**30)
+    gpu = torch.device("cuda", 0)
+    monitor, written = watched([gpu])
+    assert set(written["watch/device/gpu0_memory_gib"]) == {2}
+    assert ("watch/device/gpu0_busy_percent" in written) == bool(load)
+    assert f"GPU 0: {load}memory 2.0 of 4.0 GiB at most" in capsys.readouterr().out
+    # and the advice goes by it
+    timer = StepTimer(0)
+    timer.epochs = [{**dict.fromkeys(PHASES, 1.0), "num_steps": 3, "between": 0, "validation": 0}]
+    monkeypatch.setattr(advice, "remedies", lambda trainer, memory: {"memory": str(memory)})
+    trainer = SimpleNamespace(callbacks=[timer, monitor], strategy=SimpleNamespace(root_device=gpu), world_size=1)
+    found = advice.facts(trainer)
+    assert found is not None
+    assert (found.busy, found.memory, found.remedies) == (0.4 if load else 1, 0.5, {"memory": "0.5"})
 
 
 def test_a_gpu_that_goes_away_is_told_once(
@@ -173,7 +209,7 @@ def test_a_gpu_that_goes_away_is_told_once(
 def test_without_a_driver_there_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert gpu_readers(torch.device("cuda", 0)) == {}
+    assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
     assert capsys.readouterr().out.count("\n") == 1
 
 

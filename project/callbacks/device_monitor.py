@@ -23,7 +23,8 @@ class DeviceMonitor(Callback):
     Curves, in watch/device/: cpu_percent (of this process; 100 is one core), memory_gib (resident, of this process),
     and for GPU i that the run uses on this machine, numbered as in --trainer.devices: gpuI_busy_percent (share of the
     time in which it ran anything, as nvidia-smi shows it), gpuI_memory_gib (all programs), gpuI_power_watt,
-    gpuI_temperature_celsius. What NVML cannot read is left out, with a line that says so.
+    gpuI_temperature_celsius. What NVML cannot read, as of a part of a GPU (MIG) and in many containers, is left out,
+    with a line that says so; the memory is that of this process then.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:
@@ -66,12 +67,10 @@ class DeviceMonitor(Callback):
         cpu = f"{self.mean('cpu_percent'):.0f} % on average, {self.peak('cpu_percent'):.0f} % at most"
         say(f"CPU of this process: {cpu} (100 % is one core); memory {self.peak('memory_gib'):.1f} GiB at most")
         for gpu, gib in self.gpu_memory_gib.items():
-            busy, memory = f"gpu{gpu}_busy_percent", f"gpu{gpu}_memory_gib"
-            if busy in self.totals:
-                line = f"GPU {gpu}: {self.mean(busy):.0f} % busy on average, {self.peak(busy):.0f} % at most"
-                if memory in self.totals:
-                    line += f"; memory {self.peak(memory):.1f} of {gib:.1f} GiB at most"
-                say(line)
+            busy, memory = f"gpu{gpu}_busy_percent", self.peak(f"gpu{gpu}_memory_gib")
+            is_read = busy in self.totals
+            load = f"{self.mean(busy):.0f} % busy on average, {self.peak(busy):.0f} % at most; " if is_read else ""
+            say(f"GPU {gpu}: {load}memory {memory:.1f} of {gib:.1f} GiB at most")
 
     def mean(self, name: str) -> float | None:
         """Of a curve, since the start of training; None without a reading."""
@@ -109,14 +108,15 @@ class DeviceMonitor(Callback):
 
 
 def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
-    """Functions that read a GPU through NVML; those that it refuses, all without NVML, are missing, with a line."""
+    """Functions that read a GPU through NVML; those that it refuses are missing, with a line, but for the memory."""
+    own = {f"gpu{gpu.index}_memory_gib": lambda: torch.cuda.memory_reserved(gpu) / GIB}
     try:
         pynvml.nvmlInit()
         # torch's numbers are those of CUDA_VISIBLE_DEVICES, NVML's are not
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}")
     except pynvml.NVMLError as error:
-        say(f"Device monitor: no curves of GPU {gpu.index}: NVML says {error}")
-        return {}
+        say(f"Device monitor: of GPU {gpu.index} only this process's memory: NVML says {error}")
+        return own
     readers: dict[str, Callable[[], float]] = {
         "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
@@ -132,4 +132,4 @@ def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
             refused.append(f"no {name} ({error})")
     if refused:
         say(f"Device monitor: GPU {gpu.index}: {', '.join(refused)}")
-    return found
+    return own | found
