@@ -157,6 +157,22 @@ def test_a_network_is_tried_in_the_precision_of_its_training(train: Callable[...
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
 
+class TooLarge(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_")
+        return super().forward(x)
+
+
+def test_a_full_gpu_is_two_lines(train: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--model.net", "test_devices.TooLarge")
+    assert caught.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: CUDA out of memory. Tried to allocate 1 TiB"
+    assert "--data.batch_size" in second
+
+
 @pytest.mark.gpu
 def test_gpus_are_counted() -> None:
     assert devices.num_gpus() == torch.cuda.device_count()

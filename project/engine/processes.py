@@ -105,7 +105,8 @@ def is_child(trainer: Trainer) -> bool:
 
 @contextlib.contextmanager
 def short_process_errors() -> Iterator[None]:
-    """Say in short what only several processes can run into, above all that gloo or NCCL has lost one of them."""
+    """Say in short what several processes can run into, above all that gloo or NCCL has lost one of them; and that the
+    memory of a device or of its processes was not enough."""
     try:
         yield
     except ProcessRaisedException as error:  # of ddp_spawn, with the whole traceback as its text
@@ -115,7 +116,10 @@ def short_process_errors() -> Iterator[None]:
         raise UserError(text.strip()) from error
     except RuntimeError as error:
         lines = str(error).strip().splitlines() or [""]
-        if "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
+        if isinstance(error, torch.OutOfMemoryError):
+            what = ". ".join(lines[0].split(". ")[:2])  # how much was wanted; advice on torch's allocator follows
+            way_out = "give a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
+        elif "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
             what = f"a worker process of the data failed: {lines[-1]}"
             way_out = "give more memory, shared memory above all (docker run --shm-size 8g), or --data.num_workers 0"
         elif "parameters that were not used in producing the loss" in str(error):
