@@ -11,6 +11,7 @@ from lightning import LightningDataModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from project.base.samples import DatasetSamples
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.engine.advice import Facts, advice, remedies
@@ -97,7 +98,9 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, accumulate_grad_batches=2)
     trainer.strategy._root_device = torch.device("cuda")
     trainer.strategy._lightning_module = Classifier(nn.Flatten())
-    trainer.datamodule = SyntheticImages(batch_size=64, num_workers=2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    trainer.datamodule = SyntheticImages(num_train=10, batch_size=64, num_workers=2)  # type: ignore[attr-defined]
+    trainer.datamodule.setup("validate")  # type: ignore[attr-defined]
     return trainer
 
 
@@ -108,7 +111,8 @@ def flags(found: dict[str, str]) -> set[str]:
 def test_remedies_name_flags_with_values(trainer: Trainer) -> None:
     assert set(remedies(trainer, memory=0.5)) == set(NAMES)
     assert flags(remedies(trainer, memory=0.5)) == {
-        *("--data.batch_size 256", "--data.batch_size 32", "--data.resident true", "--data.num_workers 4"),
+        *("--data.batch_size 256", "--data.batch_size 32", "--data.resident true", "--data.num_workers 0"),
+        "--data.num_workers 4",
         *("--steps_per_execution 20", "--trainer.precision bf16-mixed", "--model.compile_net inductor"),
         *("--trainer.log_every_n_steps 500", "--trainer.accumulate_grad_batches 8"),
         "--trainer.accumulate_grad_batches 4",
@@ -129,6 +133,16 @@ def test_what_is_in_use_or_cannot_be_is_not_advised(trainer: Trainer, monkeypatc
     trainer.strategy._root_device = torch.device("cpu")
     trainer.datamodule = SyntheticImages(num_workers=8)  # type: ignore[attr-defined]
     assert {"workers", "compiling", "resident data"}.isdisjoint(remedies(trainer, memory=0.5))
+
+
+def test_a_gpu_without_bf16_is_advised_fp16_and_files_are_not_kept_on_a_gpu(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(trainer.datamodule, "splits", {"train": DatasetSamples([], True)})  # type: ignore[attr-defined]
+    found = remedies(trainer, memory=0.5)
+    assert found["half precision"].endswith("--trainer.precision 16-mixed")
+    assert "resident data" not in found
 
 
 class HparamsData(LightningDataModule):

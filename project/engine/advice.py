@@ -4,9 +4,11 @@ import os
 import sys
 from typing import Any, NamedTuple
 
+import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from project.base.datamodule import TensorDataModule
+from project.base.samples import TensorBatches
 from project.base.system import System
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.step_timer import StepTimer, shares, step_ms
@@ -89,8 +91,10 @@ def remedies(trainer: Any, memory: float) -> dict[str, str]:
         found["smaller batch"] = f"a smaller batch with accumulation: {half}"
     if isinstance(batch_size, int) and memory < 0.6:
         found["larger batch"] = f"a larger batch: --data.batch_size {4 * batch_size}"
-    if isinstance(data, TensorDataModule) and memory < 0.6 and on_gpu and not is_resident:
-        found["resident data"] = "data kept on the GPU: --data.resident true"
+    has_arrays = isinstance(data, TensorDataModule) and isinstance(data.splits.get("train"), TensorBatches)
+    if has_arrays and memory < 0.6 and on_gpu and not is_resident:
+        without = " --data.num_workers 0" * bool(num_workers)
+        found["resident data"] = f"data kept on the GPU: --data.resident true{without}"
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if isinstance(num_workers, int):
         more = min(cores // trainer.num_devices, max(2, 2 * num_workers))
@@ -101,7 +105,8 @@ def remedies(trainer: Any, memory: float) -> dict[str, str]:
     if type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None:
         found["several steps"] = "several steps per call: --steps_per_execution 20"
     if (on_gpu or has_bf16()) and str(trainer.precision).startswith("32"):
-        found["half precision"] = "half precision: --trainer.precision bf16-mixed"
+        is_older = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)  # than NVIDIA's Ampere
+        found["half precision"] = f"half precision: --trainer.precision {'16-mixed' if is_older else 'bf16-mixed'}"
     if on_gpu and isinstance(model, System) and model.compile_net is None:  # a CPU would need a compiler
         found["compiling"] = "compiling: --model.compile_net inductor"
     return found
