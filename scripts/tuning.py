@@ -40,7 +40,7 @@ class TrialClock(Profiler):
 
     def stop(self, action_name: str) -> None:
         if action_name == "run_training_batch":
-            if torch.cuda.is_available():
+            if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             self.seconds.setdefault(argument(self.data, "batch_size")[1], []).append(time.perf_counter() - self.since)
 

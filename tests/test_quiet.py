@@ -22,7 +22,6 @@ def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch does, and then for the driver
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "stand-in")
     warnings.simplefilter("error")  # without the line in pyproject.toml
     train("--trainer.max_steps", 1)
     shown = capsys.readouterr()

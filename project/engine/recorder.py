@@ -108,6 +108,7 @@ def describe_environment(trainer: Trainer) -> str:
     """Date, command, versions, devices and git commit, a line each."""
     packages = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse", "numpy"]
     commit, patch = source()
+    on_gpu = torch.cuda.is_initialized()  # a training on the CPU needs no driver that works
     lines = [
         f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
         f"command: {shlex.join(['python', *sys.argv])}",
@@ -116,7 +117,7 @@ def describe_environment(trainer: Trainer) -> str:
         *(f"{package}: {importlib.metadata.version(package)}" for package in packages),
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
-        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
+        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count() if on_gpu else 0)),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
         f"git commit: {commit}{', with the changes in code.diff' * bool(patch)}",
