@@ -49,7 +49,9 @@ class Curves(Callback):
         pl_module.log("lr", self.lr)
         num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
         keep = 0 < num_left < batches_between_points(trainer) / 2
-        pl_module.log_dict(self.result(trainer, "train", keep=keep), prog_bar=True)
+        point = self.result(trainer, "train", keep=keep)
+        # on the CPU: after every batch Lightning reads again what a progress bar shows, and would wait for the GPU
+        pl_module.log_dict({name: value.cpu() for name, value in point.items()}, prog_bar=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):

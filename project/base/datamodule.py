@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
+from project.base.loaded import Loaded, as_samples
 from project.base.sampler import EpochBatchSampler
-from project.base.samples import Batch, Loaded, ResumableLoader, Samples, TensorBatches, as_it_is, as_samples
+from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
 
 if TYPE_CHECKING:
     Fraction = float

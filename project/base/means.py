@@ -53,8 +53,10 @@ class Means:
         if self.sizes:
             values = torch.stack(self.values).view(len(self.sizes), -1)
             values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
-            sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)
-            sums = torch.cat([(values * sizes[:, None]).sum(0), sizes.sum(0, keepdim=True)])
+            sizes: Any = self.sizes[0]  # mostly of all: a copy of several to the GPU waits for it
+            if len(set(self.sizes)) > 1:
+                sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[:, None]
+            sums = torch.cat([(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))])
             for means in both:
                 means.names, means.sums = self.names, sums if means.sums is None else means.sums + sums
             self.values, self.sizes = [], []

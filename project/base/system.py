@@ -119,7 +119,10 @@ class System(LightningModule):
         if stage not in self.curves_callback.means:
             return  # called without a Trainer
         size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
-        own = {name: torch.as_tensor(value, dtype=loss.dtype, device=loss.device) for name, value in values.items()}
+        # filled in there: a copy of a number to the GPU waits for it
+        own = {
+            n: value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value) for n, value in values.items()
+        }
         self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]

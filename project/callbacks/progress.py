@@ -77,8 +77,6 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         super().__init__(refresh_rate=50)  # of validation and test
         self.pace = Pace()
         self.redrawn = 0.0
-        self.shown: list[str] = []
-        self.shown_step = -1
 
     def init_train_tqdm(self) -> Tqdm:
         bar = super().init_train_tqdm()
@@ -103,7 +101,6 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
             self._redraw(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.shown_step = -1  # there are the means of the epoch
         self._redraw(trainer, pl_module)
 
     def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -114,18 +111,13 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         self.pace.on_validation_end()
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
-        self.shown_step = -1  # there are new metrics
 
     def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
         if self.is_disabled:
             return
-        every = trainer.log_every_n_steps
-        # reading a metric waits for the GPU: only those of a new log step, which has just waited
-        if self.shown_step < 0 or trainer.global_step - self.shown_step >= every:
-            self.shown_step = trainer.global_step - trainer.global_step % max(1, every)
-            metrics = self.get_metrics(trainer, pl_module)
-            self.shown = [f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
-        self.train_progress_bar.set_postfix_str(", ".join(self.pace.words(trainer) + self.shown))
+        metrics = self.get_metrics(trainer, pl_module).items()  # numbers already: nothing waits for the GPU
+        shown = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
+        self.train_progress_bar.set_postfix_str(", ".join(self.pace.words(trainer) + shown))
 
 
 class Patience(EarlyStopping):

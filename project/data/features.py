@@ -91,10 +91,12 @@ class Features(TensorDataModule):
             self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
+        if self.mean.device != inputs.device:  # once: a copy waits for the GPU
+            self.mean, self.std = self.mean.to(inputs.device), self.std.to(inputs.device)
+        return (inputs - self.mean) / self.std
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"mean": self.mean, "std": self.std}
+        return super().state_dict() | {"mean": self.mean.cpu(), "std": self.std.cpu()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

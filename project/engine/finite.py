@@ -17,8 +17,8 @@ NEVER = 2**62
 class StopOnNan(MayMissSteps):
     """Stops where a loss or a weight is NaN or infinite: all processes together, before a checkpoint of it is written.
 
-    It looks at the losses every `log_every_n_steps` batches, when the device is waited for anyway, at those of a
-    validation, and at the weights before each checkpoint. That a GradScaler skips a step is no reason.
+    It looks at the losses on log steps, when the device is waited for anyway, at those of a validation, and at the
+    weights before each checkpoint. That a GradScaler skips a step is no reason.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,7 @@ class StopOnNan(MayMissSteps):
         self.num_steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any) -> None:  # type: ignore[override]
+        before = self.num_steps
         losses: list[Any] = trainer.strategy.losses if isinstance(trainer.strategy, SeveralSteps) else []
         for loss in [*losses, (outputs or {}).get("loss")]:
             self.num_steps += 1
@@ -37,7 +38,8 @@ class StopOnNan(MayMissSteps):
                 self.losses.append((self.num_steps, loss))
         self.num_batches += len(losses) + 1
         self.num_steps = trainer.global_step  # less in the middle of an accumulation
-        if self.num_batches >= min(trainer.log_every_n_steps or 1000, 1000):
+        every = min(trainer.log_every_n_steps or 1000, 1000)
+        if self.num_steps // every > before // every or self.num_batches >= 1000:
             self.look_at_losses(trainer)
 
     def look_at_losses(self, trainer: Trainer) -> None:
