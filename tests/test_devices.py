@@ -1,5 +1,6 @@
 """Device flags against pretended GPUs."""
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ from lightning import Trainer
 from torch import Tensor
 
 from project.base.errors import UserError
+from project.classifier import Classifier
+from project.data.synthetic import SyntheticImages
 from project.engine import checks, devices
 from project.engine.devices import check_devices
 from project.models.mlp import MLP
@@ -155,6 +158,26 @@ class HalfOnly(MLP):
 def test_a_network_is_tried_in_the_precision_of_its_training(train: Callable[..., dict[str, Any]]) -> None:
     flags = ("--model.net", "test_devices.HalfOnly", "--trainer.max_steps", 1)
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
+
+
+class ReadsTheEnvironment(MLP):
+    """As cuBLAS does, at its first product."""
+
+    found: list[str | None] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return super().forward(x)
+
+
+def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=10)
+    data.setup("validate")
+    flags = SimpleNamespace(accelerator="cpu", devices=1, strategy="auto", precision="32-true", deterministic=True)
+    checks.try_network(Classifier(ReadsTheEnvironment([192, 4])), data, flags)
+    assert ReadsTheEnvironment.found == [":4096:8"]
 
 
 class TooLarge(MLP):

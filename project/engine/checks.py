@@ -1,6 +1,7 @@
 """Trials before a run starts: of a config file, of the data, of the network on it, of the optimiser."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
     trained = [module for module in net.modules() if module.training]  # a frozen part may not be
     precision = str(trainer.precision)  # what is made for a GPU may know half precision alone
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
+    if trainer.deterministic:  # cuBLAS reads it once, here; Lightning sets it with the Trainer, which is too late
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     way_out = "change the arguments of model.net or of data{}, or use --try_network false"
     with torch.no_grad():
         inputs = data.normalize(inputs.to(device))
