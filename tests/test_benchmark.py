@@ -16,7 +16,6 @@ from conftest import REPO, script
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     module = script("benchmark")
-    monkeypatch.setitem(sys.modules, "benchmark", module)  # train.py imports its callback and its data by this name
     module.quiet_lightning()
     return module
 
@@ -25,7 +24,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_compares(benchmark: Any) -> None:
     options = argparse.Namespace(data_dir=None, steps=100, rounds=2, accelerator="cpu")
     found = benchmark.compare("mnist", options)
-    assert {"tutorial", "raw", "ours", "ours, one step a call"} < found.keys()
+    assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()
+    found.pop("ours / raw")
     for row in found.values():
         assert 0 < row["min"] <= row["median"] <= row["max"]
     assert found["ours"]["/ ours"] == 1
@@ -79,3 +79,44 @@ def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.Cap
     assert results["environment"]["python"] == sys.version.split()[0]
     assert results["folder: images/s"]["loader / decoding alone"]["median"] > 0
     assert "decoding alone" in capsys.readouterr().out
+
+
+def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stand-in: the loops run on the CPU, torch.compile is told what it would compile."""
+    compiled: list[str] = []
+    flags: list[str] = []
+    monkeypatch.setattr("torch.nn.Module.compile", lambda self, mode: compiled.append(mode))
+    monkeypatch.setattr("contestants.run_train", lambda experiment, more: flags.append(more) or {"step_ms": 1.0})
+    reference = benchmark.Reference("mnist", 3, "cpu")
+    competing = benchmark.contestants("gpu", {0: 1.0, 2: 2.0})
+    assert {"tutorial, 2 w", "stock, 0 w", "raw, compiled", "ours, compiled", "ours, not resident"} < competing.keys()
+    assert competing["raw, compiled"](reference, 1) > 0
+    assert compiled == ["reduce-overhead"]
+    for name in competing:
+        if name.startswith("ours"):
+            competing[name](reference, 1)
+    for more in flags:
+        benchmark.run.parse([*reference.flags, *more.split()])
+    assert any("--model.compile_mode reduce-overhead --trainer.precision bf16-mixed" in more for more in flags)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.parametrize("data", ["PlainData", "Generated"])
+def test_a_plain_module_trains_in_one_call_as_many_steps_as_it_is_told(
+    benchmark: Any, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = benchmark.Reference("mnist", 40, "cpu")
+    benchmark.plain(reference, 1, data, "--steps_per_execution 20")
+    assert "One step at a time" not in capsys.readouterr().out
+    assert [num_steps for _, num_steps in benchmark.StepClock.newest.marks] == [20, 40]
+
+
+def test_tables_for_a_page(benchmark: Any) -> None:
+    rows = {"ours": {"median": 1.187, "min": 1.13, "max": 12.5, "images/s": 53917.0}, "ours / raw": {"median": 1.155}}
+    assert benchmark.markdown_table("ms", rows).splitlines() == [
+        *("| ms |  | images/s |", "|---|---|---|"),
+        *("| ours | 1.19 (1.13 to 12.5) | 53,900 |", "| ours / raw | 1.16 |  |"),
+    ]
