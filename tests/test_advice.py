@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import LightningDataModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +15,7 @@ from project.base.samples import DatasetSamples
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.engine.advice import Facts, advice, remedies
+from project.engine.run import main
 
 EVEN = {
     "data_loading": 0.1, "transfer_transforms": 0.1, "forward": 0.3, "backward": 0.28, "optimizer": 0.1,
@@ -22,7 +23,7 @@ EVEN = {
 }  # fmt: skip
 NAMES = (
     *("larger batch", "smaller batch", "resident data", "workers", "several steps"),
-    *("half precision", "compiling", "rarer logging", "rarer exchanges"),
+    *("half precision", "compiling", "rarer logging", "rarer exchanges", "rarer calls"),
 )
 ALL = {name: f"{name}: --flag {number}" for number, name in enumerate(NAMES)}
 
@@ -38,6 +39,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"busy": 0.4, "shares": shares(data_loading=0.6)}, "waited for data 60%", ["resident data", "workers"]),
     ({"shares": shares(transfer_transforms=0.5)}, "Copies to the device", ["resident data", "larger batch"]),
     ({"shares": shares(logging=0.3)}, "Logging and the progress bar took 30%", ["rarer logging"]),
+    ({"shares": shares(logging=0.3), "logs_a_step": 2.0}, "Logging and the progress bar took 30%", ["rarer calls"]),
     ({"num_processes": 2, "shares": shares(forward=0.1, backward=0.6)}, "with the exchange of gradients, took 60%",
      ["larger batch", "rarer exchanges"]),
     ({"busy": 0.2, "step_ms": 0.6}, "The GPU was busy 20% of the time: steps of 0.60 ms",
@@ -80,6 +82,11 @@ def test_half_precision_is_not_for_a_small_network_on_a_cpu() -> None:
     assert ALL["half precision"] not in small
     assert small.endswith(ALL["larger batch"])
     assert ALL["half precision"] in large
+
+
+def test_tensors_behind_a_stock_loader_are_worth_a_word_earlier() -> None:
+    facts = Facts(shares(data_loading=0.15), 10, {**ALL, "tensors": "the tensors"})
+    assert advice(facts)[0] == f"Steps waited for data 15% of their time; try the tensors, or {ALL['resident data']}"
 
 
 def test_two_at_most() -> None:
@@ -129,7 +136,7 @@ def test_what_is_in_use_or_cannot_be_is_not_advised(trainer: Trainer, monkeypatc
     trainer.strategy._lightning_module.compile_net = "inductor"  # type: ignore[union-attr]
     monkeypatch.setattr("project.engine.advice.obstacle", lambda trainer: "a hook")
     found = remedies(trainer, memory=0.5)
-    assert set(found) == {"larger batch", "half precision", "rarer logging", "rarer exchanges"}
+    assert set(found) == {"larger batch", "half precision", "rarer logging", "rarer exchanges", "rarer calls"}
     trainer.strategy._root_device = torch.device("cpu")
     trainer.datamodule = SyntheticImages(num_workers=8)  # type: ignore[attr-defined]
     assert {"workers", "compiling", "resident data"}.isdisjoint(remedies(trainer, memory=0.5))
@@ -178,3 +185,47 @@ def test_facts_of_data_and_a_model_of_ones_own(train: Callable[..., Any], monkey
     assert found[0].remedies["larger batch"].endswith("--data.batch_size 64")
     assert "larger batch" not in found[1].remedies
     assert all(facts.step_ms > 0 and 0 <= facts.shares["forward"] <= 1 and facts.busy is None for facts in found)
+
+
+class Stock(LightningModule):
+    """As Lightning's pages write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        self.log("train_loss_twice", 2 * loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters())
+
+
+class StockData(LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.rand(400, 3, 8, 8), torch.randint(4, (400,))), batch_size=4)
+
+
+def test_a_plain_module_in_the_usual_style_hears_what_its_style_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[Facts] = []
+    monkeypatch.setattr("project.engine.run.advice", lambda facts: found.append(facts) or advice(facts))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = tmp_path / "stock.yaml"
+    config.write_text(
+        "model: test_advice.Stock\ndata: test_advice.StockData\ntrainer: {accelerator: cpu, max_epochs: 1}"
+    )
+    main(["--config", str(config), "--trainer.default_root_dir", str(tmp_path)])
+    (facts,) = found
+    assert facts.logs_a_step == 2
+    assert facts.shares["logging"] > 0.1
+    assert facts.remedies["several steps"].endswith("--steps_per_execution 20")
+    assert facts.remedies["fused optimiser"] == "Adam(..., fused=True)"
+    assert facts.remedies["rarer calls"] == "self.log in every 100th batch alone"
+    assert "TensorDataModule" in facts.remedies["tensors"]
+    assert "workers" not in facts.remedies
+    assert "self.log in every 100th batch alone" in capsys.readouterr().out

@@ -19,7 +19,7 @@ PHASES = {
     "other": "other",
 }
 """A name for curves, a name for people. Forward holds the loss and its sums, the optimiser its schedule and clipping,
-logging the progress bar; other is Lightning's loop and the other callbacks."""
+logging self.log and the progress bar; other is Lightning's loop and the other callbacks."""
 
 SAMPLE_EVERY = 11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
 SETUP_CALLS = 2  # an epoch's start and its first call, where libraries set themselves up, count if there are no others
@@ -47,6 +47,7 @@ ACTIONS: dict[str, Action] = {
     "transforms": ("transfer_transforms", None, None),
     "forward": ("forward", None, None),
     "logging": ("logging", None, None),
+    "log": ("logging", None, None),  # of callbacks/step_timer.py
     "loop": ("other", None, None),
 }
 

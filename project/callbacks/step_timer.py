@@ -28,6 +28,7 @@ class StepTimer(Callback):
         self.epochs: list[dict[str, float]] = []  # seconds of each phase, and `num_steps`; also before a resume
         self.first_epoch = 0
         self.is_drawn = True  # the last epoch, in the pie
+        self.num_logs = 0  # calls of self.log
 
     def state_dict(self) -> dict[str, Any]:
         return {"epochs": self.epochs}
@@ -43,8 +44,19 @@ class StepTimer(Callback):
         if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
             trainer.profiler = self.clock
             self.clock.begin(trainer.strategy.root_device)
+            self._time_logs(trainer.fit_loop.epoch_loop._results)  # where self.log ends up; its profiler hears nothing
         else:
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
+
+    def _time_logs(self, results: Any) -> None:
+        self.num_logs, log = 0, type(results).log
+
+        def timed(*args: Any, **kwargs: Any) -> None:
+            self.num_logs += 1
+            with self.clock.profile("log"):
+                log(results, *args, **kwargs)
+
+        results.log = timed
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if trainer.profiler is not self.clock:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, TensorDataset
 
 from project.base.datamodule import TensorDataModule
 from project.base.samples import TensorBatches
@@ -25,13 +26,19 @@ class Facts(NamedTuple):
     num_processes: int = 1
     busy: float | None = None  # share of the time in which the least busy GPU ran anything; None without one
     memory: float = 0.0  # share of the fullest GPU's memory in use at the peak
+    logs_a_step: float = 0.0  # calls of self.log
 
 
 def advice(facts: Facts) -> list[str]:
     """One sentence, or two, that each name a finding and the flags to try, the most urgent first."""
     share, busy, sentences = facts.shares, facts.busy, list[str]()
-    overhead, compute = share["optimizer"] + share["other"], share["forward"] + share["backward"]
-    small = "several steps", "larger batch", "compiling"  # Python and kernel launches take longer than the arithmetic
+    overhead, compute = share["optimizer"] + share["logging"] + share["other"], share["forward"] + share["backward"]
+    small = (
+        "several steps",
+        "fused optimiser",
+        "larger batch",
+        "compiling",
+    )  # Python and kernel launches take longer than the arithmetic
 
     def tell(finding: str, *names: str, otherwise: str = "") -> None:
         possible = [facts.remedies[name] for name in names if name in facts.remedies][:2]  # best first
@@ -39,12 +46,13 @@ def advice(facts: Facts) -> list[str]:
 
     if facts.memory > 0.92:
         tell(f"GPU memory was {facts.memory:.0%} full", "smaller batch", "half precision")
-    if (waits := share["data_loading"]) > 0.3:
-        tell(f"Steps waited for data {waits:.0%} of their time", "resident data", "workers", "larger batch")
+    if (waits := share["data_loading"]) > (0.1 if "tensors" in facts.remedies else 0.3):
+        tell(f"Steps waited for data {waits:.0%} of their time", "tensors", "resident data", "workers", "larger batch")
     if (copies := share["transfer_transforms"]) > 0.3:
         tell(f"Copies to the device and transforms took {copies:.0%} of the time", "resident data", "larger batch")
     if (logging := share["logging"]) > 0.1:
-        tell(f"Logging and the progress bar took {logging:.0%} of the time of steps", "rarer logging")
+        way_out = "rarer calls" if facts.logs_a_step >= 1 else "rarer logging"
+        tell(f"Logging and the progress bar took {logging:.0%} of the time of steps", way_out)
     if facts.num_processes > 1 and (backward := share["backward"]) > 3 * share["forward"]:
         tell(f"Backward, with the exchange of gradients, took {backward:.0%}", "larger batch", "rarer exchanges")
     if busy is not None and busy < 0.6:
@@ -74,7 +82,8 @@ def facts(trainer: Any) -> Facts | None:
             busy = busy if percent is None else min(busy, percent / 100)
             memory = max(memory, monitor.peak(f"gpu{gpu}_memory_gib") / gib)
     gpu_busy = busy if trainer.strategy.root_device.type == "cuda" else None
-    return Facts(shares(seconds), step_ms(seconds), remedies(trainer, memory), trainer.world_size, gpu_busy, memory)
+    found, logs = remedies(trainer, memory), timers[0].num_logs / seconds["num_steps"]
+    return Facts(shares(seconds), step_ms(seconds), found, trainer.world_size, gpu_busy, memory, logs)
 
 
 def remedies(trainer: Any, memory: float) -> dict[str, str]:
@@ -83,6 +92,8 @@ def remedies(trainer: Any, memory: float) -> dict[str, str]:
     flag, accumulate = "--trainer.accumulate_grad_batches", trainer.accumulate_grad_batches
     found = {"rarer exchanges": f"fewer exchanges: {flag} {4 * accumulate}"}
     found["rarer logging"] = f"logging less often: --trainer.log_every_n_steps {10 * trainer.log_every_n_steps}"
+    is_ours, loader = isinstance(model, System), trainer.train_dataloader
+    found["rarer calls"] = "self.track in place of self.log" if is_ours else "self.log in every 100th batch alone"
     known = vars(data) | dict(data.hparams) if data else {}
     batch_size, num_workers = known.get("batch_size"), known.get("num_workers")
     is_resident = isinstance(data, TensorDataModule) and bool(data.on_gpu)
@@ -100,10 +111,15 @@ def remedies(trainer: Any, memory: float) -> dict[str, str]:
         more = min(cores // trainer.num_devices, max(2, 2 * num_workers))
         if more > max(1, num_workers) and not is_resident:
             found["workers"] = f"more workers: --data.num_workers {more}"
+    elif isinstance(loader, DataLoader) and isinstance(loader.dataset, TensorDataset):  # in memory: workers only copy
+        found["tensors"] = "the tensors from the `load` of a TensorDataModule, for batches made by one call (README)"
     else:
         found["workers"] = f"more num_workers for the DataLoader of {type(data).__name__}"
     if type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None:
         found["several steps"] = "several steps per call: --steps_per_execution 20"
+    given = trainer.optimizers[0].defaults if trainer.optimizers else {}
+    if not is_ours and given.get("fused", True) is given.get("foreach", True) is None:  # of those that torch has fused
+        found["fused optimiser"] = f"{type(trainer.optimizers[0]).__name__}(..., fused=True)"
     if (on_gpu or has_bf16()) and str(trainer.precision).startswith("32"):
         is_older = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)  # than NVIDIA's Ampere
         found["half precision"] = f"half precision: --trainer.precision {'16-mixed' if is_older else 'bf16-mixed'}"
