@@ -65,6 +65,21 @@ def test_training_and_validation_share_the_training_set_and_the_split_is_seeded(
     assert labelled(200, split_seed=1).splits["val"].inputs.tolist() != val
 
 
+def test_the_split_copies_no_data() -> None:
+    data = labelled(200)
+    train, val = data.splits["train"], data.splits["val"]
+    assert isinstance(train, TensorBatches)
+    assert isinstance(val, TensorBatches)
+    assert train.whole[0].data_ptr() == val.whole[0].data_ptr()
+    assert (len(train), len(val), train.num_bytes, val.num_bytes) == (180, 20, 9 * val.num_bytes, val.num_bytes)
+    few = train.select(torch.tensor([5, 7]))
+    assert torch.equal(few.inputs, train.inputs[[5, 7]])
+    assert torch.equal(few.__getitems__([1, 0])[1], train.targets[[7, 5]])
+    moved = few.to(torch.device("cpu"))
+    assert torch.equal(moved.targets, few.targets)
+    assert moved.whole[0].nbytes + moved.whole[1].nbytes == few.num_bytes  # a GPU gets nothing but its samples
+
+
 def test_without_validation_all_trains_and_the_curve_is_of_the_test_set() -> None:
     data = labelled(50, val_fraction=0)
     assert len(data.splits["train"]) == 50

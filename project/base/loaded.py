@@ -21,7 +21,7 @@ def as_samples(loaded: Any, where: str, classes: list[str], image_shape: tuple[i
     if not len(samples):
         raise UserError(f"{where} is empty")
     if image_shape and isinstance(samples, TensorBatches) and (1, *samples.inputs.shape[1:]) == tuple(image_shape):
-        samples.inputs = samples.inputs[:, None]  # grey images (N, H, W)
+        samples = TensorBatches(samples.inputs[:, None], samples.targets)  # grey images (N, H, W)
     inputs, targets = samples.__getitems__([0])
     if image_shape and isinstance(inputs, Tensor) and inputs.shape[1:] != tuple(image_shape):
         shapes = f"shape {tuple(inputs.shape[1:])} and image_shape {tuple(image_shape)}"

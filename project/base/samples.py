@@ -19,34 +19,39 @@ MAX_BYTES_AT_ONCE = 8 * 2**20
 
 
 class TensorBatches(Dataset[Batch]):
-    """Inputs (N, ...) and targets (N, ...) in memory."""
+    """Inputs (N, ...) and targets (N, ...) in memory: all of them or, without a copy, the `chosen` ones."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs = inputs
-        self.targets = targets
+    def __init__(self, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None) -> None:
+        self.whole, self.chosen = (inputs, targets), chosen
         self.device = inputs.device
-        self.num_bytes = inputs.nbytes + targets.nbytes
+        self.num_bytes = (inputs.nbytes + targets.nbytes) * len(self) // max(1, len(targets))
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.whole[0] if self.chosen is None else self.whole[0].index_select(0, self.chosen)
+
+    @property
+    def targets(self) -> Tensor:
+        return self.whole[1] if self.chosen is None else self.whole[1].index_select(0, self.chosen)
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.whole[1] if self.chosen is None else self.chosen)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Inputs (len(indices), ...) and targets (len(indices), ...)."""
         index = torch.from_numpy(np.array(indices, dtype=np.int64))
         if self.device.type != "cpu":
             index = index.pin_memory().to(self.device, non_blocking=True)  # waits for nothing
-        return self._at(index)
+        index = index if self.chosen is None else self.chosen[index]
+        # copies row by row: seven times as fast as inputs[index] for small images
+        return self.whole[0].index_select(0, index), self.whole[1].index_select(0, index)
 
     def select(self, index: Tensor) -> "TensorBatches":
-        return TensorBatches(*self._at(index))
-
-    def _at(self, index: Tensor) -> Batch:
-        # copies row by row: seven times as fast as inputs[index] for small images
-        return self.inputs.index_select(0, index), self.targets.index_select(0, index)
+        return TensorBatches(*self.whole, index if self.chosen is None else self.chosen[index])
 
     def batches_at_once(self, batch_size: int) -> int:
         """How many batches are fetched fastest with one call."""
-        batch_bytes = batch_size * self.inputs.nbytes // len(self)
+        batch_bytes = batch_size * self.whole[0].nbytes // len(self.whole[0])
         return max(1, min(MAX_BATCHES_AT_ONCE, MAX_BYTES_AT_ONCE // max(1, batch_bytes)))
 
     def to(self, device: torch.device) -> "TensorBatches":
