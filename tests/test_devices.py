@@ -113,6 +113,22 @@ def test_other_devices_than_the_launcher_started_are_refused(monkeypatch: pytest
         check_devices("gpu", asked, "ddp", 1)
 
 
+def test_processes_that_see_one_gpu_each_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "num_gpus", lambda: 1)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"GPUs found: 1; start a process for each.*--gpus-per-node"):
+        check_devices("auto", 3, "ddp", 2)
+
+
+@pytest.mark.parametrize(("cuda", "hint"), [(None, ", and this torch is built for CPUs alone"), ("13.2", "")])
+def test_a_torch_for_cpus_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, hint: str) -> None:
+    monkeypatch.setattr(devices, "num_gpus", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UserError, match=f"^trainer.accelerator gpu: no GPU was found{hint}; use"):
+        check_devices("gpu", 1, "auto")
+
+
 @pytest.mark.parametrize(("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)])
 def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch, strategy: str, names: bool) -> None:
     asked: list[torch.device] = []

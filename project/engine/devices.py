@@ -72,14 +72,18 @@ def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int 
     if num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ:  # it would wait for them for ever
         raise UserError(f"trainer.num_nodes {num_nodes}: start the command by torchrun or SLURM, on each machine")
     if accelerator in ("gpu", "cuda", "mps") and not found:
-        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found; use --trainer.accelerator cpu or auto")
+        for_cpus = ", and this torch is built for CPUs alone" * (torch.version.cuda is torch.version.hip is None)
+        way_out = "use --trainer.accelerator cpu or auto"
+        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{for_cpus}; {way_out}")
     if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps") or devices in ("auto", -1):
         return
     if found and accelerator != "cpu":
         asked = set(devices) if isinstance(devices, list) else set(range(number))
         if not asked or len(asked) < number or not asked <= set(range(found)):
-            indices = f"indices from 0 to {found - 1}, each once"
-            raise UserError(f"{flag}: GPUs found: {found}; give a number from 1 to {found}, or {indices}")
+            way_out = f"give a number from 1 to {found}, or indices from 0 to {found - 1}, each once"
+            if started != (0, 0):
+                way_out = "start a process for each, and let it see all (SLURM: --gpus-per-node, not --gpus-per-task)"
+            raise UserError(f"{flag}: GPUs found: {found}; {way_out}")
     elif isinstance(devices, list) or number < 1:
         raise UserError(f"{flag}: {reason}, and CPU processes are a number; use --trainer.devices 1")
     elif number > 1 and strategy == "auto":
