@@ -158,6 +158,49 @@ def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
     assert labelled(50, pin_memory=True).val_dataloader().pin_memory
 
 
+class Small(TensorDataModule):
+    """1,000 samples of the training set's kind, 1 KiB each, for validation."""
+
+    def __init__(self, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1016,), **options: Any) -> None:
+        super().__init__(val_fraction=0.5, **options)
+        self.inputs = torch.zeros(2000, *shape, dtype=dtype)
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.inputs, torch.zeros(len(self.inputs), dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "on_gpu", "on_cpu"),
+    [
+        ({"batch_size": 64}, {}, 512, 64),
+        ({"batch_size": 4}, {}, 32, 4),  # as few perhaps for lack of memory
+        ({"batch_size": 300}, {}, 1000, 300),
+        ({"batch_size": 64, "shape": (72,)}, {}, 512, 64),
+        ({"batch_size": 64, "shape": (3, 40, 50)}, {}, 349, 64),  # 2 MiB of them
+        ({"batch_size": 64, "shape": (64, 2**10)}, {}, 64, 64),
+        ({"batch_size": 64, "dtype": torch.int64, "shape": (2,)}, {}, 64, 64),  # words: the outputs may be large
+        ({"batch_size": 64}, {"limit_val_batches": 2}, 64, 64),  # it counts batches
+        ({"batch_size": 64}, {"limit_test_batches": 0.5}, 64, 64),
+        ({"batch_size": 64, "eval_batch_size": 100}, {"limit_val_batches": 2}, 100, 100),
+    ],
+)
+def test_the_batches_of_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], limits: dict[str, Any], on_gpu: int, on_cpu: int
+) -> None:
+    for device, size in (("meta", on_gpu), ("cpu", on_cpu)):
+        data = attach(Small(**options))
+        data.setup("predict")
+        monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(device))
+        for name, limit in limits.items():
+            setattr(data.trainer, name, limit)
+        loader = data.val_dataloader()
+        assert min(loader.batch_sampler.batch_size, 1000) == size
+        assert len(loader) == -(-1000 // size)
+        assert sorted(i for batch in loader.batch_sampler for i in batch) == list(range(1000))
+        assert data.predict_dataloader().batch_size == loader.batch_sampler.batch_size
+        assert data.train_dataloader().batch_sampler.batch_size == options["batch_size"]
+
+
 @pytest.mark.parametrize("pin_memory", [None, True, False])
 def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None) -> None:
     questions: list[torch.device] = []

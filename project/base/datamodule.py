@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from project.base.errors import UserError
 from project.base.loaded import Loaded, as_samples
 from project.base.sampler import EpochBatchSampler
-from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is
+from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is, eval_size
 
 if TYPE_CHECKING:
     Fraction = float
@@ -35,13 +35,13 @@ class TensorDataModule(LightningDataModule):
         val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/ is of the test set.
         split_seed: Which samples go to validation.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
+        eval_batch_size: In validation, test and prediction; if not given batch_size, on a GPU up to 8 times as many.
     """
 
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
     image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
     own_splits: Collection[str] = ("train", "test")  # what `load` knows; with "val", none is cut off the training set
-    # of uint8 samples, which files can replace; known once they are loaded
-    file_shape: tuple[int, int, int] | None = None
+    file_shape: tuple[int, int, int] | None = None  # of uint8 samples, which files can replace; known when loaded
     trainer: Any  # set before it asks for loaders
 
     def __init__(
@@ -55,6 +55,7 @@ class TensorDataModule(LightningDataModule):
         val_fraction: Fraction = 0.1,
         split_seed: NonNegativeInt = 0,
         drop_last: bool = True,
+        eval_batch_size: PositiveInt | None = None,
     ) -> None:
         super().__init__()
         self.data_dir = Path(__file__).parents[2] / "data" if data_dir is None else Path(data_dir)
@@ -66,6 +67,7 @@ class TensorDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.drop_last = drop_last
+        self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
         self.on_gpu: dict[str, TensorBatches] = {}
@@ -94,8 +96,7 @@ class TensorDataModule(LightningDataModule):
         if not trains and "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._samples("test")
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
-            # the seed of the run, or the one that torch drew on the first rank
-            self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)
+            self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)  # of the run, or drawn
 
     def _load_train_and_val(self) -> None:
         samples = self.splits["train"] = self._samples("train")
@@ -148,7 +149,7 @@ class TensorDataModule(LightningDataModule):
         """The test set, by a loader of torch's: Lightning makes it anew, to share it out and note the indices."""
         loader = self._loader("test")
         options = {"pin_memory": loader.pin_memory, "num_workers": self.num_workers, "generator": loader.generator}
-        return DataLoader(loader.dataset, batch_size=self.batch_size, collate_fn=as_it_is, **options)
+        return DataLoader(loader.dataset, batch_size=loader.batch_sampler.batch_size, collate_fn=as_it_is, **options)
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
         data, num_ranks = self.splits[split], self.trainer.world_size
@@ -156,14 +157,14 @@ class TensorDataModule(LightningDataModule):
             what = f"{num_ranks} processes share the {len(data)} samples of the {split} set"
             raise UserError(f"{what}: each needs one\ngive at most --trainer.devices {len(data)}")
         pins = self.trainer.strategy.root_device.type == "cuda" if self.pin_memory is None else self.pin_memory
-        order |= {"rank": self.trainer.global_rank, "num_ranks": num_ranks}
+        size = self.batch_size if order else self.eval_batch_size or eval_size(data, self.batch_size, self.trainer)
         if isinstance(data, TensorBatches):
             data = self._resident(split, data)
             pins = pins and data.device.type == "cpu"  # torch pins nothing else
-            order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(self.batch_size)
+            order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(size)
         return ResumableLoader(
             data,
-            EpochBatchSampler(len(data), self.batch_size, **order),
+            EpochBatchSampler(len(data), size, rank=self.trainer.global_rank, num_ranks=num_ranks, **order),
             collate_fn=as_it_is,
             num_workers=self.num_workers,
             pin_memory=pins,
@@ -173,17 +174,16 @@ class TensorDataModule(LightningDataModule):
     def _resident(self, split: str, data: TensorBatches) -> TensorBatches:
         """The same on the GPU, if it is to be there."""
         device = self.trainer.strategy.root_device
-        if device.type != "cuda" or self.num_workers or self.resident is False or split in self.on_gpu:
-            return self.on_gpu.get(split, data)
-        if self.resident or 4 * data.num_bytes <= torch.cuda.mem_get_info(device)[0]:
+        may_be = device.type == "cuda" and not self.num_workers and self.resident is not False
+        is_new = may_be and split not in self.on_gpu
+        if is_new and (self.resident or 4 * data.num_bytes <= torch.cuda.mem_get_info(device)[0]):
             self.on_gpu[split] = data.to(device)
         return self.on_gpu.get(split, data)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        inputs, targets = batch
-        inputs = self.augment(inputs) if self.trainer.training else inputs
+        inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
         # for precisions such as bf16-true, whose weights are not float32
-        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), targets
+        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), batch[1]
 
     def state_dict(self) -> dict[str, Any]:
         return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "file_shape": self.file_shape}

@@ -15,7 +15,8 @@ from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.engine.messages import explain
 
-LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir")  # of data; changes no batch
+LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir", "eval_batch_size")
+"""Of data: they change no batch of a training."""
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
