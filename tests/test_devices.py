@@ -197,13 +197,22 @@ def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.Mo
 
 
 class TooLarge(MLP):
+    fails_in = (True,)
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+        if self.training in self.fails_in:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_")
         return super().forward(x)
 
 
-def test_a_full_gpu_is_two_lines(train: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fails_in", [(True,), (True, False)], ids=["training", "trial"])
+def test_a_full_gpu_is_two_lines(
+    train: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fails_in: tuple[bool, ...],
+) -> None:
+    monkeypatch.setattr(TooLarge, "fails_in", fails_in)
     with pytest.raises(SystemExit) as caught:
         train("--model.net", "test_devices.TooLarge")
     assert caught.value.code == 1

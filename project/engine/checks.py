@@ -23,6 +23,7 @@ from project.base.views import mean_over_views
 from project.engine.config import KnowsClasses
 from project.engine.devices import num_gpus, parse_devices
 from project.engine.misfits import is_of_library
+from project.engine.processes import short_process_errors
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 
@@ -87,7 +88,7 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
     if trainer.deterministic:  # cuBLAS reads it once, here; Lightning sets it with the Trainer, which is too late
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     way_out = "change the arguments of model.net or of data{}, or use --try_network false"
-    with torch.no_grad():
+    with torch.no_grad(), short_process_errors():
         inputs = data.normalize(inputs.to(device))
         try:
             with torch.autocast(device.type, dtype, enabled=precision in ("16", "bf16", "16-mixed", "bf16-mixed")):
@@ -95,7 +96,7 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
                 if model.test_views is not None:
                     mean_over_views(net, model.test_views, inputs)
         except Exception as error:
-            if not is_of_library(error):
+            if not is_of_library(error) or isinstance(error, torch.OutOfMemoryError):
                 raise
             cannot = f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
             raise UserError(f"{cannot}: {first_line(error)}\n{way_out.format(', image_shape for instance')}") from error

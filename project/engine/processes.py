@@ -118,7 +118,8 @@ def short_process_errors() -> Iterator[None]:
         lines = str(error).strip().splitlines() or [""]
         if isinstance(error, torch.OutOfMemoryError):
             what = ". ".join(lines[0].split(". ")[:2])  # how much was wanted; advice on torch's allocator follows
-            way_out = "give a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
+            ways = "a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
+            way_out = f"another program may have it (nvidia-smi); else give {ways}"
         elif "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
             what = f"a worker process of the data failed: {lines[-1]}"
             way_out = "give more memory, shared memory above all (docker run --shm-size 8g), or --data.num_workers 0"
