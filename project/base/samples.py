@@ -126,7 +126,7 @@ def eval_size(data: Samples, batch_size: int, trainer: Any) -> int:
     counts_batches = any(isinstance(limit, int) or limit < 1 for limit in limits)
     if trainer.strategy.root_device.type == "cpu" or counts_batches:
         return batch_size
-    if not isinstance(data, TensorBatches) or data.inputs.dtype == torch.int64:
+    if not isinstance(data, TensorBatches) or data.whole[0].dtype == torch.int64:
         return batch_size
     num_in_memory = MAX_EVAL_BYTES * len(data) // max(1, data.num_bytes)
     return max(batch_size, min(8 * batch_size, MAX_EVAL_SAMPLES, num_in_memory))
