@@ -136,6 +136,7 @@ def raw(reference: Reference, num_epochs: int, compile_mode: str | None = None) 
             yield reference.normalize(samples.inputs[index]).contiguous(memory_format=layout), samples.targets[index]
 
     net = reference.net().to(memory_format=layout)
+    torch.compiler.reset()  # networks of earlier runs count as variants of this one, of which it takes eight
     if compile_mode:
         net.compile(mode=compile_mode)
     with cpu_threads(reference.cli.config.num_threads):
@@ -235,6 +236,7 @@ def ours(reference: Reference, num_epochs: int, flags: str = "") -> float:
 
 def run_train(experiment: Sequence[str], flags: str) -> dict[str, Any]:
     """What metrics.json holds, and step_ms; without a validation and a test."""
+    torch.compiler.reset()  # as above
     flags += " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --trainer.enable_progress_bar true"
     with tempfile.TemporaryDirectory() as folder:
         own = ["--trainer.default_root_dir", folder, "--trainer.callbacks", "contestants.StepClock"]

@@ -28,7 +28,7 @@ class StepTimer(Callback):
         self.epochs: list[dict[str, float]] = []  # seconds of each phase, and `num_steps`; also before a resume
         self.first_epoch = 0
         self.is_drawn = True  # the last epoch, in the pie
-        self.num_logs = 0  # calls of self.log
+        self.logs: dict[str, int] = {}  # calls of self.log, by name
 
     def state_dict(self) -> dict[str, Any]:
         return {"epochs": self.epochs}
@@ -49,12 +49,12 @@ class StepTimer(Callback):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
     def _time_logs(self, results: Any) -> None:
-        self.num_logs, log = 0, type(results).log
+        self.logs, log = {}, type(results).log
 
-        def timed(*args: Any, **kwargs: Any) -> None:
-            self.num_logs += 1
+        def timed(hook: str, name: str, *args: Any, **kwargs: Any) -> None:
+            self.logs[name] = self.logs.get(name, 0) + 1
             with self.clock.profile("log"):
-                log(results, *args, **kwargs)
+                log(results, hook, name, *args, **kwargs)
 
         results.log = timed
 

@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     num_processes: int = 1
     busy: float | None = None  # share of the time in which the least busy GPU ran anything; None without one
     memory: float = 0.0  # share of the fullest GPU's memory in use at the peak
-    logs_a_step: float = 0.0  # calls of self.log
+    logs_each_step: bool = False  # by self.log, not by --trainer.log_every_n_steps 1
 
 
 def advice(facts: Facts) -> list[str]:
@@ -51,7 +51,7 @@ def advice(facts: Facts) -> list[str]:
     if (copies := share["transfer_transforms"]) > 0.3:
         tell(f"Copies to the device and transforms took {copies:.0%} of the time", "resident data", "larger batch")
     if (logging := share["logging"]) > 0.1:
-        way_out = "rarer calls" if facts.logs_a_step >= 1 else "rarer logging"
+        way_out = "rarer calls" if facts.logs_each_step else "rarer logging"
         tell(f"Logging and the progress bar took {logging:.0%} of the time of steps", way_out)
     if facts.num_processes > 1 and (backward := share["backward"]) > 3 * share["forward"]:
         tell(f"Backward, with the exchange of gradients, took {backward:.0%}", "larger batch", "rarer exchanges")
@@ -82,8 +82,9 @@ def facts(trainer: Any) -> Facts | None:
             busy = busy if percent is None else min(busy, percent / 100)
             memory = max(memory, monitor.peak(f"gpu{gpu}_memory_gib") / gib)
     gpu_busy = busy if trainer.strategy.root_device.type == "cuda" else None
-    found, logs = remedies(trainer, memory), timers[0].num_logs / seconds["num_steps"]
-    return Facts(shares(seconds), step_ms(seconds), found, trainer.world_size, gpu_busy, memory, logs)
+    often = max(timers[0].logs.values(), default=0) > seconds["num_steps"] / 2 and trainer.log_every_n_steps > 1
+    found = remedies(trainer, memory)
+    return Facts(shares(seconds), step_ms(seconds), found, trainer.world_size, gpu_busy, memory, often)
 
 
 def remedies(trainer: Any, memory: float) -> dict[str, str]:
