@@ -102,6 +102,13 @@ def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
     assert any("--model.compile_mode reduce-overhead --trainer.precision bf16-mixed" in more for more in flags)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_has_its_data_in_memory_once(benchmark: Any) -> None:
+    found = benchmark.memory("memory", argparse.Namespace(memory_batches=4000))  # 180 MiB more
+    assert 0.9 < found["per byte of them"]["median"] < 1.2
+
+
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 @pytest.mark.parametrize("data", ["PlainData", "Generated"])
