@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
 from project.base.errors import UserError
@@ -127,6 +128,30 @@ def test_a_torch_for_cpus_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: st
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError, match=f"^trainer.accelerator gpu: no GPU was found{hint}; use"):
         check_devices("gpu", 1, "auto")
+
+
+class LaunchedError(Exception):
+    """In place of processes that train."""
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
+def test_cuda_is_asleep_when_processes_are_forked(
+    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    def wake() -> None:
+        raise AssertionError("CUDA is woken")
+
+    def launch(*_: Any, **__: Any) -> None:
+        raise LaunchedError
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", wake)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_MultiProcessingLauncher, "launch", launch)
+    gpus = ("--trainer.accelerator", "gpu", "--trainer.devices", 2, "--trainer.precision", "16-mixed")
+    watched = ("--device_monitor", "true", "--step_timer", "true", "--figures_every_n_epochs", 1)
+    with pytest.raises(LaunchedError):
+        train("--trainer.strategy", strategy, *gpus, *watched)
 
 
 @pytest.mark.parametrize(("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)])

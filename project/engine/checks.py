@@ -124,7 +124,8 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
         if config.try_network:
             try_network(model, data, config.trainer)
-    if isinstance(model, System) and isinstance(model.optimizer, str):
+    # a step of torch's Adam wakes the GPU, also one on the CPU
+    if isinstance(model, System) and isinstance(model.optimizer, str) and trial_device(config.trainer) is not None:
         schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
 
 
