@@ -1,17 +1,13 @@
 """Nothing waits for the GPU but log steps and the ends of epochs: shown on a device that stands in for one."""
 
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
-from torch.utils.data import dataloader
-from waits import DEVICE, StandIn, Watch
+from waits import Watch, stand_in
 
 from project.base import means
-from project.base.datamodule import TensorDataModule
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.data.transforms import crop_and_flip
@@ -23,7 +19,7 @@ RESIDENT = ("--data.resident", "true")
 SLOW = pytest.mark.slow
 ONE = ("--trainer.strategy", "stand_in")
 SEVERAL = ("--steps_per_execution", 3)
-CROPS = ("--data", "test_waits.Cropped")
+CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
 FEATURES = ("--data", "project.data.features.Features", "--model.net.sizes", "[10,4]", "--data.num_samples", 300)
 
 
@@ -63,16 +59,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     make = run.make_callbacks
     monkeypatch.setattr(run, "make_callbacks", lambda *args: [*make(*args), watch])
 
-    def resident(self: TensorDataModule, split: str, data: Any) -> Any:
-        return self.on_gpu.setdefault(split, data.to(DEVICE)) if self.resident else data
-
-    monkeypatch.setattr(TensorDataModule, "_resident", resident)
-    # the loader asks torch whether there is an accelerator to pin memory for
-    fake = ModuleType("torch")
-    accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: DEVICE)
-    fake.__dict__.update(torch.__dict__, accelerator=accelerator)
-    monkeypatch.setattr(dataloader, "torch", fake)
-    with StandIn(watch.tell):
+    with stand_in(watch.tell):
         yield watch
 
 

@@ -1,15 +1,23 @@
 """Which lines of a training wait for the GPU: noted on one, or on a device that stands in for one.
 
+python tests/waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log steps wait
+
 The stand-in computes on the CPU. Its tensors report the device "meta", whose gradients autograd computes in the
 caller's thread. What waits is what waits on CUDA: to read a number, to ask where a mask is true, to copy from or into
 memory that is not page-locked.
 """
 
+import contextlib
+import sys
+import tempfile
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
@@ -18,12 +26,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import dataloader
 
 from project.base.callback import MayMissSteps
+from project.base.datamodule import TensorDataModule
+from project.base.samples import TensorBatches
+from project.engine import run
 
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
-TORCH = str(Path(torch.__file__).parent)
+BETWEEN = (__file__, str(Path(torch.__file__).parent), str(warnings.__file__))  # a line that waits and its note
 READS_VALUES = (
     *(
         "_local_scalar_dense",
@@ -199,7 +211,7 @@ class Watch(MayMissSteps):
 
     def tell(self, reason: str) -> None:
         if self.stage:
-            frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith((__file__, TORCH))]
+            frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(BETWEEN)]
             self.newest[f"{self.stage}: {reason} in {frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}"] += 1
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
@@ -225,3 +237,70 @@ class Watch(MayMissSteps):
     def _add(self, counts: Counter[str]) -> None:
         counts.update(self.newest)
         self.newest.clear()
+
+
+@contextlib.contextmanager
+def real_gpu(tell: Callable[[str], None]) -> Iterator[None]:
+    """As StandIn, of the GPU itself."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if "synchronizing" in str(message):
+            tell("waits")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
+    """The same of the stand-in, with data that is resident there where `resident` is true, and pinned elsewhere."""
+
+    def resident(self: TensorDataModule, split: str, data: TensorBatches) -> TensorBatches:
+        return self.on_gpu.setdefault(split, data.to(DEVICE)) if self.resident else data
+
+    # the loader asks torch whether there is an accelerator to pin memory for
+    fake = ModuleType("torch")
+    accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: DEVICE)
+    fake.__dict__.update(torch.__dict__, accelerator=accelerator)
+    with (
+        patch.object(TensorDataModule, "_resident", resident),
+        patch.object(dataloader, "torch", fake),
+        StandIn(tell),
+    ):
+        yield
+
+
+RUNS = {
+    "one step a call": "tests/tiny.yaml --data.resident true --trainer.strategy {one}",
+    "several steps a call": "tests/tiny.yaml --data.resident true --steps_per_execution 3",
+    "pinned batches": "tests/tiny.yaml --data.resident false --data.pin_memory true --steps_per_execution 3",
+    "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 --trainer.max_epochs 2",
+}
+
+
+def main() -> int:
+    """Print the lines that wait, by run; return how many do so where none should."""
+    dry, num_found, make = "--dry" in sys.argv, 0, run.make_callbacks
+    where = f"--trainer.accelerator {'stand_in' if dry else 'gpu'} --trainer.log_every_n_steps 10"
+    for name, flags in RUNS.items():
+        watch = Watch()
+        run.make_callbacks = lambda *args, watch=watch: [*make(*args), watch]
+        flags = f"--config {flags} {where}".format(one="stand_in" if dry else "auto")
+        with tempfile.TemporaryDirectory() as folder, (stand_in if dry else real_gpu)(watch.tell):
+            run.main([*flags.split(), "--trainer.default_root_dir", folder])
+        print(f"{name}: {sum(watch.allowed.values())} waits on log steps, {sum(watch.found.values())} on others")
+        for kind, counts in (("others", watch.found), ("log steps", watch.allowed)):
+            for line, number in counts.most_common():
+                print(f"  {kind}: {number} x {line}")
+        num_found += len(watch.found)
+    return num_found
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main()))
