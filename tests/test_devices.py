@@ -221,6 +221,18 @@ def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.Mo
     assert ReadsTheEnvironment.found == [":4096:8"]
 
 
+def test_what_cannot_be_resident_on_a_gpu_is_refused(
+    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--data.resident", "true", "--data.num_workers", 1, "--trainer.max_steps", 1)
+    assert train(*flags)["steps"] == 1  # without a GPU all data is where it is
+    monkeypatch.setattr(checks, "trial_device", lambda trainer: torch.device("cuda", 0))
+    with pytest.raises(SystemExit) as caught:
+        train(*flags)
+    assert caught.value.code == 2
+    assert "data.resident true keeps arrays on the GPU" in capsys.readouterr().err
+
+
 class TooLarge(MLP):
     fails_in = (True,)
 

@@ -18,6 +18,7 @@ from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean, first_line
 from project.base.optim import build_optimizer, build_scheduler, grouped
 from project.base.rank import say
+from project.base.samples import TensorBatches
 from project.base.system import System
 from project.base.views import mean_over_views
 from project.engine.config import KnowsClasses
@@ -122,6 +123,9 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
         classes = f" of {data.num_classes} classes" if data.num_classes else ""
         say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
+        are_arrays = isinstance(data.splits["train"], TensorBatches) and not data.num_workers
+        if data.resident and not are_arrays and trial_device(config.trainer) != torch.device("cpu"):
+            raise UserError("data.resident true keeps arrays on the GPU, where workers cannot read: leave one out", 2)
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam wakes the GPU, also one on the CPU
