@@ -114,9 +114,9 @@ class System(LightningModule):
         loss, values: means over the batch, for stage/loss and stage/NAME.
         outputs, targets: (N, ...), for the metrics; without them the stage has none.
         """
-        if stage not in get_args(Stage):
-            raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
         if stage not in self.curves_callback.means:
+            if stage not in get_args(Stage):
+                raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
             return  # called without a Trainer
         size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
         # filled in there: a copy of a number to the GPU waits for it
