@@ -58,3 +58,9 @@ def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         CIFAR10(data_dir=str(tmp_path / "file")).prepare_data()
+
+
+def test_a_reflected_edge_is_smaller_than_the_image() -> None:
+    CIFAR10(random_crop=31, crop_mode="reflect")
+    with pytest.raises(ValueError, match="at most 31"):
+        CIFAR10(random_crop=32, crop_mode="reflect")

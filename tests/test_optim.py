@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from project.base.errors import UserError
-from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
+from project.base.groups import check_options, grouped
+from project.base.optim import build_optimizer, build_scheduler, interval_of
 from project.engine.quiet import quiet_lightning
 
 
@@ -181,14 +182,37 @@ def test_without_a_rest_there_is_no_empty_group() -> None:
         ({"0": {"lr": math.inf}}, "learning rate is a number over 0"),
         ({"0": {"lr": "fast"}}, "learning rate is a number over 0"),
         ({"0": {"momentun": 0.1}}, "did you mean momentum"),
-        ({"0": {"fused": True}}, "no option 'fused'"),
+        ({"0": {"fused": True}}, "no option fused"),
         ({"0": {"weight_decay": -1}}, "weight_decay"),
+        ({"0": {"lr": True}}, "learning rate is a number over 0"),
+        ({"0": {"params": 3}}, "no option params"),
+        ({"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}}, "the groups before it have all of its parameters"),
+        ({"layers": {"1": {"lr": 0.3}}, "0": {}}, "no parameter"),
+        ({"0": {"1": {"lr": 0.3}}}, "'{0.1: {'lr': 0.3}}'"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        build_optimizer("SGD", {}, grouped(small_net().named_parameters(), options), lr=0.1)
+        check_options(options, build_optimizer("SGD", {}, grouped(small_net().named_parameters(), options), lr=0.1))
     assert caught.value.status == 2
+
+
+def test_a_single_group_rises_to_its_own_rate() -> None:
+    groups = grouped(small_net().named_parameters(), {"*": {"lr": 8.0}})
+    optimizer = build_optimizer("SGD", {"momentum": 0.9}, groups, lr=1.0)
+    assert build_scheduler("OneCycleLR", {}, optimizer, 10).optimizer.param_groups[0]["max_lr"] == 8.0
+
+
+@pytest.mark.parametrize(("name", "own"), [("SGD", {"momentum": 0.3}), ("Adam", {"betas": [0.5, 0.9]})])
+def test_a_momentum_of_its_own_is_not_lost_to_a_scheduler_that_cycles_it(name: str, own: dict) -> None:
+    args = {"momentum": 0.9} if name == "SGD" else {}
+    optimizer = build_optimizer(name, args, grouped(small_net().named_parameters(), {"2": own}), lr=1.0)
+    with pytest.raises(UserError, match="cycle_momentum false"):
+        build_scheduler("OneCycleLR", {}, optimizer, 10)
+    build_scheduler("OneCycleLR", {"cycle_momentum": False}, optimizer, 10)
+    assert [group.get("momentum", group.get("betas")) for group in optimizer.param_groups][1] == next(
+        iter(own.values())
+    )
 
 
 def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:

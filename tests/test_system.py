@@ -1,5 +1,6 @@
 """What a user's subclass of the Classifier or System assigns and overrides: it takes effect, and breaks nothing."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -357,7 +358,7 @@ calls: list[Tensor] = []
 
 
 def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
-    train: Train, tmp_path: Path
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls.clear()
     flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
@@ -369,7 +370,13 @@ def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_t
     run = load_run(folder(tmp_path) / "checkpoints" / "last.ckpt")
     assert run.model.net(inputs).mean(0).abs().max() < 1e-5
     train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert len(calls) == 1
     assert equal(weights(folder(tmp_path)), run.model.state_dict())  # those of the checkpoint
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last", "--model.initializer", "null", "--trainer.max_epochs", 3)
+    assert "its weights are the checkpoint's" in capsys.readouterr().err
+    monkeypatch.delattr(sys.modules[HERE], "centre")  # an evaluation does not need it
+    assert evaluate(tmp_path)["test/num_samples"] == 75
 
 
 def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
@@ -393,12 +400,89 @@ def test_groups_go_on_with_new_options_and_not_with_other_groups(
 ) -> None:
     group = "--model.parameter_groups.norms_and_biases"
     train(group, "{lr: 0.1}", *ONE_EPOCH)
-    train("--ckpt_path", "last", group, "{lr: 0.2}", "--model.lr", 0.03, "--trainer.max_epochs", 2)
+    capsys.readouterr()
+    options = ("--model.parameter_groups", "{norms_and_biases: {lr: 0.2, weight_decay: 0.5}}", "--model.lr", 0.03)
+    train("--ckpt_path", "last", *options, "--trainer.max_epochs", 2)
     state = checkpoint(folder(tmp_path))["optimizer_states"][0]
-    assert [(len(own["params"]), own["lr"]) for own in state["param_groups"]] == [(2, 0.03), (2, 0.2)]
+    found = [(len(own["params"]), own["lr"], own["weight_decay"]) for own in state["param_groups"]]
+    assert found == [(2, 0.03, 0), (2, 0.2, 0.5)]
+    said = capsys.readouterr().out
+    assert "norms_and_biases.lr 0.2, before 0.1" in said
+    assert "norms_and_biases.weight_decay 0.5, before None" in said
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--model.parameter_groups", "{layers: {lr: 1}}", "--trainer.max_epochs", 3)
-    assert "with the parameter groups norms_and_biases" in capsys.readouterr().err
+    assert "with other model.parameter_groups" in capsys.readouterr().err
+
+
+class OwnGroups(Classifier):
+    def __init__(self, which: str, kind: str = "name", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parameter_groups = {which: {"lr": 0.1}} | ({} if kind == "name" else {"layers": {"wieght_decay": 1}})
+        self.optimizer = {"name": "Adam", "class": SGD, "object": SGD(self.parameters(), lr=0.05)}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("class", "did you mean weight_decay"), ("object", "an object has its own")]
+)
+def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
+    train: Train, capsys: pytest.CaptureFixture[str], kind: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        train("--model", f"{HERE}.OwnGroups", "--model.which", "layers.1", "--model.kind", kind)
+    assert message in capsys.readouterr().err
+
+
+def test_the_state_of_a_parameter_is_not_given_to_another(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same shapes: torch would not notice."""
+    flags = ("--model", f"{HERE}.OwnGroups", "--model.net.sizes", "[192,192,192,4]", *ONE_EPOCH)
+    train(*flags, "--model.which", "layers.1")
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last", "--model.which", "layers.3", "--trainer.max_epochs", 2)
+    assert "with other model.parameter_groups" in capsys.readouterr().err
+
+
+class OwnTest(Classifier):
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.track("test", self.criterion(self.net(batch[0]), batch[1]))
+
+
+def test_views_that_a_test_step_does_not_take_are_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--model", f"{HERE}.OwnTest", "--model.test_views", f"{HERE}.halved", *ONE_EPOCH)
+    assert "test_views had no effect: test_step of OwnTest does not call self(x)" in capsys.readouterr().out
+
+
+def none_at_all(inputs: Tensor) -> list[Tensor]:
+    return []
+
+
+def random_views(inputs: Tensor) -> list[Tensor]:
+    return [inputs, torch.rand_like(inputs)]
+
+
+def test_random_views_change_no_training(train: Train, tmp_path: Path) -> None:
+    augmented = ("--data", f"{HERE}.Noisy", *ONE_EPOCH)
+    train(*augmented)
+    train(*augmented, "--model.test_views", f"{HERE}.random_views", "--name", "views")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
+
+
+class Noisy(SyntheticImages):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return torch.where(torch.rand(inputs.shape) < 0.1, 0, inputs)
+
+
+class NamedViews(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.test_views, self.initializer = f"{HERE}.halved", f"{HERE}.centre"  # type: ignore[assignment]
+
+
+def test_functions_may_be_assigned_by_their_paths(train: Train) -> None:
+    calls.clear()
+    named = train("--model", f"{HERE}.NamedViews")
+    flags = ("--model.test_views", f"{HERE}.halved", "--model.initializer", f"{HERE}.centre")
+    assert of_test(named) == of_test(train(*flags, "--name", "flags"))
+    assert len(calls) == 2
 
 
 def halved(inputs: Tensor) -> list[Tensor]:
@@ -433,6 +517,7 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
         ("initializer", "nowhere.function", "model.initializer 'nowhere.function' cannot be imported"),
         ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
         ("test_views", "project.data.transforms.mirorred", "mirorred"),
+        ("test_views", f"{HERE}.none_at_all", "gives a list of nothing, where a list of tensors belongs"),
         ("test_views", "project.data.transforms.random_flip", "gives a Tensor, where a list of tensors belongs"),
         ("initializer", "project.models.whitened_cnn.whiten", "made for a WhitenedCNN, and not for MLP"),
     ],

@@ -60,6 +60,8 @@ def test_two_epochs_show_each_image_both_ways_and_about_half_mirrored() -> None:
     assert 150 < is_same.sum() < 250
     # whatever batch an image comes in
     assert torch.equal(alternating_flip(x[7:9], 0), first[7:9])
+    with pytest.raises(ValueError, match="uint8"):
+        alternating_flip(x / 255, 0)
 
 
 def test_the_views_are_the_image_and_its_mirror_image() -> None:

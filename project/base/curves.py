@@ -5,12 +5,15 @@ from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
 from project.base.callback import gather
 from project.base.means import Means, collection
+from project.base.rank import say
 
 Stage = Literal["train", "val", "test"]
+NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
 
 
 class Curves(Callback):
@@ -24,6 +27,7 @@ class Curves(Callback):
         self.means: dict[Stage, Means] = {}
         self.epoch = Means(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the newest step
+        self.saw_views = False  # whether test_views had an effect
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -76,10 +80,12 @@ class Curves(Callback):
         for name, value in found.items():
             pl_module.log(name, value, prog_bar=name != "val/loss", sync_dist=True)
         if found and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            pl_module.step_plateau(found)
+            step_plateau(trainer, found)
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
+        if pl_module.test_views is not None and not self.saw_views:
+            say(f"model.test_views had no effect: test_step of {type(pl_module).__name__} does not call self(x)")
 
     def state_dict(self) -> dict[str, Any]:
         states = gather({"train": self.means["train"].state(), "epoch": self.epoch.state()})
@@ -92,3 +98,12 @@ class Curves(Callback):
 
 def batches_between_points(trainer: Trainer) -> int:
     return trainer.log_every_n_steps * trainer.accumulate_grad_batches  # type: ignore[attr-defined]
+
+
+def step_plateau(trainer: Trainer, found: dict[str, Tensor]) -> None:
+    """Step ReduceLROnPlateau after a validation, whose values are `found`."""
+    metrics = [name for name in found if name != "val/loss"]
+    for config in trainer.lr_scheduler_configs:
+        if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
+            watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"
+            config.scheduler.step(found[watched])

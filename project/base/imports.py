@@ -15,8 +15,9 @@ def imported(argument: str, path: str) -> Any:
         raise UserError(f"model.{argument} {path!r} cannot be imported: {error}", 2) from error
 
 
-def function_at(argument: str, path: str | None) -> Callable[..., Any] | None:
-    found = None if path is None else imported(argument, path)
+def function_at(argument: str, path: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """A function, or what a path to one names."""
+    found = imported(argument, path) if isinstance(path, str) else path
     if found is not None and not callable(found):
         raise UserError(f"model.{argument} {path!r} is a {type(found).__name__}, where a function belongs", 2)
-    return found
+    return found  # type: ignore[no-any-return]

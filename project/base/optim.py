@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from project.base.errors import UserError, did_you_mean
+from project.base.groups import IMPLEMENTATIONS
 from project.base.imports import imported
 
 
@@ -50,35 +50,6 @@ class FinalDecayLR(LambdaLR):
 
 OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
 MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *OWN_SCHEDULERS}
-VECTORS = "norms_and_biases"  # the name of a group
-IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}  # of a step: an optimiser takes one at most
-
-
-def grouped(named: Iterable[tuple[str, Parameter]], groups: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameters as an optimiser takes them: those that no group names, and each group with its own options.
-
-    groups: by what the names of its parameters begin with or match, such as "head" or "*.bias"; norms_and_biases are
-        those of one dimension. A parameter is in the first that it fits. Raises UserError for a group without any.
-    """
-    rest: list[Parameter] = []
-    found: dict[str, list[Parameter]] = {group: [] for group in groups}
-    names = []
-    for name, parameter in named:
-        names.append(name := name.removeprefix("net."))
-        fits = (
-            group
-            for group in groups
-            if name.startswith(f"{group}.") or fnmatchcase(name, group) or (group == VECTORS and parameter.dim() == 1)
-        )
-        found.get(next(fits, ""), rest).append(parameter)
-    for group, parameters in found.items():
-        lr = groups[group].get("lr", 1.0)
-        if not isinstance(lr, int | float) or not 0 < lr < math.inf:
-            raise UserError(f"model.parameter_groups.{group}.lr {lr!r}: a learning rate is a number over 0", 2)
-        if not parameters:
-            hint = did_you_mean(group, names) or f"; {', '.join(names[:4])} are some names"
-            raise UserError(f"model.parameter_groups.{group}: no parameter of the network has such a name{hint}", 2)
-    return [{"params": rest}] * bool(rest) + [{**groups[group], "params": found[group]} for group in groups]
 
 
 def build_optimizer(
@@ -96,14 +67,11 @@ def build_optimizer(
     found = _find_class("optimizer", name, torch.optim, Optimizer)
     given: list[Any] = list(parameters)
     groups = [entry if isinstance(entry, dict) else {"params": [entry]} for entry in given]
-    options = [key for key in inspect.signature(found).parameters if key not in IMPLEMENTATIONS]
-    for group in groups:
-        own = {key: value for key, value in group.items() if key != "params"}
-        for key in own.keys() - set(options):
-            hint = did_you_mean(key, options[1:]) or f"; it has {', '.join(options[1:])}"
-            raise UserError(f"model.parameter_groups: {found.__name__} has no option {key!r} for a group{hint}", 2)
-        if own:  # torch checks values of the whole optimiser only
-            _build("optimizer", found, args | own, [Parameter(torch.zeros(1))], **{"lr": lr} if "lr" not in own else {})
+    for group in groups:  # torch checks values of the whole optimiser only
+        own = {key: value for key, value in group.items() if key in inspect.signature(found).parameters}
+        if len(own) > 1:
+            rest = {"params": [Parameter(torch.zeros(1))], "lr": own.get("lr", lr)}
+            _build("optimizer", found, args | {key: value for key, value in own.items() if key not in rest}, **rest)
     is_torchs = found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
     flat = [parameter for group in groups for parameter in group["params"]]
     devices = ("cpu",) if found is torch.optim.Adagrad else ("cpu", "cuda")  # torch 2.11 has no other Adagrad
@@ -129,8 +97,11 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
             raise UserError(f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is --model.lr, {lr}", 2)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        args = {**args, "max_lr": rates if len(rates) > 1 else lr}
+        args = {**args, "max_lr": [group["lr"] for group in optimizer.param_groups]}
+    groups_momenta = {str(group.get("betas", group.get("momentum"))) for group in optimizer.param_groups}
+    if "cycle_momentum" in accepted and args.get("cycle_momentum", True) and len(groups_momenta) > 1:
+        what = f"model.scheduler {name} gives all parameter_groups the same momentum"
+        raise UserError(f"{what}, which they have not: --model.scheduler_args.cycle_momentum false", 2)
     return _build("scheduler", found, length | args, optimizer)
 
 

@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from project.base.curves import Curves, Stage
+from project.base.curves import NEVER, Curves, Stage
 from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
+from project.base.groups import check_options, grouped
 from project.base.imports import function_at
 from project.base.initializer import initialize
 from project.base.means import Metrics
-from project.base.optim import build_optimizer, build_scheduler, grouped, interval_of
+from project.base.optim import build_optimizer, build_scheduler, interval_of
 from project.base.samples import ResumableLoader
 from project.base.views import mean_over_views
-
-NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
 
 
 class System(LightningModule):
@@ -86,7 +86,7 @@ class System(LightningModule):
         self.lr = float(lr)
         self.optimizer = optimizer
         self.optimizer_args = optimizer_args or {}
-        self.parameter_groups = parameter_groups or {}
+        self.parameter_groups = {str(name): options for name, options in (parameter_groups or {}).items()}
         self.scheduler = scheduler
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
@@ -104,6 +104,7 @@ class System(LightningModule):
         """The network's outputs (N, ...); outside training the mean over the test_views of x."""
         if self.training or self.test_views is None:
             return self.net(x)
+        self.curves_callback.saw_views = True
         return mean_over_views(self.net, self.test_views, x)
 
     def track(
@@ -120,9 +121,7 @@ class System(LightningModule):
             return  # called without a Trainer
         size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
         # filled in there: a copy of a number to the GPU waits for it
-        own = {
-            n: value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value) for n, value in values.items()
-        }
+        own = {k: v.to(loss) if isinstance(v, Tensor) else loss.new_full((), v) for k, v in values.items()}
         self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
@@ -165,12 +164,15 @@ class System(LightningModule):
             optimizer = build_optimizer(optimizer, self.optimizer_args, groups, self.lr, fused=not clips)
         elif not isinstance(optimizer, Optimizer):
             optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
+        elif self.parameter_groups:
+            raise UserError("model.parameter_groups: an optimiser that is an object has its own; leave it out", 2)
+        check_options(self.parameter_groups, optimizer)
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, self.num_scheduler_steps())
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
-        if isinstance(scheduler, ReduceLROnPlateau):  # see step_plateau
+        if isinstance(scheduler, ReduceLROnPlateau):  # see Curves
             config |= {"interval": "epoch", "frequency": NEVER, "monitor": "val/loss"}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
@@ -192,11 +194,3 @@ class System(LightningModule):
         if num_steps is None or self.step_scheduler_every() == "step":
             return num_steps
         return math.ceil(num_steps / steps_per_epoch)
-
-    def step_plateau(self, found: dict[str, Tensor]) -> None:
-        """Step ReduceLROnPlateau after a validation, whose values are `found`; called by Curves."""
-        metrics = [name for name in found if name != "val/loss"]
-        for config in self.trainer.lr_scheduler_configs:
-            if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
-                watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"
-                config.scheduler.step(found[watched])

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from project.base.errors import UserError
+from project.base.imports import function_at
 
 
-def mean_over_views(net: nn.Module, make_views: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+def mean_over_views(net: nn.Module, test_views: str | Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The mean of the outputs (N, ...) for several tensors that are made of x, (N, ...)."""
+    make_views: Any = function_at("test_views", test_views)
     views = make_views(x)
     are_tensors = isinstance(views, list | tuple) and all(isinstance(view, Tensor) for view in views)
-    if not are_tensors or any(len(view) != len(x) for view in views):
-        what = f"{getattr(make_views, '__name__', make_views)} gives a {type(views).__name__}"
+    if not are_tensors or not views or any(len(view) != len(x) for view in views):
+        kind = type(views).__name__ if not are_tensors or views else "list of nothing"
+        what = f"{getattr(make_views, '__name__', make_views)} gives a {kind}"
         raise UserError(f"model.test_views: {what}, where a list of tensors belongs, each with all {len(x)} samples", 2)
     return torch.stack([net(view) for view in views]).mean(0)

@@ -38,6 +38,10 @@ class CIFAR10(TensorDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
+        if crop_mode == "reflect" and random_crop >= self.image_shape[1]:
+            raise ValueError(
+                f"data.random_crop {random_crop}: with crop_mode reflect at most {self.image_shape[1] - 1}"
+            )
         self.random_crop = random_crop
         self.crop_mode: Literal["constant", "reflect"] = crop_mode
         self.random_flip = random_flip

@@ -26,8 +26,10 @@ def random_flip(images: Tensor) -> Tensor:
 def alternating_flip(images: Tensor, epoch: int) -> Tensor:
     """Mirror half of the images in even epochs and the other half in odd ones: two epochs show each image both ways.
 
-    Which half an image is in follows from its pixels, uint8. K. Jordan, arXiv 2404.00498, section 3.6.
+    Which half an image is in follows from its pixels, uint8. After K. Jordan, 2024, arXiv 2404.00498.
     """
+    if images.dtype != torch.uint8:
+        raise ValueError(f"alternating_flip takes uint8 images, and these are {images.dtype}")
     return flip_some(images, (images.sum((1, 2, 3)) + epoch) % 2 == 1)
 
 

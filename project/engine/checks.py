@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean, first_line
-from project.base.optim import build_optimizer, build_scheduler, grouped
+from project.base.groups import check_options, grouped
+from project.base.optim import build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.samples import TensorBatches
 from project.base.system import System
@@ -95,7 +96,8 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
             with torch.autocast(device.type, dtype, enabled=precision in ("16", "bf16", "16-mixed", "bf16-mixed")):
                 outputs = net.to(device).eval()(inputs)
                 if model.test_views is not None:
-                    mean_over_views(net, model.test_views, inputs)
+                    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # views may be random
+                        mean_over_views(net, model.test_views, inputs)
         except Exception as error:
             if not is_of_library(error) or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -147,6 +149,7 @@ def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimi
         group["params"] = [Parameter(torch.zeros(1))]
         group["params"][0].grad = torch.zeros(1)
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
+    check_options(model.parameter_groups, optimizer)
     what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
     try:
         if isinstance(model.scheduler, str):

@@ -112,13 +112,16 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
     for key, (before, value) in found.items():
         section, _, name = key.partition(".")
         reason = None
+        is_option = section == "model" and (name in OPTIONS or name.startswith("parameter_groups"))
         if restart.checkpoint is not None and key == "seed_everything":
             reason = "its random numbers go on"
+        elif restart.checkpoint is not None and key.startswith("model.initializer"):
+            reason = "its weights are the checkpoint's"
         elif restart.checkpoint is not None and restart.folder and key in SELECTION:
             reason = "its best.ckpt was chosen so"
         elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
             reason = "it was stopped within an epoch, whose batches are counted so"
-        elif restart.checkpoint is not None and has_own_optimizer and section == "model" and name in OPTIONS:
+        elif restart.checkpoint is not None and has_own_optimizer and is_option:
             reason = f"the optimiser that {type(model).__name__} makes itself is that of the checkpoint"
         if reason:
             raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or start anew", 2)
@@ -130,7 +133,8 @@ def changed(before: dict[str, Any], now: dict[str, Any], flags: Sequence[str]) -
     """Values by flag, those before and those now; of what only one of the two has, what `flags` name."""
     was, flat = flatten(before), flatten(now)
     given = {flag.partition("=")[0].removeprefix("--") for flag in flags}
-    names = [key for key in flat | was if (key in was and key in flat) or {key, key.rpartition(".")[0]} & given]
+    parents = {key: {key, *(key[:i] for i, letter in enumerate(key) if letter == ".")} for key in flat | was}
+    names = [key for key, names in parents.items() if (key in was and key in flat) or names & given]
     return {key: (was.get(key), flat.get(key)) for key in names if key not in PLACE and was.get(key) != flat.get(key)}
 
 

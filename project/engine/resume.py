@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from project.base.errors import UserError
-from project.base.optim import IMPLEMENTATIONS
+from project.base.groups import IMPLEMENTATIONS, grouped
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import plain, read_checkpoint
@@ -32,6 +32,8 @@ def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
     kept = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
     if config["trainer"]["accelerator"] == "cpu":
         kept["accelerator"] = "cpu"
+    if "initializer" in config["model"].get("init_args", {}):
+        config["model"]["init_args"]["initializer"] = None  # its work is done
     cli = TrainingCLI(flags, saved=config | {"trainer": kept})
     check_weights(checkpoint, cli.model, path)
     cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
@@ -48,15 +50,11 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Nam
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
     # of the configs: a model may assign another one, then as now
     configs = (checkpoint["config"], config.as_dict())
-    (saved, groups), (own, own_groups) = (
-        (of_model.get("optimizer"), list(of_model.get("parameter_groups") or ()))
-        for of_model in (of_run["model"].get("init_args", {}) for of_run in configs)
-    )
+    saved, own = (of_run["model"].get("init_args", {}).get("optimizer") for of_run in configs)
     if saved != own:
         raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
-    if groups != own_groups:
-        what = f"with the parameter groups {', '.join(groups) or 'none'}"
-        raise UserError(f"checkpoint {path} was trained {what}: model.parameter_groups must name the same, in order", 2)
+    if isinstance(model, System) and checkpoint.get("parameter_groups", []) != names_in_groups(model):
+        raise UserError(f"checkpoint {path} was trained with other model.parameter_groups: they must be the same", 2)
     max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
@@ -123,6 +121,7 @@ class ResumedOptimizer(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if isinstance(pl_module, System):
             checkpoint["schedule"] = schedule_options(pl_module)
+            checkpoint["parameter_groups"] = names_in_groups(pl_module)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or not isinstance(pl_module, System) or "schedule" not in checkpoint:
@@ -146,6 +145,13 @@ class ResumedOptimizer(Callback):
         if not has_length and length != num_steps:
             unit = f"{own['scheduler_interval']}s"
             say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
+
+
+def names_in_groups(model: System) -> list[list[str]]:
+    """The names of the parameters of each group, where there are groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = grouped(model.named_parameters(), model.parameter_groups) if model.parameter_groups else []
+    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 
 def schedule_options(model: System) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from project.base.errors import UserError, first_line
 from project.base.rank import rank, say
+from project.base.system import System
 from project.engine.advice import advice, facts
 from project.engine.checkpoints import AtomicCheckpointIO, RunCheckpoint
 from project.engine.checks import has_test, prepare
@@ -81,6 +82,8 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     _, path, checkpoint, folder, _ = cli.restart or Restart(None)
     if checkpoint is not None and path is not None:
         check_resume(checkpoint, cli.model, config, path)
+        if isinstance(cli.model, System):
+            cli.model.is_initialized = True  # when it began
     if rank() == 0:
         prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)
