@@ -33,12 +33,8 @@ def advice(facts: Facts) -> list[str]:
     """One sentence, or two, that each name a finding and the flags to try, the most urgent first."""
     share, busy, sentences = facts.shares, facts.busy, list[str]()
     overhead, compute = share["optimizer"] + share["logging"] + share["other"], share["forward"] + share["backward"]
-    small = (
-        "several steps",
-        "fused optimiser",
-        "larger batch",
-        "compiling",
-    )  # Python and kernel launches take longer than the arithmetic
+    # Python and kernel launches take longer than the arithmetic
+    small = ("several steps", "fused optimiser", "larger batch", "compiling")
 
     def tell(finding: str, *names: str, otherwise: str = "") -> None:
         possible = [facts.remedies[name] for name in names if name in facts.remedies][:2]  # best first
