@@ -197,6 +197,20 @@ def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
     assert caught.value.status == 2
 
 
+class OwnScheduler(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer: torch.optim.Optimizer, max_lr: float) -> None:
+        self.half = max_lr / 2
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [self.half]
+
+
+def test_a_scheduler_of_ones_own_gets_the_highest_rate_as_a_number() -> None:
+    scheduler = build_scheduler("test_optim.OwnScheduler", {}, build_optimizer("SGD", {}, parameter(), lr=1.0), 10)
+    assert scheduler.get_last_lr() == [0.5]
+
+
 def test_a_single_group_rises_to_its_own_rate() -> None:
     groups = grouped(small_net().named_parameters(), {"*": {"lr": 8.0}})
     optimizer = build_optimizer("SGD", {"momentum": 0.9}, groups, lr=1.0)

@@ -126,7 +126,9 @@ class OwnOptimizer(Classifier):
             "name": lambda: "SGD",
             "class": lambda: SGD,
             "partial": lambda: partial(SGD, momentum=0.5),
-            "callable": lambda: lambda parameters, lr: SGD(parameters, lr, momentum=0.5),
+            "callable": lambda: (
+                lambda parameters, lr: SGD([p for p in parameters if p.requires_grad], lr, momentum=0.5)
+            ),
             "object": lambda: SGD(self.parameters(), lr=0.05),
         }
         self.optimizer = choices[kind]()

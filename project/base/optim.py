@@ -97,7 +97,8 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
             raise UserError(f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is --model.lr, {lr}", 2)
-        args = {**args, "max_lr": [group["lr"] for group in optimizer.param_groups]}
+        rates = [group["lr"] for group in optimizer.param_groups]
+        args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
     groups_momenta = {str(group.get("betas", group.get("momentum"))) for group in optimizer.param_groups}
     if "cycle_momentum" in accepted and args.get("cycle_momentum", True) and len(groups_momenta) > 1:
         what = f"model.scheduler {name} gives all parameter_groups the same momentum"

@@ -157,16 +157,18 @@ class System(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.optimizer, self.scheduler
-        groups = grouped(self.named_parameters(), self.parameter_groups)
+        # without groups what everybody's optimiser takes, and a callable of the user's may filter
+        own = self.parameter_groups
+        parameters: Any = grouped(self.named_parameters(), own) if own else self.parameters()
         if isinstance(optimizer, str):
             # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue 21435)
             clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith("-mixed")
-            optimizer = build_optimizer(optimizer, self.optimizer_args, groups, self.lr, fused=not clips)
+            optimizer = build_optimizer(optimizer, self.optimizer_args, parameters, self.lr, fused=not clips)
         elif not isinstance(optimizer, Optimizer):
-            optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
-        elif self.parameter_groups:
+            optimizer = optimizer(parameters, lr=self.lr, **self.optimizer_args)
+        elif own:
             raise UserError("model.parameter_groups: an optimiser that is an object has its own; leave it out", 2)
-        check_options(self.parameter_groups, optimizer)
+        check_options(own, optimizer)
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
