@@ -1,5 +1,6 @@
 """What several test files share: a tiny run, and generated data in the layout of the real sets."""
 
+import gc
 import hashlib
 import importlib.util
 import os
@@ -47,6 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what has been imported stays: looking through all of it takes a second each time
 
 
 @pytest.fixture
