@@ -2,8 +2,10 @@
 
 python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
+python scripts/evaluate.py --ckpt_path ... --data.num_folds null
 python scripts/evaluate.py --ckpt_path ... --model.test_views project.data.transforms.mirrored
 
+That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set.
 The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
@@ -36,6 +38,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             if flag.startswith("-") and not flag.startswith(FLAGS):
                 known_flags = "--ckpt_path, --data.*, --trainer.* and --model.test_views"
                 raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
+        if "--data.num_folds null" in " ".join(flags).replace("=", " "):
+            flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()
         run = load_run(known.ckpt_path, flags)

@@ -2,23 +2,19 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
-from project.base.loaded import Loaded, as_samples
+from project.base.folds import Fraction, NumFolds, asked_fold, seeded_part, trained_fold, validation_and_rest
+from project.base.loaded import Loaded, as_samples, shape_of_images
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is, eval_size
-
-if TYPE_CHECKING:
-    Fraction = float
-else:
-    Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)])
 
 
 class TensorDataModule(LightningDataModule):
@@ -33,7 +29,9 @@ class TensorDataModule(LightningDataModule):
         pin_memory: Page-locked batches, which copy faster to a GPU; with one if not given. Not of resident data.
         persistent_workers: Keep the workers from epoch to epoch.
         val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/ is of the test set.
-        split_seed: Which samples go to validation.
+        split_seed: Which samples go to validation, and to which fold.
+        num_folds: Cut the training set into so many folds: one of them is the test set, in place of the set's own.
+        fold: Which of them, from 0.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
         eval_batch_size: In validation, test and prediction; if not given batch_size, on a GPU up to 8 times as many.
     """
@@ -54,6 +52,8 @@ class TensorDataModule(LightningDataModule):
         persistent_workers: bool = True,
         val_fraction: Fraction = 0.1,
         split_seed: NonNegativeInt = 0,
+        num_folds: NumFolds | None = None,
+        fold: NonNegativeInt | None = None,
         drop_last: bool = True,
         eval_batch_size: PositiveInt | None = None,
     ) -> None:
@@ -66,6 +66,7 @@ class TensorDataModule(LightningDataModule):
         self.persistent_workers = persistent_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
+        self.fold, self.trained_fold = asked_fold(fold, num_folds, split_seed), trained_fold(None, None)
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
@@ -93,39 +94,38 @@ class TensorDataModule(LightningDataModule):
         trains = stage in ("fit", "validate")
         if trains and "train" not in self.splits:
             self._load_train_and_val()
-        if not trains and "test" not in self.splits and "test" in self.own_splits:
-            self.splits["test"] = self._samples("test")
+        if not trains and "test" not in self.splits and (self.fold or "test" in self.own_splits):
+            self.splits["test"] = self._test_samples()
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)  # of the run, or drawn
 
     def _load_train_and_val(self) -> None:
         samples = self.splits["train"] = self._samples("train")
-        num, num_val = len(samples), round(len(samples) * self.val_fraction)
+        if self.fold:
+            self.splits["test"], self.splits["train"] = self.fold.cut(samples, bool(self.classes))
         if "val" in self.own_splits:
             self.splits["val"] = self._samples("val")
-        elif self.val_fraction == 0 and "test" not in self.own_splits:
+        elif self.val_fraction == 0 and not self.fold and "test" not in self.own_splits:
             raise UserError("data.val_fraction 0 validates on the test set, and there is none: give 0.1, say", 2)
         elif self.val_fraction == 0:
-            self.splits["val"] = self.splits["test"] = self._samples("test")
-        elif not 0 < num_val < num:
-            raise UserError(f"data.val_fraction {self.val_fraction} of {num} samples leaves {num_val} for validation")
+            self.splits["val"] = self.splits["test"] = self.splits.get("test") or self._samples("test")
         else:
-            order = torch.randperm(num, generator=torch.Generator().manual_seed(self.split_seed))
-            self.splits["train"] = samples.select(order[num_val:].sort().values)
-            self.splits["val"] = samples.select(order[:num_val].sort().values)
+            splits = validation_and_rest(self.splits["train"], self.val_fraction, self.split_seed)
+            self.splits["val"], self.splits["train"] = splits
+
+    def _test_samples(self) -> Samples:
+        return self.fold.cut(self._samples("train"), bool(self.classes))[0] if self.fold else self._samples("test")
 
     def _samples(self, split: Any) -> Samples:
-        name = type(self).__name__
-        samples = as_samples(self.load(split), f"the {split} set of {name}", self.classes, self.image_shape)
-        first = samples.__getitems__([0])[0]
-        is_image = isinstance(first, Tensor) and first.dtype == torch.uint8 and first.dim() == 4
-        self.file_shape = (first.shape[1], first.shape[2], first.shape[3]) if is_image else None
+        name = f"the {split} set of {type(self).__name__}"
+        samples = as_samples(self.load(split), name, self.classes, self.image_shape)
+        self.file_shape = shape_of_images(samples)
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
-        """Which of `num` samples without a test set of their own are "test", a fifth, and which "train": indices."""
-        order = torch.randperm(num, generator=torch.Generator().manual_seed(self.split_seed))
-        return order[: num // 5] if split == "test" else order[num // 5 :]
+        """Of `num` samples without a test set of their own, a fifth for "test", the others, or with folds all, for
+        "train": indices."""
+        return torch.arange(num) if self.fold else seeded_part(num, split, self.split_seed, self.trained_fold)
 
     def train_dataloader(self) -> DataLoader:
         overfit = self.trainer.overfit_batches > 0  # the same batches again and again
@@ -143,7 +143,7 @@ class TensorDataModule(LightningDataModule):
         return self._loader("val")
 
     def test_dataloader(self) -> DataLoader | list:
-        return self._loader("test") if "test" in self.own_splits else []
+        return self._loader("test") if "test" in self.splits else []
 
     def predict_dataloader(self) -> DataLoader:
         """The test set, by a loader of torch's: Lightning makes it anew, to share it out and note the indices."""
@@ -186,7 +186,8 @@ class TensorDataModule(LightningDataModule):
         return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), batch[1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "file_shape": self.file_shape}
+        own = {"fold": list(self.fold)} if self.fold else {}
+        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "file_shape": self.file_shape, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         was, now = state_dict["classes"], self.classes if "train" in self.splits else state_dict["classes"]
@@ -194,5 +195,6 @@ class TensorDataModule(LightningDataModule):
             what = f"the checkpoint was trained on {len(was)} classes, {', '.join(was)[:60]}"
             raise UserError(f"{what}\nthe data has {len(now)}, {', '.join(now)[:60]}: they must be the same")
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], was
+        self.trained_fold = trained_fold(state_dict.get("fold"), self.fold)
         if not self.splits:
             self.file_shape = state_dict.get("file_shape", self.image_shape)  # older checkpoints do not know it

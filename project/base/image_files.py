@@ -126,11 +126,14 @@ def to_8_bits(image: Image.Image) -> Image.Image:
 
 
 class ResizedImages(Dataset[tuple[Tensor, Any]]):
-    """Another Dataset's, or a list's, (image, target) as (uint8 (*shape), target). Images are Pillow's, or paths."""
+    """Another Dataset's, or a list's, (image, target) as (uint8 (*shape), target). Images are Pillow's, or paths.
 
-    def __init__(self, source: Any, shape: tuple[int, int, int]) -> None:
+    targets: all of them, where they are known without reading an image."""
+
+    def __init__(self, source: Any, shape: tuple[int, int, int], targets: Any = None) -> None:
         self.source = source
         self.shape = shape
+        self.targets = targets
 
     def __len__(self) -> int:
         return len(self.source)

@@ -54,3 +54,10 @@ def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} inputs and {len(targets)} targets: each input needs one")
     return TensorBatches(*to_usual(inputs, targets, are_classes))
+
+
+def shape_of_images(samples: Samples) -> tuple[int, int, int] | None:
+    """Channels, height, width of uint8 images; None for other samples."""
+    first = samples.__getitems__([0])[0]
+    is_image = isinstance(first, Tensor) and first.dtype == torch.uint8 and first.dim() == 4
+    return (first.shape[1], first.shape[2], first.shape[3]) if is_image else None

@@ -3,7 +3,7 @@
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
@@ -62,12 +62,13 @@ class ImageFolder(TensorDataModule):
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
         """The images by split and class, sorted."""
-        if self.folders:
-            return {split: images_by_class(folder) for split, folder in self.folders.items()}
-        found = images_by_class(self.data_dir)
-        return {split: {name: self._part(files, split) for name, files in found.items()} for split in ("train", "test")}
+        if self.folders:  # a fold is the test set, if there is one
+            used = {split: folder for split, folder in self.folders.items() if split != "test" or not self.fold}
+            return {split: images_by_class(folder) for split, folder in used.items()}
+        found, splits = images_by_class(self.data_dir), ("train",) if self.fold else ("train", "test")
+        return {split: {name: self._part(files, split) for name, files in found.items()} for split in splits}
 
-    def _part(self, files: list[Path], split: Literal["train", "test"]) -> list[Path]:
+    def _part(self, files: list[Path], split: Any) -> list[Path]:
         return [files[i] for i in self.seeded_part(len(files), split).tolist()]
 
     @cached_property
@@ -86,12 +87,13 @@ class ImageFolder(TensorDataModule):
         if self.is_checked:
             return
         if not self.folders:
-            say(f"Images: no train and test in {self.data_dir}: a fifth of each class is the test set")
+            part = "a fold" if self.fold else "a fifth"
+            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test set")
         elif others := [path.name for path in folders_in(self.data_dir) if path not in self.folders.values()]:
             say(f"Images: not used, neither train, val nor test: {', '.join(others[:5])}")
         if "val" in self.own_splits:
             say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
-        if "test" not in self.own_splits:
+        if "test" not in self.own_splits and not self.fold:
             say(f"Images: no test/CLASS/ in {self.data_dir}: nothing is tested")
         for split, by_class in self.files.items():
             missing = [name for name in {**by_class, **dict.fromkeys(self.classes)} if not by_class.get(name)]
@@ -107,7 +109,7 @@ class ImageFolder(TensorDataModule):
     def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:
         index = {name: i for i, name in enumerate(self.classes)}
         files = [(file, index[name]) for name, found in self.files[split].items() for file in found]
-        return ResizedImages(files, self.image_shape)
+        return ResizedImages(files, self.image_shape, [target for _, target in files])
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs)

@@ -70,7 +70,8 @@ class TorchvisionSet(TensorDataModule):
 
     def prepare_data(self) -> None:
         self.open("train")
-        self.open("test")
+        if not self.fold:
+            self.open("test")
 
     def open(self, split: Literal["train", "test"]) -> Any:
         """torchvision's own object."""
@@ -86,7 +87,9 @@ class TorchvisionSet(TensorDataModule):
         found = self.open(split)
         arrays = in_memory(found)
         fits = arrays and arrays[0].shape[1:] == tuple(self.image_shape)
-        data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape)
+        fields = vars(found)
+        targets = fields.get("targets", fields.get("labels", fields.get("_labels")))
+        data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape, targets)
         if "train" in self.parameters or "split" in self.parameters:
             return data
         return Subset(data, self.seeded_part(len(data), split).tolist())

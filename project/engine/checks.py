@@ -124,7 +124,10 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
             data.setup("test")  # what is wrong with it is found now, not after the training
         sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
         classes = f" of {data.num_classes} classes" if data.num_classes else ""
-        say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}")
+        fold = ""
+        if data.fold:
+            fold = f"; fold {data.fold.number} of {data.fold.num_folds} is the test set, {len(data.splits['test']):,}"
+        say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}{fold}")
         are_arrays = isinstance(data.splits["train"], TensorBatches) and not data.num_workers
         if data.resident and not are_arrays and trial_device(config.trainer) != torch.device("cpu"):
             raise UserError("data.resident true keeps arrays on the GPU, where workers cannot read: leave one out", 2)

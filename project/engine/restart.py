@@ -18,7 +18,7 @@ from project.engine.folder import LOGS, folder_to_continue, versions
 from project.engine.script import ScriptParser
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
-SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed")
+SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed", "data.num_folds", "data.fold")
 OPTIONS = ("lr", "learning_rate", "weight_decay", "momentum", "betas")  # of an optimiser, by their usual names
 PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 

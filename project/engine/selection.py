@@ -38,7 +38,8 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
         flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
         raise UserError(f"--{flag} needs a validation to go by: {reason or '--monitor null'}", 2)
     if reason:
-        measured = "; val/ is measured on the test set" if reason.startswith("data.val_fraction") else ""
+        tested = "fold that is tested" if isinstance(data, TensorDataModule) and data.fold else "test set"
+        measured = f"; val/ is measured on the {tested}" if reason.startswith("data.val_fraction") else ""
         say(f"Validation: none ({reason}){measured}; best.ckpt is the last epoch")
     elif config.monitor is None:
         say("Best epoch: the last one (monitor null)")
