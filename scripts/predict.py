@@ -11,9 +11,6 @@ In the CSV a name that a spreadsheet would take for a formula has a ' before it;
 UTF-8, what cannot be printed is written as an escape such as \\n.
 """
 
-import csv
-import io
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +20,7 @@ from project.engine.script import ScriptParser, output_file, short_errors, write
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from rows import as_csv, as_table, printable
 from torch import Tensor
 
 from project.base.datamodule import TensorDataModule
@@ -132,26 +130,10 @@ def describe(
 def write(rows: list[tuple[str, ...]], output: Path | None) -> None:
     """rows: the columns' names first; empty where no image could be read."""
     if output is not None:
-        text = io.StringIO()
-        csv.writer(text).writerows([[for_spreadsheet(cell) for cell in row] for row in rows])
-        write_whole(output, text.getvalue())
+        write_whole(output, as_csv(rows))
         print(f"{max(0, len(rows) - 1)} predictions in {output}")
     elif rows:
-        rows = [tuple(map(printable, row)) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def for_spreadsheet(cell: str) -> str:
-    """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
-    cell = cell.encode(errors="backslashreplace").decode()
-    return f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell) else cell
-
-
-def printable(text: str) -> str:
-    """One line that a terminal shows as it is: a line break is \\\\n."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        print("\n".join(as_table(rows)))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ from project.engine.checkpoints import AtomicCheckpointIO
 from project.engine.checks import prepare
 from project.engine.cli import TrainingCLI
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import Run, root_folder
+from project.engine.folder import Run, root_folder, short
 from project.engine.quiet import quiet_lightning
-from project.engine.run import parse, short
+from project.engine.run import parse
 
 LARGEST = 8192  # Lightning's finder goes no further
 lr_finder.tqdm = functools.partial(lr_finder.tqdm, disable=None, leave=False)  # its bar, in a terminal only

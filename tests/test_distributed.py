@@ -492,7 +492,9 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     (folder,) = (tmp_path / "tiny").iterdir()
     names = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob("events.out.tfevents.*")}
     # code.diff only where the code is not committed
-    assert names - {"code.diff"} == {"checkpoints", "config.yaml", "environment.txt", "hparams.yaml", "metrics.json"}
+    assert names - {"code.diff"} == {
+        *("checkpoints", "config.yaml", "environment.txt", "hparams.yaml", "metrics.json", "progress.json")
+    }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     config = yaml.safe_load((folder / "config.yaml").read_text())

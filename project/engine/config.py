@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.engine.messages import explain
+from project.engine.names import flatten
 
 LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir", "eval_batch_size")
 """Of data: they change no batch of a training."""
@@ -89,16 +90,6 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     if lost:
         raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
     return yaml.safe_load(text), text
-
-
-def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """By the names of flags: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", "model.net.sizes": [2, 2]}."""
-    if not isinstance(config, dict):
-        return {key: config}
-    flat: dict[str, Any] = {}
-    for name, inner in config.items():
-        flat |= flatten(inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip("."))
-    return flat
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -85,10 +85,26 @@ def make_version(folder: Path) -> Path:
             number += 1
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a process holds this run now; a lock that one has left behind when it was killed does not count."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", blocking=False):
+            return False
+    except Timeout:
+        return True
+
+
 def versions(folder: Path) -> dict[int, Path]:
     """The folders version_N below ROOT/NAME, by N, oldest first."""
     found = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
+
+
+def short(path: Path) -> str:
+    """The path as the user would type it: relative to the working folder if it lies below that."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:

@@ -15,34 +15,40 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from project.base.errors import UserError
-from project.engine.config import LOOKS_ON, flatten
+from project.engine.config import LOOKS_ON
 from project.engine.devices import describe_devices
-from project.engine.folder import Run
+from project.engine.folder import Run, json_text
+from project.engine.names import flatten
 from project.engine.older import PACKAGE
+from project.engine.selection import Selection
 from project.engine.source import source
 
 
 class RunRecorder(Callback):
     """Writes a run's config and environment into its folder when training starts, the config into its checkpoints, the
-    hyper-parameters into its loggers; keeps its seconds of training, across resumes.
+    hyper-parameters into its loggers, progress.json as it gets on; keeps its seconds of training and the best value of
+    the monitored metric, across resumes.
 
     config, text: the config, as values and as YAML.
-    monitor: a metric that validation must log.
     """
 
-    def __init__(self, config: dict[str, Any], text: str, run: Run | None = None, monitor: str | None = None) -> None:
-        self.config, self.text, self.run, self.monitor = config, text, run, monitor
+    def __init__(
+        self, config: dict[str, Any], text: str, run: Run | None = None, selection: Selection | None = None
+    ) -> None:
+        self.config, self.text, self.run, self.selection = config, text, run, selection
         self.seconds_before = 0.0  # a resume
+        self.best: float | None = None
         self.start: float | None = None
         self.result = torch.zeros(3, dtype=torch.float64).share_memory_()  # with ddp_spawn other processes train
         """Epochs, steps and seconds at the end."""
 
-    def state_dict(self) -> dict[str, float]:
-        return {"train_seconds": self.train_seconds()}
+    def state_dict(self) -> dict[str, float | None]:
+        return {"train_seconds": self.train_seconds(), "best": self.best}
 
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.start is None:  # not when the test restores the best checkpoint
             self.seconds_before = state_dict["train_seconds"]
+            self.best = state_dict.get("best") if self.run and not self.run.is_new else None
 
     def train_seconds(self) -> float:
         return self.seconds_before + (time.monotonic() - self.start if self.start is not None else 0)
@@ -55,22 +61,40 @@ class RunRecorder(Callback):
             if patch := source()[1]:
                 self.run.keep("code.diff")
                 self.run.write("code.diff", patch)
-            # of an earlier start, which Lightning would keep
-            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
+            self.run.keep("metrics.json")
+            # of an earlier start: Lightning would keep the one, and the run is not finished any more
+            for name in ("hparams.yaml", "metrics.json"):
+                (self.run.folder / name).unlink(missing_ok=True)
             with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))
+            self.write_progress(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
+        self.write_progress(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known = trainer.callback_metrics
-        if self.monitor and self.monitor not in known:
+        monitor, mode, or_last = self.selection or (None, "min", True)
+        if monitor not in known and not or_last:
             reason = f"is not among the metrics of a validation: {', '.join(known) or 'it logs none'}"
-            raise UserError(f"--monitor {self.monitor!r} {reason}", 2)
+            raise UserError(f"--monitor {monitor!r} {reason}", 2)
+        if monitor in known and not trainer.sanity_checking:
+            value = float(known[monitor])
+            if not math.isnan(value):
+                self.best = (max if mode == "max" else min)(value, value if self.best is None else self.best)
+            self.write_progress(trainer)
+
+    def write_progress(self, trainer: Any) -> None:
+        if self.run and trainer.is_global_zero:
+            done = {"epochs": trainer.fit_loop.epoch_progress.current.processed, "steps": trainer.global_step}
+            values = {**done, "train_seconds": round(self.train_seconds(), 3)}
+            if self.selection and self.best is not None:
+                values |= {"monitor": self.selection.monitor, "mode": self.selection.mode, "best": self.best}
+            self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parameters = hyper_parameters(self.config)

@@ -12,15 +12,15 @@ from project.base.errors import UserError
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
-from project.engine.config import LOOKS_ON, flatten
+from project.engine.config import LOOKS_ON
 from project.engine.devices import num_processes_started
 from project.engine.folder import LOGS, folder_to_continue, versions
+from project.engine.names import PLACE, flatten
 from project.engine.script import ScriptParser
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed", "data.num_folds", "data.fold")
 OPTIONS = ("lr", "learning_rate", "weight_decay", "momentum", "betas")  # of an optimiser, by their usual names
-PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 
 
 class Restart(NamedTuple):

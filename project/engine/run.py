@@ -19,7 +19,7 @@ from project.engine.checks import has_test, prepare
 from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import Run, json_text, root_folder
+from project.engine.folder import Run, json_text, root_folder, short
 from project.engine.misfits import short_misfits
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
@@ -168,8 +168,3 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
     if is_there and path and not path.is_file():
         raise UserError(f"{path} is not to be seen from here: the machines of a run must share its folder")
     return path if is_there else None
-
-
-def short(path: Path) -> str:
-    """The path as the user would type it: relative to the working folder if it lies below that."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -10,10 +10,7 @@ from project.base.errors import UserError
 from project.base.means import collection
 from project.base.rank import say
 from project.base.system import System
-
-# last words of metrics' names, for those that cannot be asked
-LOWER_IS_BETTER = ("loss", "error", "err", "mae", "mse", "rmse", "nll", "perplexity")
-HIGHER_IS_BETTER = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "r2", "map", "psnr")
+from project.engine.names import better_by_name
 
 
 class Selection(NamedTuple):
@@ -56,10 +53,9 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
 def better(monitor: str, model: LightningModule) -> str:
     """min or max: of the model's metrics torchmetrics knows it; otherwise by the name."""
     name = monitor.rpartition("/")[2]
-    word = name.lower().rpartition("_")[2]
     metrics = collection(model.metrics if isinstance(model, System) else None)
     if name in metrics and metrics[name].higher_is_better is not None:
         return "max" if metrics[name].higher_is_better else "min"
-    if word in LOWER_IS_BETTER + HIGHER_IS_BETTER:
-        return "min" if word in LOWER_IS_BETTER else "max"
+    if (mode := better_by_name(name)) is not None:
+        return mode
     raise UserError(f"--monitor {monitor}: is a higher or a lower value better? give --monitor_mode max or min", 2)

@@ -82,7 +82,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
     callbacks += [DeviceMonitor()] if config.device_monitor else []
-    callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, None if or_last else monitor))
+    callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, selection))
     if config.patience is not None:
         # Lightning 2.6 has no answer where it validates by the clock
         at_end = False if isinstance(config.trainer.val_check_interval, str) else None

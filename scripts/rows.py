@@ -1,0 +1,31 @@
+"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py and runs.py show."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    """rows: the columns' names first."""
+    text = io.StringIO()
+    csv.writer(text).writerows([[for_spreadsheet(str(cell)) for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines. rows: the columns' names first, one at least."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def for_spreadsheet(cell: str) -> str:
+    """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
+    cell = cell.encode(errors="backslashreplace").decode()
+    return f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell) else cell
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: a line break is \\\\n."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
