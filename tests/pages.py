@@ -58,6 +58,8 @@ def run(command: str, folder: Path) -> Any:
         args += ["--data.data_dir", str(folder / "data")]
     if name == "tune":
         args += ["--trainer.default_root_dir", str(folder / "logs"), "--find", "batch_size"]  # noise has no best rate
+    if name == "runs":
+        args += ["--trainer.default_root_dir", str(folder / "logs")]
     if name == "benchmark":
         args += ["--parts", "launch", "--rounds", "1"]
     return script(name).main(args)

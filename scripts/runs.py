@@ -1,0 +1,201 @@
+"""Runs side by side: how far they are, what they reached, and the settings in which they differ.
+
+python scripts/runs.py
+python scripts/runs.py mnist_mlp "sweep/*" --sort test/acc
+python scripts/runs.py mnist_mlp --csv runs.csv
+python scripts/runs.py mnist_mlp mnist_cnn --plot curves.png
+python scripts/runs.py mnist_mlp/version_3 --delete
+python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
+
+NAME is that of train.py's --name, or NAME/version_N, a folder of runs or a pattern; all runs without one. finished: the
+run is tested. stopped: it is not, and no process trains it. best: of the metric by which best.ckpt is chosen.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+
+from found_runs import FoundRun, find_runs, natural
+from learning_curves import draw_curves
+from rows import as_csv, as_table
+
+from project.base.errors import UserError, did_you_mean
+from project.engine.folder import LOGS, Run, short
+from project.engine.names import better_by_name
+
+FORMATS = (".png", ".pdf", ".svg")
+CELL = 32  # letters of a setting in a terminal
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = ScriptParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which runs; all unless given")
+    parser.add_argument("--trainer.default_root_dir", dest="root", type=Path, default=LOGS, help="as of train.py")
+    parser.add_argument("--sort", metavar="COLUMN", help="by it, of metrics the best first")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--best", action="store_true", help="print the path of the best checkpoint, by validation")
+    what.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="the table as CSV, with all digits")
+    what.add_argument("--plot", type=output_file, metavar="FILE", help="learning curves, as png, pdf or svg")
+    what.add_argument("--delete", action="store_true", help="the named runs, after a question")
+    parser.add_argument("--yes", action="store_true", help="--delete without a question")
+    with short_errors():
+        known = parser.parse_args(args)
+        if known.delete and not known.names:
+            raise UserError("--delete: name the runs that are to go, before it", 2)
+        if known.yes and not known.delete:
+            raise UserError("--yes answers the question of --delete only", 2)
+        if known.csv not in (None, "-") and Path(known.csv).suffix != ".csv":
+            raise UserError(f"--csv {known.csv}: a file ends with .csv here; a run's name stands before --csv", 2)
+        if known.plot and known.plot.suffix.lower() not in FORMATS:
+            raise UserError(f"--plot {known.plot}: a file ends with {', '.join(FORMATS)}", 2)
+        found = find_runs(known.root, known.names)
+        for problem in found.problems:
+            print(f"Note: {problem}", file=sys.stderr)
+        runs = found.runs
+        if not runs:
+            print(f"No runs below {short(known.root)}", file=sys.stderr)
+        rows = as_rows(runs)
+        if known.sort:
+            runs, rows = sort(runs, rows, known.sort)
+        if known.best:
+            print(short(best_checkpoint(runs)))
+        elif known.plot:
+            draw_curves(runs, known.plot)
+        elif known.delete:
+            delete(runs, known.root, known.yes)
+        elif known.csv is not None:
+            write_csv(rows, known.csv)
+        elif rows:
+            show(rows)
+
+
+def as_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
+    """By column, the same ones in each row; None where a run has no value."""
+    settings = [run.settings for run in runs if run.settings]
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    differ = [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
+    best = sorted({f"best {run.monitor}" for run in runs if run.best is not None})
+    tests = sorted({name for run in runs for name in run.metrics})
+    rows = []
+    for run in runs:
+        row = {"name": run.name, "version": run.version, "status": run.status, "epochs": run.epochs}
+        row |= {name: run.best if name == f"best {run.monitor}" else None for name in best}
+        row |= {name: run.metrics.get(name) for name in tests}
+        row["minutes"] = None if run.seconds is None else run.seconds / 60
+        rows.append(row | {key: run.settings.get(key) for key in differ})
+    return rows
+
+
+def sort(runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str) -> tuple[list[FoundRun], list[Any]]:
+    """Both by a column: its name, or the end of it (lr for model.lr) or its first word (best), if no other has it."""
+    columns = list(rows[0]) if rows else []
+    ends = tuple(f"{mark}{asked}" for mark in "./ ")
+    fitting = [name for name in columns if name.endswith(ends) or name.startswith(f"{asked} ")]
+    if asked in columns:
+        fitting = [asked]
+    if len(fitting) != 1:
+        way_out = f"is it {' or '.join(fitting)}?" if fitting else f"there is {', '.join(columns)}"
+        raise UserError(f"--sort {asked}: no column of these runs{did_you_mean(asked, columns)}\n{way_out}", 2)
+    (column,) = fitting
+    modes = {f"best {run.monitor}": run.mode for run in runs} | {
+        f"test/{run.monitor.partition('/')[2]}": run.mode for run in runs if run.best is not None
+    }
+    mode = modes.get(column) or (better_by_name(column) if column.startswith("test/") else None)
+
+    def key(pair: tuple[FoundRun, dict[str, Any]]) -> Any:
+        value = pair[1][column]
+        is_number = isinstance(value, int | float)
+        return (0, value, []) if is_number else (1, 0, natural(str(value)))
+
+    pairs = list(zip(runs, rows, strict=True))
+    with_value = sorted((pair for pair in pairs if pair[1][column] is not None), key=key, reverse=mode == "max")
+    pairs = with_value + [pair for pair in pairs if pair[1][column] is None]
+    return [run for run, _ in pairs], [row for _, row in pairs]
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """A table; in a terminal that it is too wide for as several, each with name and version."""
+    columns = list(rows[0])
+    cells = {name: [name, *(as_text(row[name], name) for row in rows)] for name in columns}
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if width:
+        short_cells = {name: [shorten(cell) for cell in column] for name, column in cells.items()}
+        cells = short_cells | {"name": cells["name"]}
+    blocks = [columns[:2]]
+    for name in columns[2:]:
+        used = sum(max(map(len, cells[other])) + 2 for other in [*blocks[-1], name]) - 2
+        if width and used > width and len(blocks[-1]) > 2:
+            blocks.append(columns[:2])
+        blocks[-1] = [*blocks[-1], name]
+    for i, block in enumerate(blocks):
+        lines = as_table(list(zip(*(cells[name] for name in block), strict=True)))
+        print("\n".join(["", *lines] if i else lines))
+
+
+def as_text(value: Any, column: str) -> str:
+    """Metrics with four digits, as train.py shows them; settings as they are."""
+    if value is None:
+        return "-"
+    if column == "minutes":
+        return f"{value:.2f}"
+    is_metric = column.startswith(("best ", "test/"))
+    return str(value) if not is_metric else f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def shorten(cell: str) -> str:
+    return cell if len(cell) <= CELL else f"…{cell[1 - CELL :]}"
+
+
+def write_csv(rows: Sequence[dict[str, Any]], file: str) -> None:
+    lines = [list(rows[0]), *(["" if cell is None else cell for cell in row.values()] for row in rows)] if rows else []
+    if file == "-":
+        print(as_csv(lines).replace("\r\n", "\n"), end="")
+    else:
+        write_whole(output_file(file), as_csv(lines))
+        print(f"{len(rows)} runs in {file}")
+
+
+def best_checkpoint(runs: Sequence[FoundRun]) -> Path:
+    """Never by the test, on which nothing is selected."""
+    measured = [run for run in runs if run.best is not None]
+    if len(runs) == 1 and runs[0].best_checkpoint.is_file():
+        return runs[0].best_checkpoint
+    goals = sorted({(run.monitor, run.mode) for run in measured})
+    if len(goals) > 1:
+        known = " and ".join(f"{monitor} ({mode})" for monitor, mode in goals)
+        raise UserError(f"--best: these runs go by {known}, which do not compare: name runs that go by one", 2)
+    if not measured:
+        raise UserError("--best: none of these runs has a value of a monitored metric; name a single one")
+    best = (max if goals[0][1] == "max" else min)(measured, key=lambda run: run.best or 0.0)
+    if not best.best_checkpoint.is_file():
+        raise UserError(f"--best: {short(best.folder)} is the best, {best.monitor} {best.best}, but has no best.ckpt")
+    return best.best_checkpoint
+
+
+def delete(runs: Sequence[FoundRun], root: Path, is_sure: bool) -> None:
+    """After a question, unless sure; nothing at all if one of them is running."""
+    if busy := [short(run.folder) for run in runs if run.status == "running"]:
+        raise UserError(f"--delete: {', '.join(busy)} is running, so nothing is deleted\nstop it, or name the others")
+    num_bytes = 0
+    for run in runs:
+        sizes = [path.lstat().st_size for path in run.folder.rglob("*")]
+        num_bytes += sum(sizes)
+        best = "" if run.best is None else f", {run.monitor} {run.best:.4f}"
+        print(f"{short(run.folder)}  {run.status}{best}, {sum(sizes) / 1e6:.1f} MB")
+    if not is_sure:
+        if not sys.stdin.isatty():
+            raise UserError("--delete asks first, and here is no terminal: add --yes; nothing is deleted", 2)
+        if input(f"Delete these {len(runs)} run folders, {num_bytes / 1e6:.1f} MB? [y/N] ").lower() not in ("y", "yes"):
+            print("Nothing is deleted")
+            return
+    for run in runs:
+        Run(root, run.name, run.folder).discard()  # held, so that no resume begins meanwhile
+    print(f"Deleted {len(runs)} run folders")
+
+
+if __name__ == "__main__":
+    main()
