@@ -4,26 +4,33 @@ python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
 python scripts/evaluate.py --ckpt_path ... --data.num_folds null
 python scripts/evaluate.py --ckpt_path ... --model.test_views project.data.transforms.mirrored
+python scripts/evaluate.py --ckpt_path ... --report
 
-That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set.
-The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
+That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set. --report writes
+precision, recall, F1 and support of each class to report.csv, and confusion_matrix.csv, into the run's folder or a
+given one. The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from project.engine.script import ScriptParser, short_errors  # isort: skip  # first: it hears Ctrl-C
+
+from class_report import ClassReport
+from lightning import Callback
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.engine.checks import has_test, try_network
 from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import json_text
+from project.engine.folder import json_text, short
 from project.engine.processes import StopOnSignal, end_with_parent, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
 from project.engine.run import as_metrics
-from project.engine.script import ScriptParser, short_errors
 
 FLAGS = ("--data.", "--trainer.", "--model.test_views")
 
@@ -31,19 +38,23 @@ FLAGS = ("--data.", "--trainer.", "--model.test_views")
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ScriptParser(description=__doc__)
     parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+    parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too")
     parser.epilog = "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
     with short_errors():
         known, flags = parser.parse_known_args(args)
         for flag in flags:
             if flag.startswith("-") and not flag.startswith(FLAGS):
-                known_flags = "--ckpt_path, --data.*, --trainer.* and --model.test_views"
+                known_flags = "--ckpt_path, --report, --data.*, --trainer.* and --model.test_views"
                 raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
         if "--data.num_folds null" in " ".join(flags).replace("=", " "):
             flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()
         run = load_run(known.ckpt_path, flags)
-        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=[StopOnSignal()])
+        callbacks: list[Callback] = [StopOnSignal()]
+        if known.report is not None:
+            callbacks.append(ClassReport(report_folder(known.report, known.ckpt_path)))
+        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
             run.datamodule.prepare_data()
@@ -59,6 +70,16 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     results = as_metrics(found)
     say(json_text(results))
     return results
+
+
+def report_folder(asked: str, checkpoint: Path) -> Path:
+    """That of the checkpoint's run unless asked for another one."""
+    own = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+    folder = Path(asked) if asked else own
+    near = next(path for path in (folder, *folder.parents) if path.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK):
+        raise UserError(f"--report: nothing can be written into {short(folder)}; give another folder", 2)
+    return folder
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class PredictionFigures(Callback):
         outputs, targets = outputs.detach().float(), batch[1]
         if outputs.shape == targets.shape and targets.is_floating_point():
             self.batches.append((targets, outputs))
-        elif outputs.dim() == 2 and targets.shape == outputs.shape[:1] and not targets.is_floating_point():
+        elif are_logits(outputs, targets):
             log_probabilities = outputs.log_softmax(1)
             best, predicted = log_probabilities.max(1)
             self.batches.append((targets, predicted, best, log_probabilities.gather(1, targets[:, None])[:, 0]))
@@ -116,7 +116,7 @@ class PredictionFigures(Callback):
             return
         best, own = log_probabilities
         num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
-        classes = [*data.classes, *map(str, range(len(data.classes), num_classes))]
+        classes = class_names(data.classes, num_classes)
         is_right = predicted == true
         title = f"{stage}: {int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
@@ -146,6 +146,17 @@ class PredictionFigures(Callback):
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
         by_index = columns[0].argsort()
         return [column[by_index] for column in columns]
+
+
+def are_logits(outputs: Any, targets: Any) -> bool:
+    """Whether these are logits (N, classes) and labels (N,)."""
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    return are_tensors and outputs.dim() == 2 and targets.shape == outputs.shape[:1] and not targets.is_floating_point()
+
+
+def class_names(names: list[str], num_classes: int) -> list[str]:
+    """Numbers for those that have none."""
+    return [*names, *map(str, range(len(names), num_classes))]
 
 
 def spread(num: int, count: int) -> list[int]:
