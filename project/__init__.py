@@ -2,9 +2,11 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from project.base.rank import say
+from project.base.versions import versions
 
 # noted at once: when torch has been imported, seconds later, the process that started this one may be gone
 STARTED_BY = os.getppid()
@@ -19,3 +21,7 @@ def _end_quietly(kind: type[BaseException], *details: Any) -> None:
 
 
 _excepthook, sys.excepthook = sys.excepthook, _end_quietly
+
+if sys.argv[1:] == ["--version"] and Path(sys.argv[0]).resolve().parent == Path(__file__).parents[1] / "scripts":
+    print(versions())
+    sys.exit()

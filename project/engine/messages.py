@@ -87,7 +87,8 @@ def shorten_help(parser: ArgumentParser) -> None:
     parser.usage = "python scripts/train.py [--config FILE] [--KEY VALUE] ..."
     parser.description = "Train a network, then test its best checkpoint. Without --config: configs/default.yaml."
     others = "Lightning's other Trainer flags work too, and each argument of model and data: --model.lr 0.1."
-    parser.epilog = f"{others} --print_config shows them all, --model.help CLASS and --data.help CLASS explain them."
+    known = "--print_config shows them all, --model.help CLASS and --data.help CLASS explain them."
+    parser.epilog = f"{others} {known} --version prints the versions."
     for key, group in (parser.groups or {}).items():
         group.title = key.capitalize()
     for action in parser._actions:  # argparse has no public list of them

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from project.base.errors import UserError, first_line
 from project.base.rank import rank
+from project.base.versions import versions
 from project.engine.signals import SIGNALS, Stopped
 
 # the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
@@ -120,11 +121,18 @@ def write_whole(path: Path, content: str | memoryview, way_out: str = "") -> Non
         raise UserError(f"{what}\n{way_out}".strip()) from error
 
 
+class ShowVersions(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(versions())
+        parser.exit()
+
+
 class ScriptParser(argparse.ArgumentParser):
-    """Without abbreviations; reports mistakes as UserError."""
+    """Without abbreviations, with --version; reports mistakes as UserError."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.add_argument("--version", action=ShowVersions, nargs=0, help="print the versions and exit")
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)
