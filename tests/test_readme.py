@@ -108,7 +108,8 @@ def test_every_flag_of_a_table_is_one(text: str, user_folder: Path, capsys: pyte
 
 def test_the_layout_names_the_scripts_and_the_pages() -> None:
     layout = README.split("## Layout")[1]
-    shipped = ("train", "evaluate", "predict", "export", "runs", "tune", "prepare_data", "rename", "benchmark", "slurm")
+    scripts = [path for path in (REPO / "scripts").iterdir() if path.suffix in (".py", ".sh")]
+    shipped = [path.stem for path in scripts if path.suffix == ".sh" or '"__main__"' in path.read_text()]
     for name in (*shipped, *(Path(page).stem for page in PAGES)):
         assert re.search(rf"\b{name}\b", layout), name
 
