@@ -25,7 +25,10 @@ from project.engine.run import main
 
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if sys.platform == "win32":  # which lacks these; tests that send them are skipped there
+    signal.SIGHUP = signal.SIGKILL = signal.SIGTERM
+else:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 REPO = Path(__file__).parents[1]
 sys.path.append(str(REPO / "scripts"))  # as for a script that is run: tune.py imports tuning.py
 # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
@@ -44,10 +47,11 @@ def script(name: str) -> ModuleType:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no GPU"))
+    missing = {"gpu": not torch.cuda.is_available(), "linux": sys.platform != "linux"}
+    for item in items:
+        for mark in missing:
+            if missing[mark] and mark in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=f"no {mark}"))
 
 
 def pytest_collection_finish() -> None:

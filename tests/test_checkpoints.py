@@ -1,7 +1,6 @@
 import contextlib
 import os
 import pickle
-import resource
 import signal
 import zipfile
 from collections.abc import Callable, Iterator
@@ -157,6 +156,8 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path: Path, monkey
 @contextlib.contextmanager
 def no_file_over(size: int) -> Iterator[None]:
     """Stands for the end of the disk: files cannot grow beyond `size` bytes."""
+    import resource  # Windows has none
+
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -166,6 +167,7 @@ def no_file_over(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.linux
 def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     train: Train, last: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
 
 
 @pytest.mark.parametrize("size", [40, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"])
+@pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_nothing(
     train: Train, tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

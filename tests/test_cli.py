@@ -239,6 +239,7 @@ def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
+@pytest.mark.linux
 def test_a_log_folder_that_cannot_be_written(train: Train, tmp_path: Path, capsys: Any, root: str) -> None:
     (tmp_path / "file").write_text("")
     path = root if root.startswith("/") else str(tmp_path / root)

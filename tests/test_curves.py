@@ -36,6 +36,7 @@ def first(tensors: Tensor) -> Tensor:
 @pytest.mark.parametrize("at_batch", [6, 9], ids=["between log steps", "on a log step"])
 @pytest.mark.parametrize("every", [5, 100])
 @pytest.mark.slow
+@pytest.mark.linux
 def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
     train: Train, tmp_path: Path, at_batch: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     assert found["lr"] == [single["lr"][step] for step in POINTS[every]]
 
 
+@pytest.mark.linux
 def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
     train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

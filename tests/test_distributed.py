@@ -43,6 +43,8 @@ from project.engine.run import main
 
 @pytest.fixture(scope="session")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
+    if sys.platform != "linux":
+        pytest.skip("forks processes that use torch")
     with ranks.start(tmp_path_factory.mktemp("ranks")) as run:
         yield run
 
@@ -769,6 +771,7 @@ def session_of(process: Path) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
+@pytest.mark.linux
 def test_strategies_by_flag(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path, on_ranks: RunRanks, strategy: str
 ) -> None:
@@ -788,6 +791,7 @@ def test_strategies_by_flag(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["first", "second"])
+@pytest.mark.linux
 def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.Popen[str]], killed: str) -> None:
     process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100)
     assert process.stdout
@@ -802,6 +806,7 @@ def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -832,6 +837,7 @@ class AskOnOneRank(Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -871,6 +877,7 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks: RunRanks, tm
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -907,6 +914,7 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_a_process_ends_with_one_that_died_at_its_start(start_command: Callable[..., subprocess.Popen[str]]) -> None:
     process = start_command()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -64,6 +64,7 @@ def test_an_older_checkpoint_evaluates(train: Train, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_at_once", [1, 4])
 @pytest.mark.parametrize("at_batch", [None, 11], ids=["after an epoch", "in an epoch"])
+@pytest.mark.linux
 def test_an_older_run_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, num_at_once: int, at_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

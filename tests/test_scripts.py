@@ -435,6 +435,7 @@ def test_prepare_data_wants_a_config_and_tells_of_damage(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
+@pytest.mark.linux
 def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     tmp_path: Path, status: int, requeued: bool
 ) -> None:
@@ -475,6 +476,7 @@ def test_a_script_imports_the_project_first_which_hears_ctrl_c_while_torch_is_im
         ("benchmark", "compare", "--parts mnist"),
     ],
 )
+@pytest.mark.linux
 def test_ctrl_c_ends_a_script_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, first: str, flags: str
 ) -> None:

@@ -346,6 +346,7 @@ class Terminate(MayMissSteps):
 
 
 @pytest.mark.parametrize("at_batch", [0, 7, 17, 18], ids=["first", "middle", "last but one", "last"])
+@pytest.mark.linux
 def test_sigterm_keeps_the_state_between_two_batches(
     train: Train, tmp_path: Path, at_batch: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,6 +401,7 @@ class OurLoader(LightningDataModule):
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("flags", [(), ("--model.scheduler", "CosineAnnealingLR")], ids=["plain", "scheduler"])
+@pytest.mark.linux
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, flags: tuple[str, ...]
 ) -> None:
@@ -423,6 +425,7 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
 
 
 @pytest.mark.parametrize(("number", "name", "status"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGHUP, "SIGHUP", 129)])
+@pytest.mark.linux
 def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
     train: Train,
     tmp_path: Path,
@@ -451,6 +454,7 @@ def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
     assert curves(folders[0]) == curves(folders[1])
 
 
+@pytest.mark.linux
 def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -467,6 +471,7 @@ class TerminateTest(Callback):
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.linux
 def test_ctrl_c_in_the_test_says_how_to_test_again(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -498,6 +503,7 @@ def begin(tmp_path: Path, *args: object, **options: Any) -> subprocess.Popen[str
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     with begin(tmp_path, "--trainer.callbacks", "test_training.Sleep", stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -511,6 +517,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None:
     with begin(tmp_path, stdout=subprocess.PIPE) as process:
         while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
@@ -522,6 +529,7 @@ def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["reader", "both"])
+@pytest.mark.linux
 def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> None:
     if closed == "reader":  # train.py | head -1
         with begin(tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE) as process:
@@ -558,6 +566,7 @@ class DeadlyData(TensorDataModule):
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_a_worker_that_dies_ends_the_run_in_two_lines(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -597,6 +606,7 @@ def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> N
     assert "--shm-size" in second
 
 
+@pytest.mark.linux
 def test_sigterm_in_an_accumulation_waits_for_its_step(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -613,6 +623,7 @@ def test_sigterm_in_an_accumulation_waits_for_its_step(
     assert equal(*map(weights, folders))
 
 
+@pytest.mark.linux
 def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -680,6 +691,7 @@ def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.linux
 def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -152,6 +152,7 @@ def assert_same(folder: Path, whole: Path) -> None:
 @pytest.mark.parametrize(
     "kinds", [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]], ids=["kill", "stop"]
 )
+@pytest.mark.linux
 def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
     config: Path, whole: tuple[Path, float], tmp_path: Path, kinds: list[signal.Signals]
 ) -> None:
