@@ -27,7 +27,7 @@ from project.base.errors import UserError
 from project.engine.script import ScriptParser, short_errors, write_whole
 
 REPO = Path(__file__).resolve().parents[1]
-HIDDEN = re.compile(r"(.*/)?(\.(?!ci/|github/)|venv/|__pycache__/|[^/]*\.egg-info/)")
+HIDDEN = re.compile(r"(.*/)?(\.(?!ci/|github/|devcontainer/|pre-commit)|venv/|__pycache__/|[^/]*\.egg-info/)")
 
 
 def text_files() -> Iterator[tuple[Path, str]]:

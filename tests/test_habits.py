@@ -1,0 +1,131 @@
+"""What surrounds the code agrees with it: versions, completion, the checks of a commit and of CI."""
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import REPO, script
+
+OWN = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+CI = (REPO / ".ci" / "run").read_text()
+
+
+def test_one_version_everywhere() -> None:
+    assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == OWN["version"]
+    headings = re.findall(r"^## (.*)$", (REPO / "CHANGELOG.md").read_text(), re.M)
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert re.fullmatch(re.escape(OWN["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
+
+
+@pytest.mark.parametrize("name", ["train", "export"])
+def test_version_needs_none_of_the_imports(name: str) -> None:
+    command = [sys.executable, "-X", "importtime", f"scripts/{name}.py", "--version"]
+    shown = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        rf"{OWN['name']} {OWN['version']}, torch [\d.+a-z]+, lightning [\d.]+, Python [\d.]+\n", shown.stdout
+    )
+    assert " torch" not in shown.stderr
+
+
+def test_version_beside_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, flags in (("train", ["--config", "configs/default.yaml"]), ("evaluate", ["--data.batch_size", "7"])):
+        with pytest.raises(SystemExit) as caught:
+            script(name).main([*flags, "--version"])
+        assert not caught.value.code
+        assert capsys.readouterr().out.startswith(f"{OWN['name']} {OWN['version']}, torch ")
+
+
+def test_the_workflow_calls_ci_and_pytest() -> None:
+    jobs = yaml.safe_load((REPO / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert runs["linux"] == ["bash .ci/run"]
+    install, test = runs["macos-and-windows"]
+    assert install == 'pip install -c constraints.txt -e ".[dev]"'
+    assert install.removeprefix("pip install") in CI
+    assert test == "pytest"
+    lowest = OWN["requires-python"].removeprefix(">=")
+    assert lowest in jobs["linux"]["strategy"]["matrix"]["python"]
+    assert f"python:{lowest}-slim" in (REPO / "Dockerfile").read_text()
+
+
+def test_a_commit_is_checked_as_in_ci() -> None:
+    (repo,) = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"] for hook in repo["hooks"] if hook["id"] != "large"]
+    assert re.search(r"^ruff.*\nmypy$", CI, re.M | re.S)[0].splitlines() == entries
+
+
+@pytest.mark.linux
+def test_large_files_are_refused(tmp_path: Path) -> None:
+    (repo,) = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
+    (entry,) = [hook["entry"] for hook in repo["hooks"] if hook["id"] == "large"]
+    (tmp_path / "a small one").write_bytes(bytes(400_000))
+    (tmp_path / "a large one").write_bytes(bytes(600_000))
+    check = [*shlex.split(entry), str(tmp_path / "a small one")]
+    assert subprocess.run(check).returncode == 0
+    refused = subprocess.run([*check, str(tmp_path / "a large one")], capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (1, f"{tmp_path}/a large one\n")
+
+
+def test_what_the_containers_name_is_there() -> None:
+    dockerfile = (REPO / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY ([^.].*) \S+$", dockerfile, re.M):
+        assert all((REPO / name).is_file() for name in line.split())
+    text = (REPO / ".devcontainer" / "devcontainer.json").read_text()
+    container = json.loads(re.sub(r"^\s*//.*", "", text, flags=re.M))
+    assert (REPO / ".devcontainer" / container["build"]["dockerfile"]).is_file()
+    assert f" {container['remoteUser']}\n" in dockerfile
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command of docs/flags.md writes."""
+    write, load = re.search(
+        r"```bash\n(.*completion.*)\n(source .*)\n```", (REPO / "docs" / "flags.md").read_text()
+    ).groups()  # type: ignore[union-attr]
+    assert write == "python scripts/completion.py > .completion.bash"
+    assert load == "source .completion.bash"
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        script("completion").main([])
+    path = tmp_path_factory.mktemp("completion") / ".completion.bash"
+    path.write_text(shown.getvalue())
+    return path
+
+
+def complete(file: Path, line: str) -> list[str]:
+    """What bash offers at the end of a line, whose words it splits at spaces and =."""
+    words = line.replace("=", " = ").split(" ")
+    code = f"""source {file}; set -u; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}
+    complete -p python >&2; _complete_scripts; printf '%s\n' "${{COMPREPLY[@]:-}}" """
+    shown = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert "-F _complete_scripts python" in shown.stderr
+    return shown.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_bash_completes_flags_and_values(completion: Path) -> None:
+    flags = complete(completion, "python scripts/train.py --config x.yaml --model.")
+    assert {"--model.lr", "--model.net", "--model.net.sizes", "--model.optimizer"} <= set(flags)
+    assert all(flag.startswith("--model.") for flag in flags)
+    assert {"--trainer.max_epochs", "--trainer.devices"} <= set(
+        complete(completion, "python3 ./scripts/train.py --trainer.")
+    )
+    assert complete(completion, "python scripts/train.py --data.rand") == ["--data.random_crop", "--data.random_flip"]
+    assert complete(completion, "python /some/where/scripts/train.py --model.optimizer AdamW") == ["AdamW"]
+    assert complete(completion, "python -u scripts/train.py --monitor_mode=m") == ["min", "max"]
+    assert complete(completion, "python scripts/train.py --monitor_mode=") == ["min", "max"]
+    package = OWN["name"]
+    assert f"{package}.data.mnist.MNIST" in complete(completion, "python scripts/train.py --data ")
+    assert complete(completion, "python scripts/export.py --ck") == ["--ckpt_path"]
+    assert {"--find", "--data.batch_size"} <= set(complete(completion, "python scripts/tune.py --"))
+    for others in ("python other.py --model.", "python scripts/train.py --config conf", "python scr"):
+        assert not complete(completion, others)
