@@ -146,7 +146,7 @@ def find_lr(cli: TrainingCLI, low: float, high: float, num_steps: int, run: Run,
 
 def show(figure: Any, name: str, run: Run, writer: SummaryWriter) -> None:
     figure.savefig(run.folder / f"{name}.png")
-    charts.write(writer, f"tune/{name}", figure, 0)
+    charts.add_image(writer, f"tune/{name}", figure, 0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import torch
 from test_training import curves
 from torch import Tensor
 
-from project.callbacks import device_monitor
 from project.callbacks.device_monitor import DeviceMonitor, gpu_readers
 from project.callbacks.phase_clock import PHASES
 from project.callbacks.step_timer import StepTimer
@@ -107,15 +106,16 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def watched(gpus: list[torch.device], seconds: float = 0.2) -> tuple[DeviceMonitor, dict[str, list[float]]]:
     """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it has written."""
     written: dict[str, list[float]] = {}
-    logger = object.__new__(device_monitor.TensorBoardLogger)
-    logger._experiment = SimpleNamespace(
-        add_scalar=lambda name, value, step: written.setdefault(name, []).append(value)
-    )
+
+    def log_metrics(values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            written.setdefault(name, []).append(value)
+
     trainer: Any = SimpleNamespace(
         is_global_zero=True,
         global_step=0,
         log_every_n_steps=1,
-        logger=logger,
+        loggers=[SimpleNamespace(log_metrics=log_metrics)],
         strategy=SimpleNamespace(parallel_devices=gpus),
     )
     monitor = DeviceMonitor(interval_s=0.01)
@@ -123,6 +123,7 @@ def watched(gpus: list[torch.device], seconds: float = 0.2) -> tuple[DeviceMonit
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         trainer.global_step += 1
+        monitor.on_train_batch_end(trainer)
         time.sleep(0.001)
     monitor.on_train_end(trainer, None)  # type: ignore[arg-type]
     monitor.on_fit_end(trainer, None)  # type: ignore[arg-type]
@@ -194,9 +195,9 @@ def test_a_gpu_that_goes_away_is_told_once(
 ) -> None:
     start = DeviceMonitor._watch
 
-    def watch(self: DeviceMonitor, trainer: Any) -> None:
+    def watch(self: DeviceMonitor) -> None:
         stand_in.gone = True
-        start(self, trainer)
+        start(self)
 
     monkeypatch.setattr(DeviceMonitor, "_watch", watch)
     _, written = watched([torch.device("cuda", 0)])

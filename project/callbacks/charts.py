@@ -1,10 +1,11 @@
-"""Charts and pictures for TensorBoard's IMAGES tab and for files, drawn by matplotlib without a screen."""
+"""Charts and pictures for loggers and for files, drawn by matplotlib without a screen."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 if TYPE_CHECKING:  # imported only where something is drawn
@@ -26,13 +27,34 @@ def new_figure(width: float, height: float, title: str = "", x: str = "", y: str
     return figure, axes
 
 
-def write(writer: Any, tag: str, figure: "Figure", step: int) -> None:
+def write(loggers: Sequence[Logger], tag: str, figure: "Figure", step: int) -> None:
+    """To those that take pictures, MLflow as the artifact TAG/STEP.png."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            add_image(logger.experiment, tag, figure, step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(tag, [pixels(figure)], step)
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_figure(logger.run_id, figure, f"{tag}/{step}.png")
+
+
+def has_pictures(loggers: Sequence[Logger]) -> bool:
+    """Whether one of them takes pictures."""
+    return any(isinstance(logger, TensorBoardLogger | WandbLogger | MLFlowLogger) for logger in loggers)
+
+
+def add_image(writer: Any, tag: str, figure: "Figure", step: int) -> None:
     """writer: of torch.utils.tensorboard."""
+    writer.add_image(tag, pixels(figure), step, dataformats="HWC")
+
+
+def pixels(figure: "Figure") -> np.ndarray:
+    """uint8 (H, W, 3)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    writer.add_image(tag, np.asarray(canvas.buffer_rgba())[..., :3], step, dataformats="HWC")
+    return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
 def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> "Figure":

@@ -7,16 +7,16 @@ from typing import Any
 import psutil
 import pynvml
 import torch
-from lightning import Callback, LightningModule
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning import LightningModule
 
+from project.base.callback import MayMissSteps
 from project.base.random_state import HasDevices
 from project.base.rank import say
 
 GIB = 2**30
 
 
-class DeviceMonitor(Callback):
+class DeviceMonitor(MayMissSteps):
     """Reads the devices in a thread of the first process, and writes means on the axis of steps: at most one point
     every log_every_n_steps steps, of the time since the last one.
 
@@ -33,6 +33,7 @@ class DeviceMonitor(Callback):
         self.thread: threading.Thread | None = None
         self.gpu_memory_gib: dict[int, float] = {}  # of each GPU that is watched
         self.totals: dict[str, tuple[int, float, float]] = {}  # of each curve: number, sum, highest
+        self.recent: dict[str, list[float]] = {}  # readings since the last point
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -46,19 +47,36 @@ class DeviceMonitor(Callback):
             if gpu.type == "cuda":
                 self.gpu_memory_gib[gpu.index] = torch.cuda.get_device_properties(gpu).total_memory / GIB
                 self.readers |= gpu_readers(gpu)
-        self.totals = {}
+        self.totals, self.recent, self.written_at = {}, {}, trainer.global_step
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._watch, args=(trainer,), name="device monitor", daemon=True)
+        self.thread = threading.Thread(target=self._watch, name="device monitor", daemon=True)
         self.thread.start()
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # loggers need not bear a second thread
+        every = trainer.log_every_n_steps
+        if every and self.recent and trainer.global_step - self.written_at >= every:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self._end()
+        if trainer.log_every_n_steps and self.recent and trainer.global_step > self.written_at:
+            self._write(trainer)
+
+    def on_exception(self, *_: Any) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self.thread is not None:
             self.stopped.set()
             self.thread.join()
             self.thread = None
 
-    def on_exception(self, *_: Any) -> None:
-        self.on_train_end()
+    def _write(self, trainer: Any) -> None:
+        recent, self.recent, self.written_at = self.recent, {}, trainer.global_step
+        values = {f"watch/device/{name}": sum(numbers) / len(numbers) for name, numbers in list(recent.items())}
+        for logger in trainer.loggers:
+            # as Lightning counts: a resumed run drops its first own step and what comes after
+            logger.log_metrics(values, trainer.global_step - 1)
 
     def on_fit_end(self, *_: Any) -> None:
         if not self.totals:
@@ -81,9 +99,7 @@ class DeviceMonitor(Callback):
         """0 without a reading."""
         return self.totals[name][2] if name in self.totals else 0.0
 
-    def _watch(self, trainer: Any) -> None:
-        every, written_at = trainer.log_every_n_steps, trainer.global_step
-        recent: dict[str, list[float]] = {}  # readings since the last point
+    def _watch(self) -> None:
         is_last = False
         while not is_last:
             is_last = self.stopped.wait(self.interval_s)
@@ -96,15 +112,7 @@ class DeviceMonitor(Callback):
                     continue
                 num, total, peak = self.totals.get(name, (0, 0.0, 0.0))
                 self.totals[name] = num + 1, total + value, max(peak, value)
-                recent.setdefault(name, []).append(value)
-            step = trainer.global_step
-            if not every or not isinstance(trainer.logger, TensorBoardLogger):
-                recent = {}
-            elif step - written_at >= every or (is_last and step > written_at):
-                for name, values in recent.items():
-                    # as Lightning counts: a resumed run drops its first own step and what comes after
-                    trainer.logger.experiment.add_scalar(f"watch/device/{name}", sum(values) / len(values), step - 1)
-                written_at, recent = step, {}
+                self.recent.setdefault(name, []).append(value)
 
 
 def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:

@@ -1,4 +1,4 @@
-"""What the network gets right and wrong, as pictures in TensorBoard."""
+"""What the network gets right and wrong, as pictures for loggers."""
 
 import contextlib
 import copy
@@ -41,6 +41,10 @@ class PredictionFigures(Callback):
         # log-probability, each (N,); or true and predicted numbers, (N, ...)
         self.batches: list[tuple[Tensor, ...]] = []
         self.inputs_are_drawn = False
+        self.has_pictures = False  # a logger of the first process; the others' loggers write nothing
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        self.has_pictures = trainer.strategy.broadcast(charts.has_pictures(trainer.loggers))
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.inputs_are_drawn = trainer.global_step > 0
@@ -77,8 +81,9 @@ class PredictionFigures(Callback):
         self._draw(trainer, "test", trainer.test_dataloaders)
 
     def _is_on(self, trainer: Any) -> bool:
-        data, has_tensorboard = trainer.datamodule, isinstance(trainer.logger, TensorBoardLogger)
-        return has_tensorboard and isinstance(data, TensorDataModule) and bool(data.image_shape or not data.num_classes)
+        data = trainer.datamodule
+        has_any = isinstance(data, TensorDataModule) and bool(data.image_shape or not data.num_classes)
+        return self.has_pictures and has_any
 
     def _draw_inputs(self, trainer: Any, pl_module: LightningModule) -> None:
         """After the first epoch: training need not wait for it."""
@@ -98,9 +103,10 @@ class PredictionFigures(Callback):
             texts = [f"{target.item():.3g}" if target.numel() == 1 else "" for target in targets]
         title = "training images as the network gets them"
         grid = charts.image_grid(list(inputs), texts, ["black"] * len(texts), title)
-        charts.write(trainer.logger.experiment, "view/inputs/train", grid, 0)
-        if isinstance(pl_module, System):
-            write_graph(trainer.logger.experiment, pl_module.net, inputs[:2])
+        charts.write(trainer.loggers, "view/inputs/train", grid, 0)
+        for logger in trainer.loggers:
+            if isinstance(pl_module, System) and isinstance(logger, TensorBoardLogger):
+                write_graph(logger.experiment, pl_module.net, inputs[:2])
 
     def _draw(self, trainer: Any, stage: str, loader: Any) -> None:
         if not self.batches or not isinstance(loader, ResumableLoader):
@@ -109,10 +115,10 @@ class PredictionFigures(Callback):
         data, dataset = trainer.datamodule, loader.dataset
         if not trainer.is_global_zero or (log_probabilities and not data.image_shape):
             return
-        writer, step = trainer.logger.experiment, max(0, trainer.global_step - 1)  # as Lightning's own curves
+        loggers, step = trainer.loggers, max(0, trainer.global_step - 1)  # as Lightning's own curves
         if not log_probabilities:
             figure = charts.true_against_predicted(true, predicted, stage)
-            charts.write(writer, f"view/predictions/{stage}", figure, step)
+            charts.write(loggers, f"view/predictions/{stage}", figure, step)
             return
         best, own = log_probabilities
         num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
@@ -120,7 +126,7 @@ class PredictionFigures(Callback):
         is_right = predicted == true
         title = f"{stage}: {int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
-        charts.write(writer, f"view/confusion_matrix/{stage}", charts.confusion_matrix(counts, classes, title), step)
+        charts.write(loggers, f"view/confusion_matrix/{stage}", charts.confusion_matrix(counts, classes, title), step)
 
         some = torch.tensor(spread(len(index), charts.CELLS))
         wrong = (~is_right).nonzero()[:, 0]
@@ -135,7 +141,7 @@ class PredictionFigures(Callback):
                 texts.append(text if is_right[i] else f"{text}\nis {charts.shorten(classes[true[i]], 9)}")
                 colours.append(RIGHT if is_right[i] else WRONG)
             grid = charts.image_grid(list(images), texts, colours, f"{stage}: {title}")
-            charts.write(writer, f"view/{kind}/{stage}", grid, step)
+            charts.write(loggers, f"view/{kind}/{stage}", grid, step)
 
     def _gather(self, loader: ResumableLoader) -> list[Tensor]:
         """Index in the data set, and what has been collected, of the samples of all processes, in the set's order."""

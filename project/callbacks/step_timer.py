@@ -3,7 +3,6 @@
 from typing import Any
 
 from lightning import Callback, LightningModule
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from project.base.rank import say
@@ -65,11 +64,11 @@ class StepTimer(Callback):
         row = {**self.clock.take(), "num_steps": num_steps}
         self.epochs.append(row)
         self.is_drawn = self.every_n_epochs == 0
-        if isinstance(trainer.logger, TensorBoardLogger):
-            values = {f"watch/step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()}
-            if num_steps:
-                values["watch/step_time/step_ms"] = step_ms(row)
-            trainer.logger.log_metrics(values, trainer.global_step - 1)
+        values = {f"watch/step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()}
+        if num_steps:
+            values["watch/step_time/step_ms"] = step_ms(row)
+        for logger in trainer.loggers:
+            logger.log_metrics(values, trainer.global_step - 1)
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._draw(trainer)
 
@@ -100,12 +99,13 @@ class StepTimer(Callback):
 
     def _draw(self, trainer: Any) -> None:
         self.is_drawn = True
-        if not isinstance(trainer.logger, TensorBoardLogger):
+        if not charts.has_pictures(trainer.loggers):
             return
-        writer, step, row = trainer.logger.experiment, max(0, trainer.global_step - 1), self.epochs[-1]
+        step, row = max(0, trainer.global_step - 1), self.epochs[-1]
         labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in shares(row).items()]
         title = f"Epoch {len(self.epochs)}: a step of {step_ms(row):.2f} ms"
-        charts.write(writer, "watch/step_time/pie", charts.pie(list(shares(row).values()), labels, title), step)
+        pie = charts.pie(list(shares(row).values()), labels, title)
+        charts.write(trainer.loggers, "watch/step_time/pie", pie, step)
 
 
 def total(row: dict[str, float]) -> float:

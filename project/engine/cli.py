@@ -156,6 +156,7 @@ class TrainingCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         config = self.config.clone()
         del config["data"]  # is there already
+        config.trainer.logger = None  # made when there is a run's folder
         self.config_init = self.instantiate(config)
         self.model: LightningModule = self.config_init.model
 

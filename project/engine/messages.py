@@ -1,7 +1,7 @@
 """What the command line says: errors cut to the bad value and the nearest right one, and a short --help."""
 
 import argparse
-import importlib
+import importlib.util
 import pkgutil
 import re
 import sys
@@ -79,7 +79,9 @@ def nearest_import(path: str) -> str:
         return did_you_mean(name, dir(importlib.import_module(module)))
     except ImportError:
         own = [file.name for file in pkgutil.walk_packages(project.__path__, "project.")]
-        return did_you_mean(module, [*own, *sys.modules])
+        package = module.partition(".")[0]
+        missing = f"; pip install {package}" if importlib.util.find_spec(package) is None else ""
+        return did_you_mean(module, [*own, *sys.modules]) or missing
 
 
 def shorten_help(parser: ArgumentParser) -> None:

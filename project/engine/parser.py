@@ -1,14 +1,16 @@
 """The command line before anything is built: the parser, the order of the arguments, values made plain."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt, restricted_number_type
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from project.base.errors import UserError
 from project.base.rank import say
@@ -29,6 +31,18 @@ Trainer.__init__.__annotations__ |= {
     "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
     "gradient_clip_val": NonNegativeFloat | None,
 }
+# null in config.yaml where not given: engine/loggers.py fills it in when there is a run's folder
+FILLED_IN: dict[Any, tuple[str, ...]] = {
+    CSVLogger: ("save_dir", "name"),
+    TensorBoardLogger: ("save_dir", "name", "default_hp_metric"),
+    WandbLogger: ("save_dir",),
+    MLFlowLogger: ("save_dir", "experiment_name"),
+}
+for logger, names in FILLED_IN.items():
+    signature = inspect.signature(logger.__init__)
+    own = signature.parameters.values()
+    or_null = [p.replace(default=None, annotation=p.annotation | None) if p.name in names else p for p in own]
+    logger.__init__.__signature__ = signature.replace(parameters=or_null)
 
 
 class Parser(LightningArgumentParser):
@@ -79,6 +93,16 @@ def make_paths_absolute(config: Any) -> None:
             data[key] = str(Path(value).absolute())
     if config.trainer.default_root_dir is not None:
         config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
+    for logger in configs_of_loggers(config.trainer.logger):
+        own = logger.get("init_args") or {}
+        for key in ("save_dir", "dir"):
+            if own.get(key) is not None:
+                own[key] = str(Path(own[key]).absolute())
+
+
+def configs_of_loggers(config: Any) -> list[Namespace]:
+    """Of trainer.logger; none where it is a bool or null."""
+    return [logger for logger in (config if isinstance(config, list) else [config]) if isinstance(logger, Namespace)]
 
 
 def make_plain(config: Any) -> None:

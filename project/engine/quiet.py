@@ -12,7 +12,7 @@ import torch
 CHATTER = (
     r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|TPU available|LOCAL_RANK|SLURM auto-requeueing|"
     r"Found current_model_state|Seed set|Restor|Loaded|`Trainer.fit` stopped|`weights_only` was not set|"
-    r"LR finder stopped early|You are using a CUDA device .* that has Tensor Cores|"
+    r"LR finder stopped early|Experiment with name|You are using a CUDA device .* that has Tensor Cores|"
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
 # warnings of what is meant to be: data in memory without workers, a single process on a machine of a cluster, a

@@ -62,9 +62,7 @@ class RunRecorder(Callback):
                 self.run.keep("code.diff")
                 self.run.write("code.diff", patch)
             self.run.keep("metrics.json")
-            # of an earlier start: Lightning would keep the one, and the run is not finished any more
-            for name in ("hparams.yaml", "metrics.json"):
-                (self.run.folder / name).unlink(missing_ok=True)
+            (self.run.folder / "metrics.json").unlink(missing_ok=True)  # the run is not finished any more
             with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))
             self.write_progress(trainer)
@@ -98,6 +96,8 @@ class RunRecorder(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parameters = hyper_parameters(self.config)
+        if self.run and trainer.is_global_zero:  # of an earlier start, which Lightning would keep
+            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
         for logger in trainer.loggers if trainer.is_global_zero else []:
             logger.log_hyperparams(parameters)
             if isinstance(logger, TensorBoardLogger):

@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from project.base.errors import UserError, first_line
@@ -20,6 +19,7 @@ from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, json_text, root_folder, short
+from project.engine.loggers import check_packages, curves, ended, make_loggers
 from project.engine.misfits import short_misfits
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
@@ -30,7 +30,7 @@ from project.engine.resume import check_resume
 from project.engine.script import short_errors
 from project.engine.selection import choose_selection
 from project.engine.signals import SIGNALS, Stopped
-from project.engine.wiring import make_callbacks, make_logger
+from project.engine.wiring import make_callbacks
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
 NO_CONFIG = """No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.
@@ -79,6 +79,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     config = cli.config
     root = root_folder(config)
     cli.check_devices()
+    check_packages(config.trainer.logger)
     _, path, checkpoint, folder, _ = cli.restart or Restart(None)
     if checkpoint is not None and path is not None:
         check_resume(checkpoint, cli.model, config, path)
@@ -91,10 +92,10 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
         run = Run(root, config.name, folder)
     try:
-        logger = make_logger(cli.config_init.trainer.logger, root, run, checkpoint)
         callbacks = make_callbacks(cli, root, run, selection)
-        trainer = cli.make_trainer(logger=logger, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
-        with short_process_errors(), short_misfits(cli.model):
+        loggers = make_loggers(cli, root, run, checkpoint)
+        with ended(loggers), short_process_errors(), short_misfits(cli.model):
+            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
         is_saved = run and list(run.checkpoints.glob("*.ckpt"))
@@ -111,8 +112,8 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
 def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
     say(describe_devices(trainer))
-    if run and isinstance(trainer.logger, TensorBoardLogger):
-        say(f"Curves: tensorboard --logdir {short(run.folder.parents[1])}")
+    for place in curves(trainer.loggers) if run else []:
+        say(f"Curves: {place}")
     recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
     try:
         trainer.fit(model, data, ckpt_path=path, weights_only=True)

@@ -1,12 +1,10 @@
-"""The logger and the callbacks of a run."""
+"""The callbacks of a run."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DistributedSampler
 
 from project.base.callback import RunFolder
@@ -16,6 +14,7 @@ from project.base.random_state import RandomState
 from project.base.rank import say
 from project.base.samples import ResumableLoader
 from project.base.system import System
+from project.callbacks.charts import has_pictures
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.prediction_figures import PredictionFigures
 from project.callbacks.progress import Patience
@@ -31,25 +30,6 @@ from project.engine.resume import ResumedOptimizer, WholeEpochs
 from project.engine.selection import Selection
 
 
-class RunLogger(TensorBoardLogger):
-    """TensorBoard sorts by name: `epoch`, which Lightning adds, goes behind loss and accuracy, as all of watch/."""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({"watch/epoch" if name == "epoch" else name: metrics[name] for name in metrics}, step)
-
-
-def make_logger(flag: Any, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
-    """TensorBoard into the run's folder, unless the config says otherwise."""
-    if flag not in (None, True):
-        return flag
-    if run is None:
-        return RunLogger(root, version="")  # writes nothing
-    # a resumed run writes its curves on from the checkpoint's step, without one from the first
-    purge_step = None if run.is_new else checkpoint["global_step"] if checkpoint else 0
-    name, version = run.folder.parts[-2:]
-    return RunLogger(run.folder.parents[1], name, version, default_hp_metric=False, purge_step=purge_step)
-
-
 class SayLimits(Callback):
     """Says in one line what does not come with a module or data that are not ours, when training starts and the loaders
     are there."""
@@ -63,6 +43,8 @@ class SayLimits(Callback):
         draws = any(isinstance(callback, PredictionFigures) for callback in trainer.callbacks)
         if draws and not isinstance(trainer.datamodule, TensorDataModule):
             limits.append("no pictures")
+        elif draws and trainer.loggers and trainer.is_global_zero and not has_pictures(trainer.loggers):
+            say("Pictures: none, for no logger of this run takes them")
         loaders = trainer.val_dataloaders if isinstance(trainer.val_dataloaders, list) else [trainer.val_dataloaders]
         for loader in loaders:
             sampler = getattr(loader, "sampler", None)  # it may be any iterable
