@@ -120,6 +120,23 @@ def find_runs(root: Path, names: Sequence[str]) -> Found:
     return found
 
 
+def best_checkpoint(runs: Sequence[FoundRun]) -> Path:
+    """Never by the test, on which nothing is selected."""
+    measured = [run for run in runs if run.best is not None]
+    if len(runs) == 1 and runs[0].best_checkpoint.is_file():
+        return runs[0].best_checkpoint
+    goals = sorted({(run.monitor, run.mode) for run in measured})
+    if len(goals) > 1:
+        known = " and ".join(f"{monitor} ({mode})" for monitor, mode in goals)
+        raise UserError(f"--best: these runs go by {known}, which do not compare: name runs that go by one", 2)
+    if not measured:
+        raise UserError("--best: none of these runs has a value of a monitored metric; name a single one")
+    best = (max if goals[0][1] == "max" else min)(measured, key=lambda run: run.best or 0.0)
+    if not best.best_checkpoint.is_file():
+        raise UserError(f"--best: {short(best.folder)} is the best, {best.monitor} {best.best}, but has no best.ckpt")
+    return best.best_checkpoint
+
+
 def as_name(text: str, root: Path) -> str:
     """Also of what a shell completes: logs/mnist_mlp/version_0/."""
     path = Path(text).absolute()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from found_runs import FoundRun
+from rows import count
 
 from project.base.errors import UserError
 from project.engine.script import write_whole
@@ -60,6 +61,6 @@ def draw_curves(runs: Sequence[FoundRun], file: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=file.suffix[1:].lower())
     write_whole(file, buffer.getbuffer())
-    print(f"Learning curves of {len(found)} runs: {file}")
+    print(f"Learning curves of {count(len(found), 'run')}: {file}")
     if missing:
         print(f"Without curves: {', '.join(missing)}")

@@ -20,6 +20,10 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def count(num: int, noun: str) -> str:
+    return f"{num} {noun}{'s' * (num != 1)}"
+
+
 def for_spreadsheet(cell: str) -> str:
     """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
     cell = cell.encode(errors="backslashreplace").decode()

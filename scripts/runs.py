@@ -11,6 +11,7 @@ NAME is that of train.py's --name, or NAME/version_N, a folder of runs or a patt
 run is tested. stopped: it is not, and no process trains it. best: of the metric by which best.ckpt is chosen.
 """
 
+import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ from typing import Any
 
 from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
 
-from found_runs import FoundRun, find_runs, natural
+from found_runs import FoundRun, best_checkpoint, find_runs, natural
 from learning_curves import draw_curves
-from rows import as_csv, as_table
+from rows import as_csv, as_table, count
 
 from project.base.errors import UserError, did_you_mean
 from project.engine.folder import LOGS, Run, short
@@ -38,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--sort", metavar="COLUMN", help="by it, of metrics the best first")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--best", action="store_true", help="print the path of the best checkpoint, by validation")
-    what.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="the table as CSV, with all digits")
+    what.add_argument("--csv", nargs="?", const=True, type=csv_file, metavar="FILE", help="the table, with all digits")
     what.add_argument("--plot", type=output_file, metavar="FILE", help="learning curves, as png, pdf or svg")
     what.add_argument("--delete", action="store_true", help="the named runs, after a question")
     parser.add_argument("--yes", action="store_true", help="--delete without a question")
@@ -48,8 +49,6 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError("--delete: name the runs that are to go, before it", 2)
         if known.yes and not known.delete:
             raise UserError("--yes answers the question of --delete only", 2)
-        if known.csv not in (None, "-") and Path(known.csv).suffix != ".csv":
-            raise UserError(f"--csv {known.csv}: a file ends with .csv here; a run's name stands before --csv", 2)
         if known.plot and known.plot.suffix.lower() not in FORMATS:
             raise UserError(f"--plot {known.plot}: a file ends with {', '.join(FORMATS)}", 2)
         found = find_runs(known.root, known.names)
@@ -67,8 +66,8 @@ def main(args: Sequence[str] | None = None) -> None:
             draw_curves(runs, known.plot)
         elif known.delete:
             delete(runs, known.root, known.yes)
-        elif known.csv is not None:
-            write_csv(rows, known.csv)
+        elif known.csv:
+            write_csv(rows, None if known.csv is True else known.csv)
         elif rows:
             show(rows)
 
@@ -150,30 +149,20 @@ def shorten(cell: str) -> str:
     return cell if len(cell) <= CELL else f"…{cell[1 - CELL :]}"
 
 
-def write_csv(rows: Sequence[dict[str, Any]], file: str) -> None:
+def csv_file(text: str) -> Path:
+    if Path(text).suffix != ".csv":
+        raise argparse.ArgumentTypeError(f"{text}: a file ends with .csv here; the name of a run stands before --csv")
+    return output_file(text)
+
+
+def write_csv(rows: Sequence[dict[str, Any]], file: Path | None) -> None:
+    """None prints."""
     lines = [list(rows[0]), *(["" if cell is None else cell for cell in row.values()] for row in rows)] if rows else []
-    if file == "-":
+    if file is None:
         print(as_csv(lines).replace("\r\n", "\n"), end="")
     else:
-        write_whole(output_file(file), as_csv(lines))
-        print(f"{len(rows)} runs in {file}")
-
-
-def best_checkpoint(runs: Sequence[FoundRun]) -> Path:
-    """Never by the test, on which nothing is selected."""
-    measured = [run for run in runs if run.best is not None]
-    if len(runs) == 1 and runs[0].best_checkpoint.is_file():
-        return runs[0].best_checkpoint
-    goals = sorted({(run.monitor, run.mode) for run in measured})
-    if len(goals) > 1:
-        known = " and ".join(f"{monitor} ({mode})" for monitor, mode in goals)
-        raise UserError(f"--best: these runs go by {known}, which do not compare: name runs that go by one", 2)
-    if not measured:
-        raise UserError("--best: none of these runs has a value of a monitored metric; name a single one")
-    best = (max if goals[0][1] == "max" else min)(measured, key=lambda run: run.best or 0.0)
-    if not best.best_checkpoint.is_file():
-        raise UserError(f"--best: {short(best.folder)} is the best, {best.monitor} {best.best}, but has no best.ckpt")
-    return best.best_checkpoint
+        write_whole(file, as_csv(lines))
+        print(f"{count(len(rows), 'run')} in {file}")
 
 
 def delete(runs: Sequence[FoundRun], root: Path, is_sure: bool) -> None:
@@ -189,12 +178,13 @@ def delete(runs: Sequence[FoundRun], root: Path, is_sure: bool) -> None:
     if not is_sure:
         if not sys.stdin.isatty():
             raise UserError("--delete asks first, and here is no terminal: add --yes; nothing is deleted", 2)
-        if input(f"Delete these {len(runs)} run folders, {num_bytes / 1e6:.1f} MB? [y/N] ").lower() not in ("y", "yes"):
+        print(f"Delete {count(len(runs), 'run folder')}, {num_bytes / 1e6:.1f} MB? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing is deleted")
             return
     for run in runs:
         Run(root, run.name, run.folder).discard()  # held, so that no resume begins meanwhile
-    print(f"Deleted {len(runs)} run folders")
+    print(f"Deleted {count(len(runs), 'run folder')}")
 
 
 if __name__ == "__main__":

@@ -510,8 +510,11 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks: RunRanks, t
     (metrics,) = tmp_path.rglob("metrics.json")
     trained = json.loads(metrics.read_text())
     for num_ranks in (1, 2, 3):
-        result = on_ranks(num_ranks, "test_distributed.evaluate", "--ckpt_path", checkpoint, "--data.batch_size", 7)
+        flags = ["--data.batch_size", 7, "--report", tmp_path / str(num_ranks)]
+        result = on_ranks(num_ranks, "test_distributed.evaluate", "--ckpt_path", checkpoint, *flags)
         assert not any(result.statuses), result.outputs
+        for name in ("report.csv", "confusion_matrix.csv"):
+            assert (tmp_path / str(num_ranks) / name).read_text() == (tmp_path / "1" / name).read_text()
         found = json.loads(result.outputs[0].splitlines()[-1])
         assert found == pytest.approx({name: trained[name] for name in found}, rel=1e-5)
         assert found["test/num_samples"] == 75

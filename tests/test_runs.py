@@ -1,6 +1,7 @@
 """runs.py: the table, what it reads, and what it deletes."""
 
 import csv
+import io
 import json
 import os
 import re
@@ -116,7 +117,8 @@ def test_mistakes(root: Path, capsys: Any) -> None:
     assert "there is mlp, sweep/trial_3" in fails(capsys, root, 2, "../logs")
     assert "no such folder" in fails(capsys, root / "none", 2)
     assert "epoch" in fails(capsys, root, 2, "--sort", "loss")
-    assert ".csv" in fails(capsys, root, 2, "--csv", "mlp")
+    assert "ends with .csv" in fails(capsys, root, 2, "--csv", "mlp")
+    assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
     assert ".png" in fails(capsys, root, 2, "--plot", "x.doc")
     assert "not allowed with" in fails(capsys, root, 2, "--best", "--delete")
     assert "--delete only" in fails(capsys, root, 2, "--yes")
@@ -211,6 +213,12 @@ def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(root: Path, c
     assert sum(line.startswith("wide") for line in lines) == lines.count("") + 1
 
 
+def answer(monkeypatch: pytest.MonkeyPatch, text: str, is_terminal: bool = True) -> None:
+    stdin = io.StringIO(text)
+    monkeypatch.setattr(stdin, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
 def test_it_deletes_what_was_named_and_nothing_else(root: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     outside = tmp_path / "outside" / "version_0"
     outside.mkdir(parents=True)
@@ -220,17 +228,17 @@ def test_it_deletes_what_was_named_and_nothing_else(root: Path, tmp_path: Path, 
     assert "name the runs" in fails(capsys, root, 2, "--delete")
     for name in ("linked", "../outside", str(outside), "linked/version_0"):
         assert "no run below" in fails(capsys, root, 2, name, "--delete", "--yes")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    answer(monkeypatch, "y", is_terminal=False)
     with pytest.raises(SystemExit) as caught:
         call(root, "mlp", "--delete")
     assert caught.value.code == 2
     assert "--yes" in capsys.readouterr().err
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: "")
-    call(root, "mlp", "--delete")
-    assert "Nothing is deleted" in capsys.readouterr().out
+    for text in ("", "\n", "n\n"):
+        answer(monkeypatch, text)
+        call(root, "mlp", "--delete")
+        assert "Nothing is deleted" in capsys.readouterr().out
     assert len(list(root.rglob("config.yaml"))) == 4
-    monkeypatch.setattr("builtins.input", lambda question: "y")
+    answer(monkeypatch, "y\n")
     call(root, "mlp/version_2", "sweep", "--delete")
     shown = capsys.readouterr().out.splitlines()
     assert ["mlp/version_2" in shown[0], "trial_3" in shown[1]] == [True, True]
@@ -328,8 +336,7 @@ def test_every_command_of_the_page_runs(train: Train, tmp_path: Path, capsys: An
     monkeypatch.chdir(tmp_path)
     for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
         train("--name", name, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "logs")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: "y")
+    answer(monkeypatch, "y\n")
     for command in commands(PAGE):
         if inner := re.search(r"\$\((.*)\)", command):
             capsys.readouterr()

@@ -92,7 +92,7 @@ def is_running(folder: Path) -> bool:
     try:
         with FileLock(folder / ".lock", blocking=False):
             return False
-    except Timeout:
+    except (Timeout, PermissionError):  # who may not write there cannot ask
         return True
 
 
