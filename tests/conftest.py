@@ -58,6 +58,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what has been imported stays: looking through all of it takes a second each time
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # triton, where it is, misses at the end what was not let go
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs in tmp_path."""

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import programs
 import pytest
 import ranks
 import torch
@@ -737,12 +738,11 @@ def start_command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
     started = []
 
     def begin(*args: object, strategy: str = "ddp") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = programs.start(
             command(tmp_path, *args, strategy=strategy),
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,  # so that no process that it leaves behind can be missed
         )
         started.append(process)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import yaml
 from conftest import REPO
@@ -208,10 +209,12 @@ def test_a_bad_name_changes_nothing(
 def test_training_under_the_new_name(renamed: Path, tmp_path: Path) -> None:
     """With the old name not importable."""
     code = (
-        f"import runpy, sys; sys.modules[{PACKAGE!r}] = None; runpy.run_path('scripts/train.py', run_name='__main__')"
+        f"import runpy, sys\nsys.modules[{PACKAGE!r}] = None\nrunpy.run_path('scripts/train.py', run_name='__main__')\n"
     )
+    (tmp_path / "start.py").write_text(code)
     flags = "--config configs/default.yaml --trainer.fast_dev_run true --data.num_train 200 --data.num_test 50"
-    command = [sys.executable, "-c", code, *flags.split(), "--trainer.default_root_dir", str(tmp_path)]
+    command = [sys.executable, tmp_path / "start.py", *flags.split(), "--trainer.default_root_dir", tmp_path / "logs"]
     env = {**os.environ, "PYTHONPATH": str(renamed)}
-    done = subprocess.run(command, cwd=renamed, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    with programs.start(command, cwd=renamed, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, error = process.communicate()
+    assert process.returncode == 0, error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 from conftest import REPO, TINY, script
@@ -403,18 +404,19 @@ def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
-    def start(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+    def shown(name: str, *args: str) -> str:
         command = [sys.executable, str(REPO / "scripts" / name), "--ckpt_path", best(run), *args]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        with programs.start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            output, error = process.communicate()
+        assert process.returncode == 0, error
+        assert error == ""
+        return output
 
-    found = start("evaluate.py")
-    assert found.returncode == 0, found.stderr
-    assert found.stderr == ""
-    assert json.loads(found.stdout.splitlines()[-1])["test/acc"] == run[1]["test/acc"]
-    assert start("export.py", "--output", "x.pth").returncode == 0
+    assert json.loads(shown("evaluate.py").splitlines()[-1])["test/acc"] == run[1]["test/acc"]
+    shown("export.py", "--output", "x.pth")
     assert (tmp_path / "x.pth").exists()
     Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
-    assert "black.png" in start("predict.py", "black.png").stdout
+    assert "black.png" in shown("predict.py", "black.png")
 
 
 PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import yaml
@@ -493,13 +494,14 @@ class Sleep(Callback):
             time.sleep(60)
 
 
-def begin(tmp_path: Path, *args: object, **options: Any) -> subprocess.Popen[str]:
-    """train.py on tests/tiny.yaml in a process of its own."""
+def begin(tmp_path: Path, *args: object, new: bool = False, **options: Any) -> subprocess.Popen[str]:
+    """train.py on tests/tiny.yaml in a process of its own; new: torch is still to be imported."""
     command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    return subprocess.Popen(
-        [*command, *map(str, args)], cwd=REPO, env=environment, text=True, stderr=subprocess.PIPE, **options
-    )
+    how = {"cwd": REPO, "env": environment, "stderr": subprocess.PIPE, **options}
+    if new:
+        return subprocess.Popen([*command, *map(str, args)], text=True, **how)
+    return programs.start([*command, *map(str, args)], **how)
 
 
 @pytest.mark.slow
@@ -519,7 +521,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.linux
 def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None:
-    with begin(tmp_path, stdout=subprocess.PIPE) as process:
+    with begin(tmp_path, new=True, stdout=subprocess.PIPE) as process:
         while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -539,7 +541,7 @@ def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> N
             _, errors = process.communicate(timeout=60)
         assert not errors
     else:  # train.py >&- 2>&-
-        process = begin(tmp_path, preexec_fn=lambda: os.closerange(1, 3))
+        process = begin(tmp_path, new=True, preexec_fn=lambda: os.closerange(1, 3))
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
@@ -696,8 +698,7 @@ def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, number: signal.Signals
 ) -> None:
     flags = ["--trainer.max_epochs", "5", "--data.num_train", "2000"]
-    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
-    process = subprocess.Popen([*command, *flags, "--name", "killed"], cwd=REPO, stdout=subprocess.PIPE, text=True)
+    process = begin(tmp_path, *flags, "--name", "killed", stdout=subprocess.PIPE, stderr=None)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Epoch 3 "):
@@ -822,8 +823,7 @@ def test_training_on_a_gpu(train: Train, tmp_path: Path, precision: str) -> None
 
 @pytest.mark.slow
 def test_two_runs_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
-    processes = [subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL) for _ in range(2)]
+    processes = [begin(tmp_path, stdout=subprocess.DEVNULL, stderr=None) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["version_0", "version_1"]
     assert all((path / "metrics.json").exists() for path in (tmp_path / "tiny").iterdir())

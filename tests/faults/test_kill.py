@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import yaml
@@ -23,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", 1))
 SEED = int(os.environ.get("FAULT_SEED", time.time_ns() if "FAULT_ROUNDS" in os.environ else 0))
+QUICK = "FAULT_ROUNDS" not in os.environ  # no process imports torch anew, so none is killed in that
 MOST_KILLS = 3  # of one run, which then goes on to its end
 # what the run has left in its folder when the moment has come; "" comes at a random time
 OF_A_START = ("", "", "version_*", "version_*/config.yaml")
@@ -43,13 +45,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[bytes]:
+def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
     """train.py as a user starts it, from tests/, where the data module is found; output and errors go to files."""
     command = [sys.executable, str(REPO / "scripts" / "train.py"), "--config", str(config), *flags]
     with (root / "out.txt").open("wb") as out, (root / "err.txt").open("wb") as err:
-        return subprocess.Popen(
-            [*command, "--trainer.default_root_dir", str(root)], cwd=REPO / "tests", stdout=out, stderr=err
-        )
+        how: dict[str, Any] = {"cwd": REPO / "tests", "stdout": out, "stderr": err}
+        begin = programs.start if QUICK else subprocess.Popen
+        return begin([*command, "--trainer.default_root_dir", str(root)], **how)
 
 
 def folder_of(root: Path) -> Path:
@@ -71,7 +73,7 @@ def has_come(moment: str, root: Path) -> bool:
     return any((root / "tiny").glob(moment))
 
 
-def wait_for(process: subprocess.Popen[bytes], moment: str, root: Path, seconds: float, jitter: float) -> None:
+def wait_for(process: subprocess.Popen[Any], moment: str, root: Path, seconds: float, jitter: float) -> None:
     """Until a moment and a little more, or until the process has ended."""
     if not moment:
         for _ in range(int(seconds * 100)):
