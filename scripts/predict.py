@@ -26,6 +26,7 @@ from torch import Tensor
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.image_files import find_images, read_image
+from project.base.loaded import shape_of_images
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
 
@@ -45,13 +46,14 @@ def main(args: Sequence[str] | None = None) -> None:
         run = load_run(known.ckpt_path)
         data = run.datamodule
         name = type(data).__name__
-        if not isinstance(data, TensorDataModule) or data.file_shape is None:
+        shape = shape_of_images(data.empty_batch) if isinstance(data, TensorDataModule) else None
+        if not isinstance(data, TensorDataModule) or shape is None:
             what = f"{known.ckpt_path} was trained on {name}: how an image file becomes such an input is not known"
             raise UserError(
                 f"{what}\na TensorDataModule tells, if its load gives uint8 images and normalize scales them"
             )
-        if data.file_shape[0] not in (1, 3):
-            raise UserError(f"{known.ckpt_path} was trained on images {data.file_shape}: files have 1 or 3 channels")
+        if shape[0] not in (1, 3):
+            raise UserError(f"{known.ckpt_path} was trained on images {shape}: files have 1 or 3 channels")
         if not data.classes and (known.top_k is not None or known.probabilities):
             raise UserError(f"--top_k and --probabilities are of classes, which {name} has not", 2)
         top_k = 1 if known.top_k is None else known.top_k
@@ -61,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError(f"{type(run.model).__name__} has neither predict_step nor forward: it predicts nothing")
         files, unreadable = find_images(known.images)
         rows: list[tuple[str, ...]] = []
-        for batch_files, images in read_batches(files, data.file_shape, unreadable):
+        for batch_files, images in read_batches(files, shape, unreadable):
             outputs = predict(run.model, data, images)
             header, columns = describe(outputs, data.classes, top_k, known.probabilities)
             rows = rows or [("file", *header)]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
 from project.base.folds import Fraction, NumFolds, asked_fold, seeded_part, trained_fold, validation_and_rest
-from project.base.loaded import Loaded, as_samples, shape_of_images
+from project.base.loaded import Loaded, as_samples, no_images, no_inputs
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is, eval_size
 
@@ -39,7 +39,7 @@ class TensorDataModule(LightningDataModule):
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
     image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
     own_splits: Collection[str] = ("train", "test")  # what `load` knows; with "val", none is cut off the training set
-    file_shape: tuple[int, int, int] | None = None  # of uint8 samples, which files can replace; known when loaded
+    empty_batch: Tensor | None = None  # inputs (0, ...) as loaded, which tell shape and dtype; known when loaded
     trainer: Any  # set before it asks for loaders
 
     def __init__(
@@ -119,7 +119,7 @@ class TensorDataModule(LightningDataModule):
     def _samples(self, split: Any) -> Samples:
         name = f"the {split} set of {type(self).__name__}"
         samples = as_samples(self.load(split), name, self.classes, self.image_shape)
-        self.file_shape = shape_of_images(samples)
+        self.empty_batch = no_inputs(samples)
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
@@ -154,8 +154,8 @@ class TensorDataModule(LightningDataModule):
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
         data, num_ranks = self.splits[split], self.trainer.world_size
         if len(data) < num_ranks:
-            what = f"{num_ranks} processes share the {len(data)} samples of the {split} set"
-            raise UserError(f"{what}: each needs one\ngive at most --trainer.devices {len(data)}")
+            what = f"{num_ranks} processes share the {len(data)} samples of the {split} set: each needs one"
+            raise UserError(f"{what}\ngive at most --trainer.devices {len(data)}")
         pins = self.trainer.strategy.root_device.type == "cuda" if self.pin_memory is None else self.pin_memory
         size = self.batch_size if order else self.eval_batch_size or eval_size(data, self.batch_size, self.trainer)
         if isinstance(data, TensorBatches):
@@ -187,7 +187,7 @@ class TensorDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         own = {"fold": list(self.fold)} if self.fold else {}
-        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "file_shape": self.file_shape, **own}
+        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "empty_batch": self.empty_batch, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         was, now = state_dict["classes"], self.classes if "train" in self.splits else state_dict["classes"]
@@ -197,4 +197,4 @@ class TensorDataModule(LightningDataModule):
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], was
         self.trained_fold = trained_fold(state_dict.get("fold"), self.fold)
         if not self.splits:
-            self.file_shape = state_dict.get("file_shape", self.image_shape)  # older checkpoints do not know it
+            self.empty_batch = state_dict.get("empty_batch", no_images(state_dict.get("file_shape", self.image_shape)))

@@ -56,8 +56,19 @@ def as_stored(loaded: Any, where: str, are_classes: bool) -> Samples:
     return TensorBatches(*to_usual(inputs, targets, are_classes))
 
 
-def shape_of_images(samples: Samples) -> tuple[int, int, int] | None:
-    """Channels, height, width of uint8 images; None for other samples."""
+def no_inputs(samples: Samples) -> Tensor | None:
+    """An empty batch (0, ...), which tells shape and dtype of the inputs; None where they are no tensors."""
     first = samples.__getitems__([0])[0]
-    is_image = isinstance(first, Tensor) and first.dtype == torch.uint8 and first.dim() == 4
-    return (first.shape[1], first.shape[2], first.shape[3]) if is_image else None
+    return first.new_empty(0, *first.shape[1:]) if isinstance(first, Tensor) else None
+
+
+def no_images(shape: tuple[int, int, int] | None) -> Tensor | None:
+    """An empty batch of uint8 images: what older checkpoints know is their shape."""
+    return torch.empty(0, *shape, dtype=torch.uint8) if shape else None
+
+
+def shape_of_images(batch: Tensor | None) -> tuple[int, int, int] | None:
+    """Channels, height, width of uint8 images, for which files can stand; None for other inputs."""
+    if batch is None or batch.dtype != torch.uint8 or batch.dim() != 4:
+        return None
+    return (batch.shape[1], batch.shape[2], batch.shape[3])
