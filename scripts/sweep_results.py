@@ -1,0 +1,165 @@
+"""What sweep.py ends with: the table of its trials, the mean over folds or seeds, the best flags, plots."""
+
+import csv
+import io
+import shlex
+import statistics
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # no window
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from sweep_search import Dimension
+
+from project.base.errors import UserError
+from project.engine.folder import versions
+from project.engine.run import short
+from project.engine.script import write_whole
+from project.engine.selection import Selection
+
+REPEATS = ("data.fold", "seed_everything")  # searched, they repeat a training: what counts is the mean over them
+NO_METRICS = ("test/num_samples",)
+
+
+def repeats_of(dimensions: Sequence[Dimension]) -> list[str]:
+    return [found.flag for found in dimensions if found.flag in REPEATS]
+
+
+def state(trial: FrozenTrial) -> str:
+    return {TrialState.COMPLETE: "finished", TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower())
+
+
+def best_value(trial: FrozenTrial) -> float | None:
+    """Of the monitored metric: that of best.ckpt."""
+    found = trial.user_attrs.get("best") if trial.state == TrialState.PRUNED else trial.value
+    return None if found is None else float(found)
+
+
+def tests(trial: FrozenTrial) -> dict[str, float]:
+    return {key: value for key, value in trial.user_attrs.items() if key.startswith("test/") and value is not None}
+
+
+def number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def line(trial: FrozenTrial, monitor: str | None) -> str:
+    """Of a trial that has ended."""
+    values = ", ".join(f"{flag} {number(value)}" for flag, value in trial.params.items())
+    if trial.state == TrialState.FAIL:
+        return f"trial_{trial.number:03d} failed ({values}): {trial.user_attrs.get('reason', '')[:160]}"
+    found = {monitor: best_value(trial)} if monitor else {}
+    found |= {key: value for key, value in tests(trial).items() if key not in NO_METRICS}
+    metrics = ", ".join(f"{key} {number(value)}" for key, value in found.items())
+    return f"trial_{trial.number:03d} {state(trial)} ({values}): {metrics}"
+
+
+def rows_of(trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None) -> list[list[str]]:
+    """A header, and a row a trial."""
+    metrics = list(dict.fromkeys(key for trial in trials for key in tests(trial) if key not in NO_METRICS))
+    rows = [["trial", "state", *flags, *([monitor] if monitor else []), *metrics, "minutes"]]
+    for trial in trials:
+        own = [trial.params.get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
+        own += [tests(trial).get(key) for key in metrics]
+        seconds = trial.user_attrs.get("train_seconds")
+        minutes = "" if seconds is None else f"{seconds / 60:.2f}"
+        rows.append([f"trial_{trial.number:03d}", state(trial), *map(number, own), minutes])
+    return rows
+
+
+def write_csv(file: Path, trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None) -> None:
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.user_attrs if key not in ("is_mistake", "best")))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "state", *flags, *([monitor] if monitor else []), *keys])
+    for trial in trials:
+        own = [trial.params.get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
+        writer.writerow([f"trial_{trial.number:03d}", state(trial), *own, *(trial.user_attrs.get(key) for key in keys)])
+    write_whole(file, text.getvalue())
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show(
+    study: optuna.Study, folder: Path, dimensions: Sequence[Dimension], selection: Selection | None, command: str
+) -> None:
+    trials, flags = study.get_trials(), [found.flag for found in dimensions]
+    monitor, repeats = selection and selection.monitor, repeats_of(dimensions)
+    print_table(rows_of(trials, flags, monitor))
+    write_csv(folder / "trials.csv", trials, flags, monitor)
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    if not done:
+        raise UserError(f"no trial was completed: see {short(folder / 'trial_000' / 'output.txt')}")
+    if selection:
+        draw(study, done, folder)
+    if repeats:
+        others = [found for found in dimensions if found.flag not in repeats]
+        best = show_repeats(done, others, repeats, selection)
+    else:
+        best = study.best_trial if selection else None
+        others = list(dimensions)
+    plots = ", history.png and importance.png" if selection else ""
+    print(f"Trials: {short(folder)}/trial_*/version_0, trials.csv, study.db{plots}")
+    if best is None or not others:
+        return
+    values = [f"--{found.flag} {shlex.quote(found.text(best.params[found.flag]))}" for found in others]
+    print(f"Best flags: {command} {' '.join(values)}")
+    if not repeats:
+        run = list(versions(folder / f"trial_{best.number:03d}").values())[-1]
+        print(f"Best checkpoint, {monitor} {number(best.value)}: {short(run / 'checkpoints' / 'best.ckpt')}")
+
+
+def show_repeats(
+    done: Sequence[FrozenTrial], others: Sequence[Dimension], repeats: Sequence[str], selection: Selection | None
+) -> FrozenTrial | None:
+    """Mean, spread and standard error over folds or seeds, for each combination of the other values. Returns a trial of
+    the best one by the mean of the monitored metric."""
+    groups: dict[tuple[Any, ...], list[FrozenTrial]] = {}
+    for trial in done:
+        groups.setdefault(tuple(trial.params[found.flag] for found in others), []).append(trial)
+    rows = [[*(found.flag for found in others), "metric", "n", "mean", "spread", "standard error"]]
+    for values, trials in groups.items():
+        for key in tests(trials[0]):
+            if key not in NO_METRICS:
+                found = [tests(trial)[key] for trial in trials]
+                spread = statistics.stdev(found) if len(found) > 1 else None
+                error = None if spread is None else spread / len(found) ** 0.5
+                cells = [len(found), statistics.fmean(found), spread, error]
+                rows.append([*map(number, values), key, *map(number, cells)])
+    print(f"Over {' and '.join(repeats)}:")
+    print_table(rows)
+    for values, trials in groups.items():
+        if "data.fold" in repeats and len(repeats) == 1:
+            tested = sum(int(tests(trial).get("test/num_samples", 0)) for trial in trials)
+            of = f" ({', '.join(map(number, values))})" if values else ""
+            print(f"Samples tested{of}: {tested:,} in {len(trials)} folds")
+    if selection is None:
+        return None
+    sign = 1 if selection.mode == "max" else -1
+    return max(groups.values(), key=lambda trials: sign * statistics.fmean(trial.value or 0.0 for trial in trials))[0]
+
+
+def draw(study: optuna.Study, done: Sequence[FrozenTrial], folder: Path) -> None:
+    """Optuna's plots, as PNG."""
+    plots: Any = optuna.visualization.matplotlib
+    varied = [flag for flag in done[0].params if len({trial.params[flag] for trial in done}) > 1]
+    with warnings.catch_warnings():
+        # Optuna calls its plots experimental since 2.2
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        drawn = {"history.png": plots.plot_optimization_history(study)}
+        if len(done) > 2 and varied and len({trial.value for trial in done}) > 1:
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            drawn["importance.png"] = plots.plot_param_importances(study, evaluator=evaluator, params=varied)
+    for name, axes in drawn.items():
+        axes.figure.savefig(folder / name, bbox_inches="tight")
+        axes.figure.clear()
