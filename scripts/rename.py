@@ -33,7 +33,7 @@ HIDDEN = re.compile(r"(.*/)?(\.(?!ci/|github/|devcontainer/|pre-commit)|venv/|__
 def text_files() -> Iterator[tuple[Path, str]]:
     git, names = ["git", "-C", str(REPO), "ls-files", "-coz", "--exclude-standard"], []
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, or no checkout
-        names = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+        names = subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout.split("\0")[:-1]
     if not names:
         names = [name for path in REPO.rglob("*") if not HIDDEN.match(name := path.relative_to(REPO).as_posix())]
     for path in (REPO / name for name in sorted(names) if not name.startswith(("logs/", "data/"))):

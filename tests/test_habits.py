@@ -2,17 +2,26 @@
 
 import io
 import json
+import pickle
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
 from contextlib import redirect_stdout
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import REPO, script
+from lightning import Trainer
+from PIL import Image
+
+from project.base.datamodule import TensorDataModule
+from project.data.image_folder import ImageFolder
+from project.data.synthetic import SyntheticImages
 
 OWN = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 CI = (REPO / ".ci" / "run").read_text()
@@ -72,6 +81,27 @@ def test_large_files_are_refused(tmp_path: Path) -> None:
     assert subprocess.run(check).returncode == 0
     refused = subprocess.run([*check, str(tmp_path / "a large one")], capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (1, f"{tmp_path}/a large one\n")
+
+
+@pytest.mark.parametrize("kind", ["images", "folder"])
+def test_what_a_worker_gets_can_be_handed_to_a_new_process(tmp_path: Path, kind: str) -> None:
+    """As on macOS and Windows, where nothing is forked."""
+    data: TensorDataModule = SyntheticImages(num_train=100, num_test=20, num_workers=1)
+    if kind == "folder":
+        for name in ("a", "b"):
+            (tmp_path / "train" / name).mkdir(parents=True)
+            for i in range(10):
+                Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / f"{i}.png")
+        data = ImageFolder(data_dir=str(tmp_path), num_workers=1, batch_size=4)
+    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    data.prepare_data()
+    data.setup("fit")
+    loader = data.train_dataloader()
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+    again = pickle.loads(buffer.getvalue())[0]
+    indices = [3, 5]
+    assert torch.equal(again.__getitems__(indices)[0], loader.dataset.__getitems__(indices)[0])
 
 
 def test_what_the_containers_name_is_there() -> None:
