@@ -77,6 +77,7 @@ def as_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
     settings = [run.settings for run in runs if run.settings]
     keys = list(dict.fromkeys(key for one in settings for key in one))
     differ = [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
+    differ.sort(key=lambda key: not key.startswith(("model", "data")))  # these first
     best = sorted({f"best {run.monitor}" for run in runs if run.best is not None})
     tests = sorted({name for run in runs for name in run.metrics})
     rows = []
