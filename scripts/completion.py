@@ -94,7 +94,7 @@ def flags_of_script(path: Path) -> Flags:
     argv = mock.patch.object(sys, "argv", [str(path), "--help"])
     with argv, contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         runpy.run_path(str(path), run_name="__main__")
-    found = re.findall(r"^  (?:-\w,? ?)?(?:\w+, )?(--\w+)(?: \{(.*?)\})?", shown.getvalue(), re.M)
+    found = re.findall(r"^  (?:-\w,? ?)?(?:\w+, )?(--[\w.]+)(?: \{(.*?)\})?", shown.getvalue(), re.M)
     return {flag: choices.split(",") if choices else [] for flag, choices in found}
 
 
