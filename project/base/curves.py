@@ -100,6 +100,15 @@ def batches_between_points(trainer: Trainer) -> int:
     return trainer.log_every_n_steps * trainer.accumulate_grad_batches  # type: ignore[attr-defined]
 
 
+def is_log_step(module: Any) -> bool:
+    """Whether this batch is the last of an optimiser step after which Lightning logs."""
+    trainer = module.trainer
+    num_done = module.global_step if module.automatic_optimization else trainer.fit_loop.total_batch_idx
+    if not trainer.log_every_n_steps or (num_done + 1) % trainer.log_every_n_steps:
+        return False
+    return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+
+
 def step_plateau(trainer: Trainer, found: dict[str, Tensor]) -> None:
     """Step ReduceLROnPlateau after a validation, whose values are `found`."""
     metrics = [name for name in found if name != "val/loss"]

@@ -10,9 +10,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean
 from project.base.groups import IMPLEMENTATIONS
 from project.base.imports import imported
+from project.base.samples import ResumableLoader
 
 
 class WarmupCosineLR(LambdaLR):
@@ -104,6 +106,25 @@ def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_s
         what = f"model.scheduler {name} gives all parameter_groups the same momentum"
         raise UserError(f"{what}, which they have not: --model.scheduler_args.cycle_momentum false", 2)
     return _build("scheduler", found, length | args, optimizer)
+
+
+def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | None:
+    """How often a scheduler steps in the whole training; None if the training has no end."""
+    loader = trainer.datamodule.train_dataloader() if isinstance(trainer.datamodule, TensorDataModule) else None
+    if isinstance(loader, ResumableLoader):
+        # Lightning's setup would start its workers, before a resumed run knows its epoch
+        num_batches, limit = len(loader), trainer.limit_train_batches
+        num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+    else:
+        trainer.fit_loop.setup_data()
+        num_batches = trainer.num_training_batches
+        trainer.fit_loop._combined_loader = None  # made anew, with the checkpoint's state, when training starts
+    steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
+    limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
+    num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)
+    if num_steps is None or every == "step":
+        return num_steps
+    return math.ceil(num_steps / steps_per_epoch)
 
 
 def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:

@@ -1,8 +1,7 @@
 """The LightningModule below classifier.py and regressor.py: optimiser, schedule, curves."""
 
-import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from jsonargparse.typing import PositiveFloat
@@ -13,16 +12,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from project.base.curves import NEVER, Curves, Stage
-from project.base.datamodule import TensorDataModule
+from project.base.curves import NEVER, Curves, Stage, is_log_step
 from project.base.errors import UserError
+from project.base.frozen import freeze_parameters
 from project.base.groups import check_options, grouped
 from project.base.imports import function_at
 from project.base.initializer import initialize
 from project.base.means import Metrics
-from project.base.optim import build_optimizer, build_scheduler, interval_of
-from project.base.samples import ResumableLoader
+from project.base.optim import build_optimizer, build_scheduler, interval_of, num_scheduler_steps
 from project.base.views import mean_over_views
+from project.base.weights import WeightsFile, load_weights
 
 
 class System(LightningModule):
@@ -56,6 +55,9 @@ class System(LightningModule):
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is mostly faster.
         compile_net: Compile the network with this backend of torch.compile, "inductor" for instance.
         compile_mode: Of torch.compile, such as "reduce-overhead", which launches CUDA graphs, or "max-autotune".
+        weights: A checkpoint, state_dict or *.safetensors: a new training starts with what fits by name and shape.
+        freeze: What the names of parameters begin with or match, such as [conv1, "*.bias"]: those do not train, and
+            modules without any other stay in eval mode.
     """
 
     optimizer: str | Optimizer | Callable[..., Optimizer]
@@ -78,6 +80,8 @@ class System(LightningModule):
         channels_last: bool = True,
         compile_net: str | None = None,
         compile_mode: str | None = None,
+        weights: WeightsFile | None = None,
+        freeze: list[str | int] | str | None = None,
     ) -> None:
         super().__init__()
         self.net = net
@@ -95,10 +99,15 @@ class System(LightningModule):
         self.channels_last = channels_last
         self.compile_net = compile_net
         self.compile_mode = compile_mode
+        self.weights_file = weights
+        self.frozen_names = freeze.split(",") if isinstance(freeze, str) else list(map(str, freeze or []))
+        self.frozen_modules: list[nn.Module] = []
         self.is_initialized = False
         self.curves_callback = Curves()  # writes what `track` is told; the engine puts it before all others
         if compile_net is not None and compile_net not in torch.compiler.list_backends(exclude_tags=()):
             raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the usual one")
+        if weights is not None and initializer is not None:
+            raise UserError("model.weights and model.initializer both set weights: --model.initializer null", 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's outputs (N, ...); outside training the mean over the test_views of x."""
@@ -106,6 +115,12 @@ class System(LightningModule):
             return self.net(x)
         self.curves_callback.saw_views = True
         return mean_over_views(self.net, self.test_views, x)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for module in self.frozen_modules:
+            module.eval()
+        return self
 
     def track(
         self, stage: Stage, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None, **values: Any
@@ -125,22 +140,24 @@ class System(LightningModule):
         self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            if self._is_log_step():
+            if is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
-    def _is_log_step(self) -> bool:
-        """Whether this batch is the last of an optimiser step after which Lightning logs."""
-        trainer: Any = self.trainer
-        num_done = self.global_step if self.automatic_optimization else trainer.fit_loop.total_batch_idx
-        if not trainer.log_every_n_steps or (num_done + 1) % trainer.log_every_n_steps:
-            return False
-        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+    def prepare_weights(self) -> None:
+        """Before each fit; by the engine before all else, too, so that a mistake is told at once."""
+        left = set[str]()
+        if self.weights_file is not None and not self.is_initialized:
+            left = load_weights(self.net, self.weights_file)
+            self.is_initialized = True  # a second fit goes on from the weights of the first
+        self.frozen_modules = freeze_parameters(self, self.frozen_names, left)
 
     def prepare_net(self, trains: bool) -> None:
         """Before each fit or test, by Curves: not a hook that a subclass may override."""
+        if trains:
+            self.prepare_weights()
         if trains and self.initializer is not None and not self.is_initialized:
             initialize(self.net, self.initializer, self.trainer.datamodule)  # type: ignore[attr-defined]
-            self.is_initialized = True  # a second fit goes on from the weights of the first
+            self.is_initialized = True
         if self.channels_last:
             for parameter in self.net.parameters():
                 if not is_lazy(parameter) and parameter.dim() == 4:
@@ -180,19 +197,4 @@ class System(LightningModule):
 
     def num_scheduler_steps(self) -> int | None:
         """How often the scheduler steps in the whole training; None if the training has no end."""
-        trainer: Any = self.trainer
-        loader = trainer.datamodule.train_dataloader() if isinstance(trainer.datamodule, TensorDataModule) else None
-        if isinstance(loader, ResumableLoader):
-            # Lightning's setup would start its workers, before a resumed run knows its epoch
-            num_batches, limit = len(loader), trainer.limit_train_batches
-            num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
-        else:
-            trainer.fit_loop.setup_data()
-            num_batches = trainer.num_training_batches
-            trainer.fit_loop._combined_loader = None  # made anew, with the checkpoint's state, when training starts
-        steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
-        limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
-        num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)
-        if num_steps is None or self.step_scheduler_every() == "step":
-            return num_steps
-        return math.ceil(num_steps / steps_per_epoch)
+        return num_scheduler_steps(self.trainer, self.step_scheduler_every())

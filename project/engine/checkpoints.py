@@ -1,8 +1,6 @@
 """Checkpoints: written whole or not at all, checked before they are read, kept by the run's own rules."""
 
 import io
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from project.base.errors import UserError
 from project.base.rank import say
+from project.base.weights import load_checked
 from project.engine.older import as_today
 from project.engine.script import write_whole
 
@@ -68,26 +67,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
     as_today(checkpoint)
     return checkpoint
-
-
-def load_checked(path: Path) -> Any:
-    """What a file holds, on the CPU, checked to be whole and loaded without running any code in it.
-
-    torch.save writes a zip archive with a CRC-32 of each record, which torch.load does not look at.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # torch.save sets neither; torch.load finds other numbers in a record that is marked as a folder
-            marked = [info.filename for info in archive.infolist() if info.compress_type or info.external_attr]
-            damaged = marked[0] if marked else archive.testzip()
-        if damaged:
-            raise UserError(f"checkpoint {path} is damaged: its record {damaged} is not as it was written")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(f"checkpoint {path} holds more than tensors and plain values: not safe to load") from error
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, KeyError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"checkpoint {path} is cut short or no checkpoint at all: {reason}") from error
 
 
 class RunCheckpoint(ModelCheckpoint):

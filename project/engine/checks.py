@@ -116,7 +116,9 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
 
 
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
-    """Load the data and try the network on it, before a run folder exists."""
+    """Give the network its weights, load the data and try the network on it, before a run folder exists."""
+    if isinstance(model, System):
+        model.prepare_weights()
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()
         data.setup("fit")

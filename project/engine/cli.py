@@ -25,7 +25,8 @@ from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
 from project.engine.config import drop_objects, facts_of, fill_in
 from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
-from project.engine.messages import explain
+from project.engine.messages import explain, is_of_parser, pretrained_hint
+from project.engine.misfits import is_of_library
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.restart import Restart
 from project.engine.steps import SeveralSteps, say_single_steps
@@ -144,13 +145,15 @@ class TrainingCLI(LightningCLI):
         try:
             return self.parser.instantiate(config)
         except ValueError as error:
-            if not self.failures:
+            failure = next(iter(self.failures), error.__cause__)  # the latter of a function, or the parser's own
+            if not isinstance(failure, Exception) or is_of_parser(failure):
                 raise UserError(explain(str(error), self.parser), 2) from error
-            failure = self.failures[0]
-            # a constructor's word for an argument that it cannot take, or for a package that it wants
+            # a constructor's word for an argument that it cannot take, or for a package or file that it wants
             on_purpose = isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure)
-            if on_purpose or isinstance(failure, ImportError):
-                raise UserError(f"the config does not fit: {first_line(failure)}", 2) from failure
+            of_function = not self.failures and is_of_library(failure)
+            if on_purpose or of_function or isinstance(failure, ImportError | OSError):
+                what = f"the config does not fit: {first_line(failure)}"
+                raise UserError(what + pretrained_hint(config.get("model")), 2) from failure
             raise failure from None
 
     def instantiate_classes(self) -> None:

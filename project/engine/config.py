@@ -33,7 +33,7 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
         facts["num_classes"] = int(data.num_classes)
     if isinstance(data, TensorDataModule) and data.image_shape:
         facts["image_shape"] = [int(size) for size in data.image_shape]
-        facts["in_channels"] = facts["image_shape"][0]
+        facts["in_channels"] = facts["in_chans"] = facts["image_shape"][0]  # as timm calls them
     return facts
 
 
@@ -45,9 +45,12 @@ def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
             fill_in(inner, own, facts)
     values, own = as_dict(config), as_dict(given)
     if "class_path" in values:
-        values, own = as_dict(values.get("init_args")), as_dict(own.get("init_args"))
+        values, own, path = as_dict(values.get("init_args")), as_dict(own.get("init_args")), values["class_path"]
         for name in facts.keys() & values.keys() - own.keys():
             values[name] = facts[name]
+        if path.startswith("timm.") and inspect.isroutine(pkgutil.resolve_name(path)):  # its **kwargs take them
+            taken = {name: facts[name] for name in ("num_classes", "in_chans") if name in facts}
+            config["dict_kwargs"] = taken | as_dict(config.get("dict_kwargs"))
     for name, inner in values.items():
         fill_in(inner, own.get(name), facts)
 

@@ -2,10 +2,15 @@
 
 import argparse
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
+import traceback
+from pathlib import Path
+from typing import Any
 
+import jsonargparse
 from jsonargparse import ArgumentParser
 
 import project
@@ -21,6 +26,7 @@ HELP = {
     "trainer.default_root_dir": "Where runs are kept instead of logs/.",
     "trainer.fast_dev_run": "One batch of everything, nothing written.",
 }
+EXTRAS = ("timm",)  # of pyproject.toml, by the name of their package
 # said of every union, of None as one of its types, and of a class that could have been a file
 NOISE = ("Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a <class 'NoneType'>", "Expected a path")
 
@@ -66,7 +72,10 @@ def unknown_key(path: str, class_path: str, known: list[str]) -> str:
     if class_path:
         cls, scratch = pkgutil.resolve_name(class_path), ArgumentParser(exit_on_error=False, add_help=False)
         add = scratch.add_class_arguments if isinstance(cls, type) else scratch.add_function_arguments
-        names = {"class_path", "init_args", *add(cls, fail_untyped=False)}
+        arguments, own = add(cls, fail_untyped=False), inspect.signature(cls).parameters
+        names = {"class_path", "init_args", *arguments}
+        if set(arguments) < own.keys() and any(value.kind is value.VAR_KEYWORD for value in own.values()):
+            names.add(f"dict_kwargs.{name} where its **kwargs take that")
     elif not names:  # a section that is none
         path = name = path.partition(".")[0]
         names = {key.partition(".")[0] for key in known}
@@ -78,10 +87,24 @@ def nearest_import(path: str) -> str:
     try:
         return did_you_mean(name, dir(importlib.import_module(module)))
     except ImportError:
+        if module.partition(".")[0] in EXTRAS:
+            return f'; pip install -e ".[{module.partition(".")[0]}]"'
         own = [file.name for file in pkgutil.walk_packages(project.__path__, "project.")]
         package = module.partition(".")[0]
         missing = f"; pip install {package}" if importlib.util.find_spec(package) is None else ""
         return did_you_mean(module, [*own, *sys.modules]) or missing
+
+
+def is_of_parser(error: Exception) -> bool:
+    """Whether jsonargparse itself has raised it, and not what it called."""
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent == Path(jsonargparse.__file__).parent
+
+
+def pretrained_hint(model: Any) -> str:
+    """For a network that takes no weights of its package: where they cannot be fetched, or are of other classes."""
+    arguments = model.get("init_args.net.init_args") if model else None
+    found = [name for name in ("weights", "pretrained") if arguments and arguments.get(name)]
+    return f"\nwithout model.net.{found[0]}, --model.weights FILE takes what fits of a file" if found else ""
 
 
 def shorten_help(parser: ArgumentParser) -> None:

@@ -112,10 +112,10 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
     for key, (before, value) in found.items():
         section, _, name = key.partition(".")
         reason = None
-        is_option = section == "model" and (name in OPTIONS or name.startswith("parameter_groups"))
+        is_option = section == "model" and (name in OPTIONS or name.startswith(("parameter_groups", "freeze")))
         if restart.checkpoint is not None and key == "seed_everything":
             reason = "its random numbers go on"
-        elif restart.checkpoint is not None and key.startswith("model.initializer"):
+        elif restart.checkpoint is not None and (key.startswith("model.initializer") or is_weights(key, value, model)):
             reason = "its weights are the checkpoint's"
         elif restart.checkpoint is not None and restart.folder and key in SELECTION:
             reason = "its best.ckpt was chosen so"
@@ -127,6 +127,11 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
             raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or start anew", 2)
         say(f"Resume: {key} {short(value)}, before {short(before)}")
     return list(found)
+
+
+def is_weights(key: str, value: Any, model: LightningModule) -> bool:
+    """Whether it is System's argument, and not one of a subclass."""
+    return key == "model.weights" and isinstance(model, System) and value == model.weights_file
 
 
 def changed(before: dict[str, Any], now: dict[str, Any], flags: Sequence[str]) -> dict[str, tuple[Any, Any]]:
