@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.means import Metrics
+from project.base.means import Metrics, collection
 from project.base.samples import Batch
 from project.base.system import System
 
@@ -19,6 +20,8 @@ class Classifier(System):
         criterion: The loss of logits and labels, a mean over the batch; cross-entropy unless given.
         metrics: By name, {f1: {class_path: torchmetrics.classification.MulticlassF1Score}}; accuracy unless given.
         num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
+        per_class: The accuracy of each class, too, as curves val_class_acc/NAME.
+        top_k: Also how often the true class is among so many of the likeliest, as val/top5 with 5.
         system: Optimiser, schedule and so on, see System.
     """
 
@@ -28,12 +31,24 @@ class Classifier(System):
         criterion: nn.Module | None = None,
         metrics: Metrics | Metric | None = None,
         num_classes: int | None = None,
+        per_class: bool = False,
+        top_k: PositiveInt | None = None,
         **system: Any,
     ) -> None:
         if num_classes == 1:
             raise ValueError("num_classes 1: there is nothing to tell apart; give data of two classes or more")
-        accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)  # the checks wait for a GPU
-        super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics or {"acc": accuracy}, **system)
+        if top_k and num_classes and top_k > num_classes:
+            raise ValueError(f"top_k {top_k}: there are {num_classes} classes; give fewer")
+
+        def accuracy(**options: Any) -> Metric:
+            return MulticlassAccuracy(num_classes, validate_args=False, **options)  # the checks wait for a GPU
+
+        metrics = metrics or {"acc": accuracy(average="micro")}
+        if per_class or top_k:
+            metrics = collection(metrics)
+            metrics.add_metrics({"class_acc": accuracy(average=None)} if per_class else {})
+            metrics.add_metrics({f"top{top_k}": accuracy(average="micro", top_k=top_k)} if top_k else {})
+        super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -52,6 +52,7 @@ def yaml_of(path: Path, *loggers: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_csv_beside_tensorboard_goes_on_after_a_kill(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +119,6 @@ def test_a_start_that_fails_or_is_a_trial_leaves_nothing(
     assert "No module named 'aim'; pip install aim\n" in capsys.readouterr().err
     monkeypatch.undo()
     train("--trainer.logger", "MLFlowLogger", "--trainer.fast_dev_run")
-    train("--trainer.logger", "CSVLogger", "--trainer.fast_dev_run")
     with pytest.raises(SystemExit) as caught:
         train("--trainer.logger", "test_loggers.NoServer")
     assert caught.value.code == 1

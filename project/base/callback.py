@@ -16,6 +16,10 @@ class MayMissSteps(Callback):
     """
 
 
+class MaySampleSteps(MayMissSteps):
+    """One whose `on_before_optimizer_step`, too, need not see each step: with `--steps_per_execution 20` one of 20."""
+
+
 class RunFolder(Callback):
     """Tells all processes the folder of the run, which the first one has made; a temporary one in a fast_dev_run."""
 

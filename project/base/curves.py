@@ -1,5 +1,6 @@
 """What `System.track` is told of each batch, as curves: a callback, so that no hook of a user can switch it off."""
 
+import re
 import warnings
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
 from project.base.callback import gather
+from project.base.datamodule import TensorDataModule
 from project.base.means import Means, collection
 from project.base.rank import say
 
@@ -31,10 +33,11 @@ class Curves(Callback):
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        metrics = collection(pl_module.metrics)
-        self.epoch = Means(metrics.clone())
-        self.means = {"train": Means(metrics.clone(), self.epoch)}
-        self.means |= {name: Means(metrics.clone()) for name in ("val", "test")}
+        metrics, data = collection(pl_module.metrics), trainer.datamodule  # type: ignore[attr-defined]
+        classes = data.classes if isinstance(data, TensorDataModule) else None
+        self.epoch = Means(metrics.clone(), classes=classes)
+        self.means = {"train": Means(metrics.clone(), self.epoch, classes)}
+        self.means |= {name: Means(metrics.clone(), classes=classes) for name in ("val", "test")}
         pl_module.prepare_net(trains=stage == "fit")
         # such an epoch has its point at its end
         warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
@@ -45,7 +48,10 @@ class Curves(Callback):
         found = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
         if not keep:
             means.reset()
-        return {f"{stage}/{name}": value for name, value in found.items() if stage == "test" or name != "num_samples"}
+        found = {name: value for name, value in found.items() if stage == "test" or name != "num_samples"}
+        # of each class: a group of their own in TensorBoard, val_class_acc/cat beside val/acc
+        own = [name for name in found if name.partition("/")[2] in means.classes]
+        return {f"{stage}_{name}" if name in own else f"{stage}/{name}": value for name, value in found.items()}
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
         """On a log step. A mean over a few batches would be noise: shortly before the end of an epoch the samples stay
@@ -55,7 +61,8 @@ class Curves(Callback):
         keep = 0 < num_left < batches_between_points(trainer) / 2
         point = self.result(trainer, "train", keep=keep)
         # on the CPU: after every batch Lightning reads again what a progress bar shows, and would wait for the GPU
-        pl_module.log_dict({name: value.cpu() for name, value in point.items()}, prog_bar=True)
+        for name, value in point.items():
+            pl_module.log(name, value.cpu(), prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -73,12 +80,13 @@ class Curves(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)  # as Lightning counts
         # equal in all processes already, but Lightning warns without sync_dist, here and below
-        pl_module.log_dict(self.result(trainer, "train", self.epoch), prog_bar=True, logger=False, sync_dist=True)
+        for name, value in self.result(trainer, "train", self.epoch).items():
+            pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         found = self.result(trainer, "val")
         for name, value in found.items():
-            pl_module.log(name, value, prog_bar=name != "val/loss", sync_dist=True)
+            pl_module.log(name, value, prog_bar=name != "val/loss" and not is_of_class(name), sync_dist=True)
         if found and trainer.state.fn == "fit" and not trainer.sanity_checking:
             step_plateau(trainer, found)
 
@@ -96,6 +104,11 @@ class Curves(Callback):
         self.resumed = {name: state_dict.get(name, []) for name in ("train", "epoch")}  # the latter is younger
 
 
+def is_of_class(name: str) -> bool:
+    """Whether a curve is one class's of a metric: too many for a line in the terminal."""
+    return re.match("(train|val|test)_[^/]+/", name) is not None
+
+
 def batches_between_points(trainer: Trainer) -> int:
     return trainer.log_every_n_steps * trainer.accumulate_grad_batches  # type: ignore[attr-defined]
 
@@ -111,7 +124,7 @@ def is_log_step(module: Any) -> bool:
 
 def step_plateau(trainer: Trainer, found: dict[str, Tensor]) -> None:
     """Step ReduceLROnPlateau after a validation, whose values are `found`."""
-    metrics = [name for name in found if name != "val/loss"]
+    metrics = [name for name in found if name != "val/loss" and not is_of_class(name)]
     for config in trainer.lr_scheduler_configs:
         if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
             watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"

@@ -1,6 +1,7 @@
 """Means and metrics of many batches, computed a few times only: what the curves are made of."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ class Means:
     """Means over samples, of the loss and other values, and metrics of outputs and targets.
 
     whole: those of a longer time, which get every batch too and start anew on their own.
+    classes: names for metrics with a value for each.
     """
 
-    def __init__(self, metrics: MetricCollection, whole: "Means | None" = None) -> None:
-        self.metrics, self.whole = metrics, whole
+    def __init__(
+        self, metrics: MetricCollection, whole: "Means | None" = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self.metrics, self.whole, self.classes = metrics, whole, in_keys(classes or [])
         self.reset()
 
     def reset(self) -> None:
@@ -78,7 +82,7 @@ class Means:
             return {}
         total = reduce(self.sums.clone())
         found = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        found |= numbers(self.metrics.compute()) if self.has_metrics else {}
+        found |= numbers(self.metrics.compute(), self.classes) if self.has_metrics else {}
         return found | {"num_samples": total[-1]}
 
     def state(self) -> dict[str, Any]:
@@ -101,15 +105,24 @@ class Means:
             self.metrics[name].merge_state(saved)
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Metrics of one number as they are; those of one for each class as NAME_0, NAME_1, ...; others are no curves."""
+def numbers(values: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Metrics of one number as they are; those of one for each class as NAME/CLASS, or NAME_0, NAME_1, ... where the
+    classes have no names; others are no curves."""
     found: dict[str, Tensor] = {}
     for name, value in values.items():
-        if isinstance(value, Tensor) and value.dim() == 1 and len(value) <= 100:
+        if isinstance(value, Tensor) and value.dim() == 1 and 1 < len(value) == len(classes):
+            found |= {f"{name}/{label}": number for label, number in zip(classes, value, strict=True)}
+        elif isinstance(value, Tensor) and value.dim() == 1 and len(value) <= 100:
             found |= {f"{name}_{i}": number for i, number in enumerate(value)}
         elif isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
             found[name] = torch.as_tensor(value).squeeze()
     return found
+
+
+def in_keys(classes: Sequence[str]) -> list[str]:
+    """Names of classes as they can stand in the key of a curve, of a file or of MLflow: "a b/c" as a_b_c."""
+    names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
+    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
 def collection(metrics: Metrics | Metric | None) -> MetricCollection:

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 from project.base.callback import MayMissSteps
+from project.base.curves import is_of_class
 from project.base.datamodule import TensorDataModule
 
 REFRESH_S = 0.2
@@ -64,7 +65,8 @@ class EpochLines(Pace):
         names = sorted(metrics, key=lambda name: name.partition("/")[0])  # train/ before val/
         if self.validated != trainer.current_epoch:
             names = [name for name in names if not name.startswith("val")]  # those of an earlier epoch
-        parts = [f"{name} {metrics[name].item():.4f}" for name in names if name != "lr"] or ["nothing logged"]
+        names = [name for name in names if name != "lr" and not is_of_class(name)]
+        parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}", flush=True)
 

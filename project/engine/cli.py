@@ -79,6 +79,8 @@ class TrainingCLI(LightningCLI):
         add("--num_threads", PositiveInt | None, None, "CPU threads; all cores unless given.")
         add("--device_monitor", bool, True, "Curves of the devices.")
         add("--step_timer", bool, True, "Shares of a step's time.")
+        add("--gradient_norm", bool | Literal["modules"], False, "A curve; modules: one of each part of the network.")
+        add("--histograms_every_n_epochs", NonNegativeInt, 0, "Of the weights; 0: none.")
         add("--figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures.")
         add("--keep_every_epoch", bool, False, "Keep all checkpoints.")
         for action in parser._actions:  # argparse has no public list of them

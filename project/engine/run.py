@@ -9,6 +9,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
+from project.base.curves import is_of_class
 from project.base.errors import UserError, first_line
 from project.base.rank import rank, say
 from project.base.system import System
@@ -143,11 +144,14 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-    numbers = ", ".join(f"{key} {value if isinstance(value, int) else f'{value:.4f}'}" for key, value in found.items())
+    texts = {key: str(value) if isinstance(value, int) else f"{value:.4f}" for key, value in found.items()}
+    numbers = ", ".join(f"{key} {text}" for key, text in texts.items() if not is_of_class(key))
     say(f"Trained {epochs} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
     if run and not tested and trainer.checkpoint_callbacks:
         say("No validation was made, so there is no best.ckpt")
     say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
+    for key in sorted(filter(is_of_class, texts), key=lambda key: found[key]):  # the worst first
+        say(f"  {key:<40}{texts[key]}")
     say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
     for sentence in advice(seen) if (seen := facts(trainer)) else []:
         say(f"Advice: {sentence}")

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from project.base.callback import MayMissSteps
+from project.base.callback import MayMissSteps, MaySampleSteps
 from project.base.rank import say
 from project.callbacks.phase_clock import PhaseClock
 
@@ -154,6 +154,8 @@ def obstacle(trainer: Any) -> str | None:
         if is_overridden(hook, model, LightningModule):
             return f"{hook} of {type(model).__name__}"
     for callback in trainer.callbacks:
+        if isinstance(callback, MaySampleSteps):
+            continue
         if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
             return type(callback).__name__
         hooks = [hook for hook in (*BATCH_HOOKS, *STEP_HOOKS) if is_overridden(hook, callback)]

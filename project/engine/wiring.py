@@ -16,9 +16,11 @@ from project.base.samples import ResumableLoader
 from project.base.system import System
 from project.callbacks.charts import has_pictures
 from project.callbacks.device_monitor import DeviceMonitor
+from project.callbacks.gradient_norm import GradientNorm
 from project.callbacks.prediction_figures import PredictionFigures
 from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
+from project.callbacks.weight_histograms import WeightHistograms
 from project.engine.checkpoints import RunCheckpoint
 from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
@@ -64,6 +66,8 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     callbacks += [PredictionFigures(every)] if every else []
     callbacks += [StepTimer(every)] if config.step_timer else []
     callbacks += [DeviceMonitor()] if config.device_monitor else []
+    callbacks += [GradientNorm(config.gradient_norm == "modules")] if config.gradient_norm else []
+    callbacks += [WeightHistograms(config.histograms_every_n_epochs)] if config.histograms_every_n_epochs else []
     callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, selection))
     if config.patience is not None:
         # Lightning 2.6 has no answer where it validates by the clock
