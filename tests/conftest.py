@@ -72,6 +72,23 @@ def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return run
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """As `train`, once for the same flags: the folder of the run, which no test changes, and its metrics."""
+    runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
+
+    def run(*args: object) -> tuple[Path, dict[str, Any]]:
+        flags = tuple(map(str, args))
+        if flags not in runs:
+            root = tmp_path_factory.mktemp("trained")
+            metrics = main(["--config", TINY, "--trainer.default_root_dir", str(root), *flags])
+            (folder,) = root.glob("*/version_0")
+            runs[flags] = folder, metrics
+        return runs[flags]
+
+    return run
+
+
 @pytest.fixture
 def mnist_dir(tmp_path: Path) -> Path:
     """MNIST's four files, with 300 training and 100 test images of noise."""

@@ -5,6 +5,7 @@ ranks find the environment that torchrun sets, so nothing here is known to the p
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -60,6 +61,7 @@ def start(folder: Path) -> Iterator[RunRanks]:
 def serve(folder: Path) -> None:
     import test_distributed  # noqa: F401  # all that the ranks need
 
+    gc.freeze()  # shared memory stays shared, and no rank looks through it
     for number, line in enumerate(sys.stdin):
         job = json.loads(line)
         if job is None:

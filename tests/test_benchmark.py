@@ -26,7 +26,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 # Lightning's, rightly, to the plain module: it logs where none of 60 batches is logged, and has no validation
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:You passed in a `val_dataloader`")
 def test_it_compares(benchmark: Any) -> None:
-    options = argparse.Namespace(data_dir=None, steps=100, rounds=2, accelerator="cpu")
+    options = argparse.Namespace(data_dir=None, steps=50, rounds=2, accelerator="cpu")
     found = benchmark.compare("mnist", options)
     assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()
     found.pop("ours / raw")

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def last(train: Train, tmp_path: Path) -> Path:
-    train("--trainer.max_epochs", 1)
+def last(trained: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Path:
+    """Of a run that the test may change."""
+    shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "tiny" / "version_0")
     return tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
 
 

@@ -73,14 +73,19 @@ POINTS = {
 @pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"])
 @pytest.mark.parametrize("every", list(POINTS))
 def test_an_epochs_line_and_its_points_are_means_of_its_samples(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int, flags: tuple[object, ...]
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    every: int,
+    flags: tuple[object, ...],
 ) -> None:
     schedule = ("--trainer.max_epochs", 3, "--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", 0.9)
     schedule += ("--model.scheduler_interval", "step")
-    train(*schedule, "--trainer.log_every_n_steps", 1, "--name", "every_step")
+    single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
     capsys.readouterr()
     train(*schedule, *flags, "--trainer.log_every_n_steps", every)
-    single, found = (curves(tmp_path / name / "version_0") for name in ("every_step", "tiny"))
+    found = curves(tmp_path / "tiny" / "version_0")
     lines = epoch_lines(capsys.readouterr().out)
     assert list(lines) == ["1", "2", "3"]
     for name, of_line in (("train/loss", 0), ("train/acc", 1)):

@@ -779,7 +779,7 @@ def test_strategies_by_flag(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path, on_ranks: RunRanks, strategy: str
 ) -> None:
     process = start_command(strategy=strategy)
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert_none_left(process.pid, 2)
     assert "Device: CPU (2 processes, 1 thread each)" in output

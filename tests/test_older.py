@@ -62,11 +62,16 @@ def test_an_older_checkpoint_evaluates(train: Train, tmp_path: Path) -> None:
     assert found == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
-@pytest.mark.parametrize("num_at_once", [1, 4])
+@pytest.mark.parametrize("num_at_once", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at_batch", [None, 11], ids=["after an epoch", "in an epoch"])
 @pytest.mark.linux
 def test_an_older_run_goes_on_to_the_same_weights(
-    train: Train, tmp_path: Path, num_at_once: int, at_batch: int | None, monkeypatch: pytest.MonkeyPatch
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    num_at_once: int,
+    at_batch: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flags = (
         "--model.scheduler",
@@ -77,7 +82,7 @@ def test_an_older_run_goes_on_to_the_same_weights(
         "step",
     )
     flags += ("--trainer.max_epochs", 3)
-    train(*flags, "--name", "whole")
+    whole, _ = trained(*flags)
     if at_batch is None:
         train(*flags, "--trainer.max_epochs", 2)
     else:
@@ -90,7 +95,7 @@ def test_an_older_run_goes_on_to_the_same_weights(
     make_file_old(path, num_at_once)
     result = train(*flags, "--steps_per_execution", num_at_once, "--ckpt_path", "last")
     assert result["steps"] == 57
-    folders = tmp_path / "tiny" / "version_0", tmp_path / "whole" / "version_0"
+    folders = tmp_path / "tiny" / "version_0", whole
     assert equal(*map(weights, folders))
     found, expected = (curves(folder) for folder in folders)
     for name in ("lr", "train/loss", "train/acc", "val/loss", "val/acc"):

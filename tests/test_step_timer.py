@@ -119,7 +119,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("steps", list(STEPS))
+@pytest.mark.parametrize(
+    "steps", ["single steps", "several steps", pytest.param("accumulation", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", list(SLOW))
 def test_what_is_slow_is_found(
     train: Train,

@@ -37,6 +37,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "a step that is skipped": ("--model", "test_steps.SkipsSome"),
     "random changes": ("--data", "test_steps.Changed"),
 }
+QUICK = ("warm-up", "every step logged", "own logging", "a step that is skipped", "random changes")
 
 
 class LogsItself(Classifier):
@@ -94,14 +95,21 @@ def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
 @pytest.mark.parametrize("num_steps", [4, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", list(SETTINGS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS]
+)
 def test_several_steps_at_once_change_nothing(
-    train: Train, tmp_path: Path, num_steps: int, name: str, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    num_steps: int,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ("--trainer.max_epochs", 3, *SETTINGS[name])
-    one = train(*flags, "--name", "one")
+    folder, one = trained(*flags)
     several = train(*flags, "--name", "several", "--steps_per_execution", num_steps)
-    folders = tmp_path / "one" / "version_0", tmp_path / "several" / "version_0"
+    folders = folder, tmp_path / "several" / "version_0"
     assert equal(*map(weights, folders))
     assert equal(*(weights(folder, "best") for folder in folders))
     assert curves(folders[0]) == curves(folders[1])

@@ -150,13 +150,16 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
     ],
 )
 def test_the_optimizer_that_is_assigned_trains_and_resumes(
-    train: Train, tmp_path: Path, kind: str, flags: tuple[object, ...]
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    kind: str,
+    flags: tuple[object, ...],
 ) -> None:
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
     train(*own, "--trainer.max_epochs", 1)
     train(*own, "--ckpt_path", "last", "--trainer.max_epochs", 2)
-    train(*flags, "--name", "flags")
-    found, expected = weights(folder(tmp_path)), weights(folder(tmp_path, "flags"))
+    found, expected = weights(folder(tmp_path)), weights(trained(*flags)[0])
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)  # a fused step rounds otherwise
     rates = [rate for _, rate in curves(folder(tmp_path))["lr"]]
@@ -233,7 +236,11 @@ class NoSuper(Classifier):
         return []
 
 
-@pytest.mark.parametrize("flags", [PLATEAU, (*PLATEAU, "--model.scheduler_args.mode", "max")], ids=["min", "max"])
+@pytest.mark.parametrize(
+    "flags",
+    [PLATEAU, pytest.param((*PLATEAU, "--model.scheduler_args.mode", "max"), marks=pytest.mark.slow)],
+    ids=["min", "max"],
+)
 def test_hooks_may_be_overridden_without_super(
     train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

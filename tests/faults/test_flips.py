@@ -22,7 +22,7 @@ from conftest import TINY, script
 from project.engine.recorder import RunRecorder
 from project.engine.run import main
 
-FLIPS = int(os.environ.get("FAULT_FLIPS", 2))
+FLIPS = int(os.environ.get("FAULT_FLIPS", 1))
 SEED = int(os.environ.get("FAULT_SEED", 0))
 Regions = dict[str, list[tuple[int, int]]]  # first byte and the one behind the last
 
