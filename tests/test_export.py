@@ -1,22 +1,29 @@
 """export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and its refusals."""
 
+import csv
 import importlib.util
 import json
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import TINY, script
+from conftest import REPO, TINY, script
 from lightning import LightningModule
+from pages import commands, run, write_files
+from PIL import Image
 from test_scripts import fails
 from torch import Tensor, nn
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
+from project.base.image_files import read_image
 from project.base.samples import Batch
+from project.data.cifar10 import CIFAR10
 from project.engine.resume import load_run
 from project.engine.run import main
 
@@ -171,12 +178,12 @@ EACH = [pytest.param("onnx", marks=pytest.mark.slow), "pt2"]  # onnxscript takes
 def compare(checkpoint: Path, kind: str, inputs: Callable[[int], Tensor], *flags: str) -> dict[str, Any]:
     """Export, run on batches of several sizes, compare with predict_step; returns what the file says of itself."""
     file = export.main(["--ckpt_path", str(checkpoint), "--format", kind, *flags])
-    run = load_run(checkpoint)
+    loaded = load_run(checkpoint)
     for size in (1, 2, 5):
         batch = inputs(size)
         with torch.no_grad():
-            x = run.datamodule.normalize(batch)  # type: ignore[attr-defined]
-            expected = run.model.eval().predict_step((x, None), 0)
+            x = loaded.datamodule.normalize(batch)  # type: ignore[attr-defined]
+            expected = loaded.model.eval().predict_step((x, None), 0)
         found, about = RUN[kind](file, x if "false" in flags else batch)
         assert found.shape == expected.shape
         assert (found - expected).abs().max() < 1e-5
@@ -271,16 +278,16 @@ def test_data_that_is_not_ours_needs_an_example_of_the_model() -> None:
 
 
 def test_a_checkpoint_that_does_not_know_its_samples_asks_the_data(checkpoint: Any) -> None:
-    run: Any = load_run(checkpoint("words"))
-    assert run.datamodule.empty_batch.shape == (0, 7)
-    run.datamodule.empty_batch = None
-    assert export.make_subject(run.model, run.datamodule, None).about["input_shape"] == [7]
+    loaded: Any = load_run(checkpoint("words"))
+    assert loaded.datamodule.empty_batch.shape == (0, 7)
+    loaded.datamodule.empty_batch = None
+    assert export.make_subject(loaded.model, loaded.datamodule, None).about["input_shape"] == [7]
 
 
 def test_the_check_sees_numbers_as_the_network_does(checkpoint: Any) -> None:
     """Else a probability of 1 agrees with anything."""
-    run: Any = load_run(checkpoint("features"))
-    seen = run.datamodule.normalize(export.make_subject(run.model, run.datamodule, None).batches[2][0])
+    loaded: Any = load_run(checkpoint("features"))
+    seen = loaded.datamodule.normalize(export.make_subject(loaded.model, loaded.datamodule, None).batches[2][0])
     assert seen.abs().max() < 10
     assert 0.3 < seen.std() < 3
 
@@ -331,3 +338,71 @@ def test_weights_too_large_for_onnx_are_refused_before_the_work(
     monkeypatch.setattr(export, "MAX_ONNX_BYTES", 10)
     command = ["--ckpt_path", str(checkpoint("mlp")), "--format", "onnx"]
     assert "an ONNX file holds 2" in fails(capsys, 1, lambda: export.main(command))
+
+
+@pytest.mark.slow
+def test_each_example_of_the_page_runs_as_it_stands(
+    tmp_path: Path, mnist_dir: Path, cifar10_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPO / "docs" / "export.md").read_text()
+    assert mnist_dir == cifar10_dir == tmp_path / "data"
+    write_files(page, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name in ("cifar10_cnn", "mnist_mlp"):
+        run(f"python scripts/train.py --config configs/{name}.yaml", tmp_path)
+    assert len(commands(page)) == 3
+    for command in commands(page):
+        run(command, tmp_path)
+
+    def output_of(example: str, *args: str) -> list[str]:
+        assert "project" not in (tmp_path / example).read_text()
+        monkeypatch.setattr("sys.argv", [example, *args])
+        capsys.readouterr()
+        runpy.run_path(example)
+        return capsys.readouterr().out.splitlines()
+
+    for i, size in enumerate([(50, 40), (20, 33)]):
+        noise = np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(noise).convert("RGB" if i else "L").save(f"{i}.png")
+    found = output_of("with_onnx.py", "0.png", "1.png")
+    capsys.readouterr()
+    script("predict").main(["--ckpt_path", "logs/cifar10_cnn/version_0/checkpoints/best.ckpt", "0.png", "1.png"])
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line.split()[:2] for line in found] == [row[:2] for row in table]
+    assert [float(line.split()[2]) for line in found] == pytest.approx([float(row[2]) for row in table], abs=2e-4)
+    assert [line.split()[0] in CIFAR10.classes for line in output_of("with_pt2.py")] == [True] * 5
+    assert len(json.loads(output_of("with_pth.py")[0])) == 5
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train torchvision's resnet18, predict, export: 7 classes, uneven sizes, files of every mode."""
+    monkeypatch.chdir(tmp_path)
+    modes = ["RGB", "RGB", "L", "P", "RGBA", "LA", "1", "CMYK"]
+    rng = np.random.default_rng(0)
+    for label in range(7):
+        folder = tmp_path / "shapes" / f"class {label}"
+        folder.mkdir(parents=True)
+        for i in range(4 + label):
+            height, width = rng.integers(40, 90, 2)
+            image = Image.fromarray(rng.integers(30 * label, 76 + 30 * label, (height, width, 3), dtype=np.uint8))
+            mode = modes[(i + label) % len(modes)]
+            image.convert(mode).save(folder / f"{i}.{'jpg' if mode == 'CMYK' else 'png'}")
+    data = ["--data", "project.data.image_folder.ImageFolder", "--data.data_dir", "shapes", "--data.num_workers", "0"]
+    model = ["--model", "project.classifier.Classifier", "--model.net", "torchvision.models.resnet18"]
+    trainer = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", "logs", "--trainer.accelerator", "cpu",
+               "--trainer.limit_train_batches", "1", "--trainer.limit_test_batches", "0"]  # fmt: skip
+    main([*model, *data, *trainer, "--name", "shapes", "--data.batch_size", "16", "--figures_every_n_epochs", "0"])
+    path = "logs/shapes/version_0/checkpoints/best.ckpt"
+    script("predict").main(["--ckpt_path", path, "shapes", "--probabilities", "--output", "found.csv"])
+    with Path("found.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(4 + label for label in range(7))
+    batch = torch.stack([read_image(Path(row["file"]), (3, 64, 64)) for row in rows])
+    for kind in ("onnx", "pt2"):
+        found, about = RUN[kind](export.main(["--ckpt_path", path, "--format", kind]), batch)
+        assert about["classes"] == [f"class {label}" for label in range(7)]
+        expected = [[float(row[f"probability_{name}"]) for name in about["classes"]] for row in rows]
+        assert (found - torch.tensor(expected)).abs().max() < 1e-4
