@@ -45,7 +45,6 @@ LARGE = {
     "cnn": ["--model.net", "project.models.cnn.CIFAR10CNN", "--model.compile_net", "aot_eager"],
     "whitened": ["--model.net", "project.models.whitened_cnn.WhitenedCNN", "--model.net.widths", "[8,8,8]",
                  "--model.initializer", "project.models.whitened_cnn.whiten", "--trainer.precision", "bf16-mixed"],
-    "resnet18": ["--model.net", "torchvision.models.resnet18"],
     "vit": ["--model.net", "torchvision.models.VisionTransformer", "--model.net.image_size", "32",
             "--model.net.patch_size", "16", "--model.net.num_layers", "1", "--model.net.num_heads", "2",
             "--model.net.hidden_dim", "16", "--model.net.mlp_dim", "16"],
