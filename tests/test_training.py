@@ -122,7 +122,9 @@ def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> No
         yaml.safe_dump(
             {
                 "trainer": {
-                    "logger": [{"class_path": kind, "init_args": {"save_dir": str(tmp_path)}} for kind in loggers]
+                    "logger": [
+                        {"class_path": kind, "init_args": {"save_dir": str(tmp_path / kind)}} for kind in loggers
+                    ]
                 }
             }
         )
