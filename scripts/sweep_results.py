@@ -100,15 +100,13 @@ def show(
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not done:
         raise UserError(f"no trial was completed: see {short(folder / 'trial_000' / 'output.txt')}")
-    if selection:
+    others = [found for found in dimensions if found.flag not in repeats]
+    if drawn := selection is not None and bool(others):
         draw(study, done, folder)
+    best = study.best_trial if selection and not repeats else None
     if repeats:
-        others = [found for found in dimensions if found.flag not in repeats]
         best = show_repeats(done, others, repeats, selection)
-    else:
-        best = study.best_trial if selection else None
-        others = list(dimensions)
-    plots = ", history.png and importance.png" if selection else ""
+    plots = ", history.png and importance.png" if drawn else ""
     print(f"Trials: {short(folder)}/trial_*/version_0, trials.csv, study.db{plots}")
     if best is None or not others:
         return

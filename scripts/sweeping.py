@@ -139,7 +139,7 @@ class Worker:
                     train_reporting(args, Report(trial, self.task["monitor"]))
                 except UserError as error:
                     print(f"error: {error}", file=sys.stderr, flush=True)
-                    self.fail(trial, " ".join(str(error).split()), error.status == 2)
+                    self.fail(trial, "; ".join(str(error).splitlines()), error.status == 2)
                     return
                 except Exception as error:
                     traceback.print_exc()

@@ -2,20 +2,36 @@
 
 import csv
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
+import sweep_search
 import sweeping
-from conftest import TINY, script
+import torch
+from conftest import REPO, TINY, script
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from sweep_search import dimension
+from optuna.trial import TrialState
+from pages import commands, run
+from sweep_search import dimension, open_study
+from torch import Tensor, nn
 
+from project.base.errors import UserError
 from project.engine.run import main as train_main
 
+PAGE = (REPO / "docs" / "sweep.md").read_text()
 SWEEP = script("sweep")
 LR = "model.lr=log:1e-3..1e-1"
 Sweep = Callable[..., Any]
@@ -158,3 +174,190 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(
         with pytest.raises(SystemExit):
             sweep(*other)
         assert message in capsys.readouterr().err
+
+
+class Faulty(nn.Module):
+    """A network that fails in training, in a way that is asked for."""
+
+    def __init__(self, how: str = "sound") -> None:
+        super().__init__()
+        self.how, self.head = how, nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training and self.how == "bug":
+            raise AttributeError(f"a bug in {self.how}")
+        return self.head(x.flatten(1)) * (float("nan") if self.training and self.how == "nan" else 1)
+
+
+NET = ("--model.net", "test_sweep.Faulty")
+
+
+@pytest.mark.slow
+def test_a_failed_trial_is_recorded_and_the_others_go_on(sweep: Sweep, capsys: Any) -> None:
+    study = sweep(*NET, "--search", "model.net.how=nan,sound,bug", "--trainer.max_epochs", "1")
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "FAIL"]
+    assert "the training loss is NaN or infinite at step" in study.trials[0].user_attrs["reason"]
+    assert study.trials[2].user_attrs["reason"] == "AttributeError: a bug in bug"
+    said, error = capsys.readouterr()  # with processes of their own in trial_002/output.txt
+    assert "Traceback" in error
+    assert table(said)[1][:3] == ["trial_000", "failed", "nan"]
+
+
+def test_a_sweep_whose_first_trials_fail_alike_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "tried"
+    study = make_study(folder, 3)
+    for trial in study.get_trials():
+        asked = optuna.Trial(study, trial._trial_id)
+        asked.set_user_attr("reason", "the same")
+        asked.set_user_attr("is_mistake", True)
+        study.tell(asked, state=TrialState.FAIL)
+        if trial.number < 2:
+            SWEEP.check_failures(study.get_trials(), folder)
+    with pytest.raises(UserError, match="the first 3 trials failed alike: the same\nmend it"):
+        SWEEP.check_failures(study.get_trials(), folder)
+
+
+def make_study(folder: Path, num_trials: int) -> Any:
+    """One with so many trials that are running."""
+    folder.mkdir(parents=True, exist_ok=True)
+    optuna.create_study(study_name="x", storage=f"sqlite:///{folder / 'study.db'}")
+    study = open_study(folder / "study.db")
+    for _ in range(num_trials):
+        study.ask()
+    return study
+
+
+def test_a_trial_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
+    study, died = make_study(tmp_path, 2), Counter[int]()
+    for expected in (TrialState.RUNNING, TrialState.FAIL):
+        (tmp_path / ".worker_0").write_text("1")
+        SWEEP.note_death(study, tmp_path, 0, -9, died)
+        assert study.get_trials()[1].state == expected
+    assert "died twice by SIGKILL, as one that takes more memory" in study.get_trials()[1].user_attrs["reason"]
+    for _ in range(2):
+        SWEEP.note_death(study, tmp_path, 0, 1, died)
+    with pytest.raises(UserError, match="a worker ended with status 1 before its trial, three times"):
+        SWEEP.note_death(study, tmp_path, 0, 1, died)
+
+
+def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 0)
+    study.pruner = optuna.pruners.MedianPruner(sweep_search.STARTUP, 2)
+    for value in range(5):
+        trial = study.ask()
+        for step in (1, 2, 3):
+            trial.report(value, step)
+        study.tell(trial, value)
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), sanity_checking=False, should_stop=False)
+    trainer.callback_metrics = {"val/loss": torch.tensor(9.0)}
+    trainer.val_check_batch = trainer.num_training_batches = 10
+    asked = study.ask()
+    for epoch in range(2):
+        trainer.current_epoch = epoch
+        report = sweeping.Report(asked, "val/loss")
+        report.on_validation_end(trainer, None)  # type: ignore[arg-type]
+        report.on_validation_end(trainer, None)  # type: ignore[arg-type]  # as after a resume
+        assert trainer.should_stop is (epoch == 1), "not in the first epochs"
+    assert asked.user_attrs == {"pruned": 2}
+    assert study.get_trials()[-1].intermediate_values == {1: 9, 2: 9}
+    trainer.should_stop = False
+    sweeping.Report(asked, "val/loss").on_train_start(trainer, None)  # type: ignore[arg-type]
+    assert trainer.should_stop, "of a trial that was killed between that and its end"
+
+
+@pytest.mark.parametrize(("every", "expected"), [(10, [1, 2]), (5, [1, 2, 3, 4]), (4, [1, 2, 3, 4])])
+def test_validations_are_counted(every: int, expected: list[int]) -> None:
+    found = []
+    for epoch in range(2):
+        for batch in range(10):
+            if (batch + 1) % every == 0:
+                loop = SimpleNamespace(batch_idx=batch)
+                trainer: Any = SimpleNamespace(
+                    val_check_batch=every, num_training_batches=10, current_epoch=epoch, fit_loop=loop
+                )
+                found.append(sweeping.validation_number(trainer))
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_folds_are_a_grid_that_ends_with_mean_and_standard_error(sweep: Sweep, capsys: Any) -> None:
+    flags = ("--data.num_folds", "3", "--search", "data.fold=0,1,2", "--trainer.max_epochs", "1")
+    study = sweep(*flags, "--data.val_fraction", "0", "--search", "model.lr=0.01,0.1")
+    said = capsys.readouterr().out
+    trials = study.trials
+    assert [trial.params["data.fold"] for trial in trials] == [0, 0, 1, 1, 2, 2]
+    assert "Samples tested (0.01): 350 in 3 folds" in said
+    found = [trial.user_attrs["test/acc"] for trial in trials if trial.params["model.lr"] == 0.1]
+    spread = statistics.stdev(found)
+    row = next(line for line in said.splitlines() if re.match(r"0\.1 +test/acc", line))
+    expected = [statistics.fmean(found), spread, spread / 3**0.5]
+    assert row.split()[2:] == ["3", *(f"{value:.4g}" for value in expected)]
+    assert "Best" not in said, "nothing is selected on test data"
+
+
+@pytest.mark.slow
+def test_the_best_of_several_flags_is_that_of_the_best_mean(sweep: Sweep, capsys: Any) -> None:
+    study = sweep("--search", "seed_everything=1,2", "--search", "model.lr=1e-6,0.03")
+    said = capsys.readouterr().out
+    assert len(study.trials) == 4
+    assert re.search(r"Best flags: .*train.py.* --model.lr 0.03$", said, re.M)
+    assert "Over seed_everything:" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    """With processes of its own, two at once, from another working folder."""
+    flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs", "--num_workers", "2"]
+    flags += ["--search", "model.lr=0.001,0.01,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
+    command = [sys.executable, str(REPO / "scripts" / "sweep.py"), *flags]
+    how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **how)
+    assert process.stdout
+    while not process.stdout.readline().startswith("trial_"):
+        assert process.poll() is None
+    if number == signal.SIGKILL:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == (-9 if number == signal.SIGKILL else 143)
+    if number == signal.SIGTERM:
+        assert re.search("Stopped by SIGTERM; [1-3] of 4 trials are finished, the same command goes on", rest)
+    done = subprocess.run(command, timeout=300, check=True, **how).stdout
+    assert re.search("Going on: [1-3] of 4 trials are finished", done)
+    assert [row[1] for row in table(done)[1:5]] == ["finished"] * 4
+    study = open_study(tmp_path / "logs" / "grid" / "study.db")
+    assert [trial.params["model.lr"] for trial in study.trials] == [0.001, 0.01, 0.1, 0.3]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [3] * 4
+    best = study.best_trial
+    alone = train_main(
+        [*TINY_FLAGS, "--model.lr", str(best.params["model.lr"]), "--trainer.default_root_dir", str(tmp_path)]
+    )
+    assert alone["test/loss"] == pytest.approx(best.user_attrs["test/loss"], abs=1e-7)
+
+
+TINY_FLAGS = ("--config", TINY, "--trainer.max_epochs", "3")
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(
+    sweep: Sweep, tmp_path: Path, mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(REPO / "configs", tmp_path / "configs")
+    short = (
+        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2"
+    )
+    for command in commands(PAGE):
+        if "scripts/sweep.py" in command:
+            args = shlex.split(command.replace("--trials 20", "--trials 3"))[2:]
+            study = SWEEP.main([*args, *short.split()])
+            assert all(trial.state == TrialState.COMPLETE for trial in study.trials), command
+        else:
+            run(command, tmp_path)
+    names = {"small_net_sweep", "grid", "folds", "folds_lr", "seeds", "two", "fold"}
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == names
+    assert mnist_dir == tmp_path / "data"
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(code, {})
