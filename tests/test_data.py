@@ -111,8 +111,16 @@ def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) ->
     assert loader.persistent_workers == (num_workers > 0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("done", [0, 1, 19, 20, 21, 32, 33])  # 20 batches are fetched at once
+DONE = (0, 1, 19, 20, 21, 32, 33)  # 20 batches are fetched at once
+
+
+@pytest.mark.parametrize(
+    ("done", "num_workers"),
+    [
+        *((done, 0) for done in DONE),
+        *(pytest.param(done, 1, marks=[] if done == 21 else pytest.mark.slow) for done in DONE),
+    ],
+)
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int) -> None:
     data = labelled(100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False)
     loader = data.train_dataloader()

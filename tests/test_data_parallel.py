@@ -126,7 +126,7 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
 def test_it_trains_as_one_device_does(tmp_path: Path, num_devices: int, options: dict[str, Any]) -> None:
     compare(tmp_path, [CPU] * num_devices, **options)

@@ -247,7 +247,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
 def test_which_samples_each_rank_sees(
     on_ranks: RunRanks, tmp_path: Path, num_ranks: int, options: dict[str, Any]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import yaml
 from conftest import REPO, TINY, script
@@ -316,7 +317,7 @@ def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
     train: Train, tmp_path: Path, capsys: Any
 ) -> None:
     command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
-    process = subprocess.Popen([*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL)
+    process = programs.start([*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL)
     folder = tmp_path / "tiny" / "version_0"
     while not (folder / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
         time.sleep(0.05)

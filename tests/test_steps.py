@@ -152,7 +152,9 @@ def test_a_step_that_ends_the_training_is_the_last_one(train: Train, tmp_path: P
     assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
 
 
-@pytest.mark.parametrize("max_steps", [1, 12, 31, 38])
+@pytest.mark.parametrize(
+    "max_steps", [1, pytest.param(12, marks=pytest.mark.slow), 31, pytest.param(38, marks=pytest.mark.slow)]
+)
 def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int) -> None:
     for name, num_steps in (("one", 1), ("several", 8)):
         flags = ("--trainer.max_steps", max_steps, "--steps_per_execution", num_steps)

@@ -141,10 +141,10 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
-        ("lr", ("--model.lr", 0.05)),
+        pytest.param("lr", ("--model.lr", 0.05), marks=pytest.mark.slow),
         ("name", PLAIN),
-        ("class", PLAIN),
-        ("partial", MOMENTUM),
+        pytest.param("class", PLAIN, marks=pytest.mark.slow),
+        pytest.param("partial", MOMENTUM, marks=pytest.mark.slow),
         ("callable", MOMENTUM),
         ("object", PLAIN),
     ],

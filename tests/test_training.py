@@ -137,7 +137,15 @@ def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> No
     assert "train/loss" in rows.read_text().splitlines()[0]
 
 
-@pytest.mark.parametrize(("max_steps", "epochs"), [(5, 0.26), (19, 1), (30, 1.58), (38, 2)])
+@pytest.mark.parametrize(
+    ("max_steps", "epochs"),
+    [
+        (5, 0.26),
+        pytest.param(19, 1, marks=pytest.mark.slow),
+        (30, 1.58),
+        pytest.param(38, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], max_steps: int, epochs: float
 ) -> None:
@@ -349,7 +357,15 @@ class Terminate(MayMissSteps):
             signal.raise_signal(self.number)
 
 
-@pytest.mark.parametrize("at_batch", [0, 7, 17, 18], ids=["first", "middle", "last but one", "last"])
+@pytest.mark.parametrize(
+    "at_batch",
+    [
+        pytest.param(0, id="first", marks=pytest.mark.slow),
+        pytest.param(7, id="middle"),
+        pytest.param(17, id="last but one", marks=pytest.mark.slow),
+        pytest.param(18, id="last"),
+    ],
+)
 @pytest.mark.linux
 def test_sigterm_keeps_the_state_between_two_batches(
     train: Train,
@@ -409,7 +425,13 @@ class OurLoader(LightningDataModule):
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("flags", [(), ("--model.scheduler", "CosineAnnealingLR")], ids=["plain", "scheduler"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param(("--model.scheduler", "CosineAnnealingLR"), id="scheduler"),
+    ],
+)
 @pytest.mark.linux
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, flags: tuple[str, ...]

@@ -1,5 +1,6 @@
 """A run's config: filled in from what the data knows, and written down complete, plain and enough to repeat the run."""
 
+import copy
 import inspect
 import pkgutil
 from enum import Enum
@@ -80,19 +81,20 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     lost: list[str] = []
     try:
         text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)  # it has been validated
-        same = parser.parse_object(yaml.safe_load(text), _skip_validation=True)  # changes what it is given
+        plain = yaml.safe_load(text)
+        same = parser.parse_object(copy.deepcopy(plain), _skip_validation=True)  # changes what it is given
         same.pop("config", None)
         if same != to_repeat:  # otherwise there is no need to look further, which takes longer
-            again = parser.parse_object(yaml.safe_load(text))
+            again = parser.parse_object(copy.deepcopy(plain))
             drop_objects(again)
-            was, now = (flatten(yaml.safe_load(dumped)) for dumped in (text, parser.dump(again, skip_unset=False)))
+            was, now = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
             lost = [key for key in was | now if was.get(key) != now.get(key)]
     except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = (str(error) if isinstance(error, UserError) else explain(str(error), parser)).partition("\n")[0]
         raise UserError(f"this config could not be read again, for a resume or a test:\n{reason}", 2) from error
     if lost:
         raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
-    return yaml.safe_load(text), text
+    return plain, text
 
 
 def as_dict(config: Any) -> dict[str, Any]:
