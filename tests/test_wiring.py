@@ -22,7 +22,7 @@ class Scheduled(Plain):
 def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = tmp_path / "plain.yaml"
-    config.write_text("model: test_limits.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}")
+    config.write_text("model: test_wiring.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}")
     quiet = ("--step_timer", "false", "--device_monitor", "false", "--trainer.log_every_n_steps", 5)
     return lambda *args: train("--monitor", "val_loss", *quiet, *args, config=str(config))
 
