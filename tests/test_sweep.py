@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import optuna
+import programs
 import pytest
 import sweep_search
 import sweeping
@@ -311,8 +312,8 @@ def test_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> Non
     flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs", "--num_workers", "2"]
     flags += ["--search", "model.lr=0.001,0.01,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
     command = [sys.executable, str(REPO / "scripts" / "sweep.py"), *flags]
-    how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, start_new_session=True, **how)
+    how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = programs.start(command, start_new_session=True, **how)
     assert process.stdout
     while not process.stdout.readline().startswith("trial_"):
         assert process.poll() is None
@@ -324,7 +325,9 @@ def test_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> Non
     assert process.returncode == (-9 if number == signal.SIGKILL else 143)
     if number == signal.SIGTERM:
         assert re.search("Stopped by SIGTERM; [1-3] of 4 trials are finished, the same command goes on", rest)
-    done = subprocess.run(command, timeout=300, check=True, **how).stdout
+    with programs.start(command, **how) as process:
+        done, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, done
     assert re.search("Going on: [1-3] of 4 trials are finished", done)
     assert [row[1] for row in table(done)[1:5]] == ["finished"] * 4
     study = open_study(tmp_path / "logs" / "grid" / "study.db")
