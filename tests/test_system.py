@@ -40,7 +40,7 @@ def evaluate(tmp_path: Path, name: str = "tiny") -> dict[str, Any]:
 
 
 def of_test(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name.startswith("test/")}
+    return {name: value for name, value in result.items() if name.startswith("test")}
 
 
 # what a subclass assigns
@@ -290,14 +290,17 @@ def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
 ) -> None:
     (tmp_path / "metrics.yaml").write_text(METRICS)
     result = train("--config", tmp_path / "metrics.yaml")
-    names = {"loss", "f1", "auroc", "recall_0", "recall_1", "recall_2", "recall_3"}  # one number for each class
-    assert {name for name in result if name.startswith("test/")} == {f"test/{name}" for name in (*names, "num_samples")}
+    names = {"loss", "f1", "auroc"}
+    classes = {f"recall/{name}" for name in SyntheticImages(num_classes=4).classes}  # one number for each class
+    keys = {f"test/{name}" for name in (*names, "num_samples")} | {f"test_{name}" for name in classes}
+    assert {name for name in result if name.startswith("test")} == keys
     summary = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Test of"))
-    for name in ("f1", "auroc", "recall_3"):
+    for name in ("f1", "auroc"):
         assert f"test/{name} {result[f'test/{name}']:.4f}" in summary
     found = curves(folder(tmp_path))
     for stage in ("train", "val"):
-        assert {tag for tag in found if tag.startswith(stage)} == {f"{stage}/{name}" for name in names}
+        tags = {f"{stage}/{name}" for name in names} | {f"{stage}_{name}" for name in classes}
+        assert {tag for tag in found if tag.startswith(stage)} == tags
     assert evaluate(tmp_path) == of_test(result)
 
 
@@ -311,8 +314,9 @@ def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(train: Train, t
         logits = run.model.eval()(data.normalize(data.splits["test"].inputs))
     targets = data.splits["test"].targets
     assert result["test/f1"] == pytest.approx(MulticlassF1Score(4)(logits, targets).item(), rel=1e-6)
-    for i, recall in enumerate(MulticlassRecall(4, average="none")(logits, targets)):
-        assert result[f"test/recall_{i}"] == pytest.approx(recall.item(), rel=1e-6)
+    recalls = MulticlassRecall(4, average="none")(logits, targets)
+    for name, recall in zip(data.classes, recalls, strict=True):
+        assert result[f"test_recall/{name}"] == pytest.approx(recall.item(), rel=1e-6)
 
 
 # without the engine
