@@ -156,7 +156,9 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
     train(*FLAGS, *flags)
     timer = Keep.timer
     row = timer.sum()
-    assert total(row) + row["between"] == pytest.approx(Keep.wall, rel=0.05, abs=0.003)
+    # with the validations, whose time outside of Keep's two hooks varies by more than the timer misses
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(Keep.whole, rel=0.05, abs=0.003)
+    assert total(row) + row["between"] < Keep.wall + 0.003
     found = shares(row)
     assert max(found, key=lambda name: found[name]) == phase
     assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
