@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import programs
+
 HERE = Path(__file__).parent
 SECONDS = 100
 
@@ -38,8 +40,8 @@ class RunRanks(Protocol):
 @contextlib.contextmanager
 def start(folder: Path) -> Iterator[RunRanks]:
     """A function that runs `module.function(*args)` of tests/ on so many ranks; outputs are kept in `folder`."""
-    server = subprocess.Popen(
-        [sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    server = programs.start(
+        [sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
     )
     assert server.stdin
     assert server.stdout

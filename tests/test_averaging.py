@@ -23,7 +23,7 @@ def with_callback(folder: Path, class_path: str, **init_args: Any) -> list[str]:
     return ["--config", str(file), "--model.lr", "0.003"]
 
 
-@pytest.mark.parametrize("name", ["EMAWeightAveraging", "WeightAveraging"])
+@pytest.mark.parametrize("name", [pytest.param("EMAWeightAveraging", marks=pytest.mark.slow), "WeightAveraging"])
 def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train: Train, tmp_path: Path, name: str) -> None:
     averaging = with_callback(
         tmp_path, f"lightning.pytorch.callbacks.{name}", **({"decay": 0.9} if "EMA" in name else {})
@@ -35,6 +35,7 @@ def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train: Tra
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_path: Path) -> None:
     averaging = with_callback(tmp_path, "lightning.pytorch.callbacks.EMAWeightAveraging", decay=0.9)
     whole = train(*averaging, "--trainer.max_epochs", 3)
@@ -47,7 +48,11 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_pat
     ("callback", "init_args"),
     [
         ("lightning.pytorch.callbacks.StochasticWeightAveraging", {"swa_lrs": 0.01}),
-        ("lightning.pytorch.callbacks.EMAWeightAveraging", {"update_starting_at_epoch": 1}),
+        pytest.param(
+            "lightning.pytorch.callbacks.EMAWeightAveraging",
+            {"update_starting_at_epoch": 1},
+            marks=pytest.mark.slow,
+        ),
         ("test_averaging.AtEpochEnds", {}),
     ],
 )

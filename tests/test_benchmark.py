@@ -36,6 +36,7 @@ def test_it_compares(benchmark: Any) -> None:
     assert found["tutorial"]["median"] > found["raw"]["median"]
 
 
+@pytest.mark.slow
 def test_ours_makes_the_steps_of_its_yaml_in_one_call_and_the_clock_counts_them_all(
     benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def test_the_loader_of_ours_is_the_faster_one(benchmark: Any) -> None:
     assert found["ours, plain / torchvision, plain"]["median"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "cifar"])
 def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> None:
     reference = benchmark.Reference(name, 2, "cpu")
@@ -90,6 +92,7 @@ def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.Cap
     assert "decoding alone" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +121,7 @@ def test_a_run_has_its_data_in_memory_once(benchmark: Any) -> None:
     assert 0.9 < found["per byte of them"]["median"] < 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 @pytest.mark.parametrize("data", ["PlainData", "Generated"])

@@ -181,6 +181,7 @@ class OddNet(Net):
         super().__init__()
 
 
+@pytest.mark.slow
 def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_path: Path) -> None:
     found = train("--model.net", "test_config.Net", "--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"

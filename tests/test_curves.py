@@ -71,7 +71,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"])
-@pytest.mark.parametrize("every", [5, 13, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [13, *(pytest.param(every, marks=pytest.mark.slow) for every in (5, 100))])
 def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     train: Train,
     trained: Callable[..., tuple[Path, Any]],

@@ -247,7 +247,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 @pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
 def test_which_samples_each_rank_sees(
     on_ranks: RunRanks, tmp_path: Path, num_ranks: int, options: dict[str, Any]
@@ -299,6 +299,7 @@ def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> li
     return seen(folder, num_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(
     on_ranks: RunRanks, tmp_path: Path, num_workers: int
@@ -329,7 +330,8 @@ def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("data", "sampler"), [("StockNumbers", "DistributedSampler"), ("OurLoaders", "EpochBatchSampler")]
+    ("data", "sampler"),
+    [pytest.param("StockNumbers", "DistributedSampler", marks=pytest.mark.slow), ("OurLoaders", "EpochBatchSampler")],
 )
 def test_each_loader_is_shared_out_once(on_ranks: RunRanks, tmp_path: Path, data: str, sampler: str) -> None:
     found = by_flags(on_ranks, tmp_path, 2, data)
@@ -341,6 +343,7 @@ def test_each_loader_is_shared_out_once(on_ranks: RunRanks, tmp_path: Path, data
         assert sorted(together(found, "test", 0)) == list(range(1000, 1025))  # without padding
 
 
+@pytest.mark.slow
 def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks, tmp_path: Path) -> None:
     flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StockImages", *flags)
@@ -353,7 +356,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks,
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
 
 
-@pytest.mark.parametrize("data", ["Numbers", "PlainNumbers"])
+@pytest.mark.parametrize("data", [pytest.param("Numbers", marks=pytest.mark.slow), "PlainNumbers"])
 @pytest.mark.parametrize(("flag", "changes"), [("limit_train_batches", True), ("overfit_batches", False)])
 def test_a_part_of_the_batches(on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool) -> None:
     options = ("--data.batch_size", 4) if data == "Numbers" else ()
@@ -417,7 +420,7 @@ def measure(folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_metrics_are_those_of_all_samples_at_once(on_ranks: RunRanks, tmp_path: Path, num_ranks: int) -> None:
     result = on_ranks(num_ranks, "test_distributed.measure", tmp_path)
     assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
@@ -626,6 +629,7 @@ class Terminate(Callback):
             signal.raise_signal(self.number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terminated", "number", "name"),
     [

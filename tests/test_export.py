@@ -194,7 +194,7 @@ def images(*shape: int) -> Callable[[int], Tensor]:
     return lambda size: torch.randint(256, (size, *shape), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.parametrize("kind", RUN)
 def test_a_file_takes_the_images_and_gives_the_probabilities(checkpoint: Any, kind: str, capsys: Any) -> None:
     about = compare(checkpoint("mlp"), kind, images(3, 8, 8))
     assert about["classes"] == [f"stripes_{i}" for i in range(4)]
@@ -218,7 +218,8 @@ def test_a_file_that_takes_what_the_network_takes(checkpoint: Any, kind: str) ->
     assert about["input_dtype"] == "float32"
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
 def test_a_table_of_features_needs_no_file_any_more(checkpoint: Any, kind: str, tmp_path: Path) -> None:
     path = checkpoint("features")
     table = path.parents[3] / "features.csv"
@@ -234,7 +235,8 @@ def test_a_table_of_features_needs_no_file_any_more(checkpoint: Any, kind: str, 
     assert about.get("names", ("inputs", "probabilities")) == ("inputs", "probabilities")
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
 def test_numbers_words_and_the_mean_over_views(checkpoint: Any, kind: str) -> None:
     about = compare(checkpoint("discs"), kind, images(1, 32, 32))
     assert about["classes"] == []
@@ -245,7 +247,7 @@ def test_numbers_words_and_the_mean_over_views(checkpoint: Any, kind: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", RUN)
 @pytest.mark.parametrize("name", LARGE)
 def test_networks_of_every_kind(checkpoint: Any, name: str, kind: str, capsys: Any) -> None:
     inputs = images(3, 32, 32) if name != "lstm" else lambda size: torch.randint(20, (size, 7))
@@ -295,7 +297,8 @@ def is_clean(folder: Path) -> bool:
     return not [*folder.glob("best.onnx"), *folder.glob("best.pt2"), *folder.glob(".*.part")]
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
 def test_what_cannot_be_exported_leaves_no_file(checkpoint: Any, kind: str, capfd: Any) -> None:
     def refused(name: str) -> str:
         path = checkpoint(name)

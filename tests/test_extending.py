@@ -82,7 +82,7 @@ def test_the_callback_writes_its_table(user_folder: Path) -> None:
     assert {"epoch", "train/loss", "val/acc"} <= row.keys()
 
 
-@pytest.mark.parametrize("config", ["small_net", "mnist_mlp"])
+@pytest.mark.parametrize("config", ["small_net", pytest.param("mnist_mlp", marks=pytest.mark.slow)])
 def test_an_edit_in_place_takes_effect(user_folder: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the configs that make several steps at once."""
     command = f"python scripts/train.py --config configs/{config}.yaml --name"

@@ -77,7 +77,9 @@ def test_the_frozen_part_stays_bit_for_bit(
         assert is_same == name.startswith("stem.")
 
 
-@pytest.mark.parametrize("at_batch", [None, 11], ids=["after an epoch", "in an epoch"])
+@pytest.mark.parametrize(
+    "at_batch", [pytest.param(None, marks=pytest.mark.slow), 11], ids=["after an epoch", "in an epoch"]
+)
 def test_a_resumed_run_ends_with_the_same_weights(
     train: Train, tmp_path: Path, at_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_one_flat_folder_of_classes_is_split_by_seed(image_folder: Path, capsys:
     assert "a fifth of each class is the test set\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("has_images", [False, True])
+@pytest.mark.parametrize("has_images", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
     image_folder: Path,
     train: Callable[..., dict[str, Any]],

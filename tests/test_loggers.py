@@ -104,7 +104,7 @@ def test_what_is_given_is_kept(train: Train, tmp_path: Path, monkeypatch: pytest
     assert "x-val/acc" in header
 
 
-def test_a_start_that_fails_or_is_a_trial_leaves_nothing(
+def test_a_start_that_fails_leaves_nothing(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -118,7 +118,6 @@ def test_a_start_that_fails_or_is_a_trial_leaves_nothing(
     assert caught.value.code == 2
     assert "No module named 'aim'; pip install aim\n" in capsys.readouterr().err
     monkeypatch.undo()
-    train("--trainer.logger", "MLFlowLogger", "--trainer.fast_dev_run")
     with pytest.raises(SystemExit) as caught:
         train("--trainer.logger", "test_loggers.NoServer")
     assert caught.value.code == 1
@@ -131,6 +130,12 @@ def test_a_start_that_fails_or_is_a_trial_leaves_nothing(
 class NoServer(CSVLogger):
     def __init__(self) -> None:
         raise ConnectionError("http://localhost:1 does not answer")
+
+
+@pytest.mark.slow
+def test_a_trial_run_leaves_nothing(train: Train, tmp_path: Path) -> None:
+    train("--trainer.logger", "MLFlowLogger", "--trainer.fast_dev_run")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

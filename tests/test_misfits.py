@@ -20,8 +20,8 @@ class Broken(nn.Module):
     "flags",
     [
         ("--model.criterion", "torch.nn.MSELoss"),
-        ("--model.criterion", "torch.nn.GaussianNLLLoss"),
-        ("--model.metrics.mse", "torchmetrics.MeanSquaredError"),
+        pytest.param(("--model.criterion", "torch.nn.GaussianNLLLoss"), marks=pytest.mark.slow),
+        pytest.param(("--model.metrics.mse", "torchmetrics.MeanSquaredError"), marks=pytest.mark.slow),
         ("--model.metrics.f1", "torchmetrics.classification.BinaryF1Score"),
     ],
 )

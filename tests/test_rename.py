@@ -171,6 +171,7 @@ def test_the_project_table_stays(renamed: Path) -> None:
     assert NEW in pyproject["tool"]["mypy"]["files"]
 
 
+@pytest.mark.slow
 def test_renaming_again(tmp_path: Path) -> None:
     """Twice gives what once does; here in git checkouts, with files that git does not know yet."""
     once, twice = copy_to(tmp_path / "once"), copy_to(tmp_path / "twice")

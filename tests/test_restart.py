@@ -49,6 +49,7 @@ def test_a_checkpoint_alone_is_enough(train: Train, tmp_path: Path, capsys: pyte
     assert [folder.name for folder in (tmp_path / "mine").iterdir()] == ["version_0"]
 
 
+@pytest.mark.slow
 def test_a_config_file_that_has_changed_is_said_and_flags_are(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,7 +162,9 @@ def test_a_plain_module_is_compared_by_its_accuracy(train: Train, tmp_path: Path
     assert best_epoch(folder) == scores.index(max(scores))
 
 
-@pytest.mark.parametrize("own", ["Plain", "Otherwise", "Silent"])
+@pytest.mark.parametrize(
+    "own", ["Plain", *(pytest.param(own, marks=pytest.mark.slow) for own in ("Otherwise", "Silent"))]
+)
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
     train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str], own: str, every: int

@@ -120,9 +120,13 @@ STEPS = {
 
 
 @pytest.mark.parametrize(
-    "steps", ["single steps", "several steps", pytest.param("accumulation", marks=pytest.mark.slow)]
+    ("name", "steps"),
+    [
+        pytest.param(name, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow)
+        for i, name in enumerate(SLOW)
+        for j, steps in enumerate(STEPS)
+    ],
 )
-@pytest.mark.parametrize("name", list(SLOW))
 def test_what_is_slow_is_found(
     train: Train,
     tmp_path: Path,

@@ -37,7 +37,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "a step that is skipped": ("--model", "test_steps.SkipsSome"),
     "random changes": ("--data", "test_steps.Changed"),
 }
-QUICK = ("warm-up", "every step logged", "own logging", "a step that is skipped", "random changes")
+QUICK = ("own logging", "a step that is skipped", "random changes")
 
 
 class LogsItself(Classifier):
@@ -310,7 +310,13 @@ class Ask(Callback):
         Ask.answer = trainer.estimated_stepping_batches
 
 
-@pytest.mark.parametrize("limits", [(), ("--trainer.max_steps", 23), ("--trainer.max_epochs", -1)])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ("--trainer.max_steps", 23),
+        *(pytest.param(limits, marks=pytest.mark.slow) for limits in ((), ("--trainer.max_epochs", -1))),
+    ],
+)
 def test_the_estimated_number_of_steps_is_that_of_single_steps(train: Train, limits: tuple[object, ...]) -> None:
     limits = (*limits, "--trainer.max_steps", 30) if -1 in limits else limits
     answers = []

@@ -6,6 +6,7 @@ import torch
 from project.data.synthetic import SyntheticImages
 
 
+@pytest.mark.slow
 def test_synthetic_images_are_seeded_and_quickly_made() -> None:
     start = time.perf_counter()
     images, targets = SyntheticImages().load("train")

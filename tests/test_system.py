@@ -101,9 +101,9 @@ class OwnMetrics(Classifier):
     ("kind", "names"),
     [
         ("collection", {"f1", "accuracy"}),
-        ("dict", {"f1", "accuracy"}),
+        pytest.param("dict", {"f1", "accuracy"}, marks=pytest.mark.slow),
         ("single", {"MulticlassF1Score"}),
-        ("none", set()),
+        pytest.param("none", set(), marks=pytest.mark.slow),
     ],
 )
 def test_the_metrics_that_are_assigned_are_measured(train: Train, tmp_path: Path, kind: str, names: set[str]) -> None:
@@ -145,7 +145,7 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
         ("name", PLAIN),
         pytest.param("class", PLAIN, marks=pytest.mark.slow),
         pytest.param("partial", MOMENTUM, marks=pytest.mark.slow),
-        ("callable", MOMENTUM),
+        pytest.param("callable", MOMENTUM, marks=pytest.mark.slow),
         ("object", PLAIN),
     ],
 )
@@ -176,7 +176,7 @@ class OwnScheduler(Classifier):
             self.scheduler = StepLR(self.optimizer, step_size=1)
 
 
-@pytest.mark.parametrize("kind", ["name", "object"])
+@pytest.mark.parametrize("kind", ["name", pytest.param("object", marks=pytest.mark.slow)])
 def test_the_scheduler_that_is_assigned_steps_and_resumes(train: Train, tmp_path: Path, kind: str) -> None:
     flags = ("--model", f"{HERE}.OwnScheduler", "--model.kind", kind, "--trainer.log_every_n_steps", 19)
     train(*flags, "--trainer.max_epochs", 2)
@@ -206,7 +206,7 @@ class OwnMethods(Classifier):
     prepare = step = result = loss
 
 
-@pytest.mark.parametrize("name", ["OwnAttributes", "OwnMethods"])
+@pytest.mark.parametrize("name", [pytest.param("OwnAttributes", marks=pytest.mark.slow), "OwnMethods"])
 def test_names_are_the_users_own(train: Train, tmp_path: Path, name: str) -> None:
     result = train("--model", f"{HERE}.{name}")
     assert {"test/loss", "test/acc"} <= result.keys()

@@ -310,7 +310,7 @@ def test_without_selection_best_is_the_last_epoch(train: Train, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "flags",
-    [*RESUMES[:2], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[2:])],
+    [RESUMES[0], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[1:])],
     ids=lambda flags: " ".join(map(str, flags)),
 )
 def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
@@ -828,7 +828,7 @@ def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) 
     assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+@pytest.mark.parametrize("precision", [pytest.param("16-mixed", marks=pytest.mark.slow), "bf16-mixed"])
 def test_bf16_on_a_cpu_without_it_is_told_to_be_slow(
     train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:

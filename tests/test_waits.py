@@ -66,7 +66,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 @pytest.mark.parametrize(
     ("flags", "keep"),
     [
-        pytest.param((*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"), means.KEEP, id="one step a call"),
+        pytest.param(
+            (*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"), means.KEEP, id="one step a call", marks=SLOW
+        ),
         pytest.param((*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"), means.KEEP, id="several steps a call"),
         pytest.param((*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW),
         # large outputs are measured at once
@@ -85,7 +87,7 @@ def test_only_log_steps_wait_for_the_gpu(
 @pytest.mark.parametrize(
     ("model", "flags", "stage"),
     [
-        ("Waits", SEVERAL, "training"),
+        pytest.param("Waits", SEVERAL, "training", marks=SLOW),
         pytest.param("Waits", ONE, "training", marks=SLOW),
         pytest.param("WaitsInValidation", ONE, "validation", marks=SLOW),
     ],
