@@ -107,6 +107,8 @@ def test_a_resume_may_let_it_train(train: Train, tmp_path: Path, capsys: pytest.
     [
         (["stem.1"], {"stem.1.weight", "stem.1.bias"}, {"stem.1"}),
         (["stem.?.bias", "norm"], {"stem.0.bias", "stem.1.bias"}, {"norm"}),
+        (["stem.?"], {"stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias"},
+         {"stem", *(f"stem.{i}" for i in range(4))}),
         (["head.[13].*"], {f"head.{i}.{kind}" for i in (1, 3) for kind in ("weight", "bias")},
          {"head", *(f"head.{i}" for i in range(4))}),
         (["norms_and_biases", "stem.0"], {"stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias",
@@ -118,6 +120,10 @@ def test_names_are_beginnings_or_patterns(names: list[str], frozen: set[str], in
     freeze_parameters(model, names)
     assert {name for name, value in model.net.named_parameters() if not value.requires_grad} == frozen
     assert {name for name, module in model.net.named_modules() if not module.training} == in_eval
+
+
+def test_blanks_between_names_do_not_count() -> None:
+    assert Classifier(Normed(), num_classes=4, freeze="stem, head.1").frozen_names == ["stem", "head.1"]
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,15 @@ def freeze_parameters(model: nn.Module, prefixes: Sequence[str], untrained: Coll
     modules = [(name.removeprefix("net."), module) for name, module in model.named_modules() if name not in ("", "net")]
     if prefixes:
         refuse_lazy("freeze", dict(parameters))
+    chosen: list[nn.Parameter | nn.Module] = []
     for prefix in prefixes:
-        if not any(fits(prefix, name, part) for name, part in (*parameters, *modules)):
+        found = [part for name, part in (*parameters, *modules) if fits(prefix, name, part)]
+        if not found:
             raise no_such_name(f"model.freeze {prefix}", prefix, [name for name, _ in parameters])
-    frozen = [pair for pair in parameters if any(fits(prefix, *pair) for prefix in prefixes)]
+        chosen += found
+    # a pattern may name modules: "block?" is all that is in them
+    ids = {id(own) for part in chosen for own in (part.parameters() if isinstance(part, nn.Module) else [part])}
+    frozen = [(name, parameter) for name, parameter in parameters if id(parameter) in ids]
     is_new = any(parameter.requires_grad for _, parameter in frozen)
     for _, parameter in frozen:
         parameter.requires_grad_(False)
@@ -38,10 +43,9 @@ def freeze_parameters(model: nn.Module, prefixes: Sequence[str], untrained: Coll
         note = f"; among them, not of the file, {shortened(random)}" if random else ""
         say(f"Frozen: {num:,} of {total:,} parameters{note}")
         warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
-    ids = {id(parameter) for _, parameter in frozen}
-    found = []
-    for name, module in modules:
+    still = []
+    for _, module in modules:
         own = [id(parameter) in ids for parameter in module.parameters()]
-        if (own and all(own)) or any(fits(prefix, name, module) for prefix in prefixes):
-            found.append(module.eval())
-    return found
+        if (own and all(own)) or any(module is part for part in chosen):
+            still.append(module.eval())
+    return still
