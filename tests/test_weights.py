@@ -41,9 +41,10 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
         {"epoch": 3, "model": source(), "optimizer": {"state": {0: {"exp_avg": torch.ones(4)}}}},
         prefixed("module."),
         {"state_dict": prefixed("net._orig_mod.") | {"criterion.weight": torch.ones(5)}},
+        {name.replace("conv.", "conv._orig_mod."): value for name, value in source().items()},
         {"teacher": {"head.bias": torch.zeros(5)}, "student": prefixed("backbone.")},
     ],
-    ids=["plain", "state_dict", "model", "module", "compiled", "backbone"],
+    ids=["plain", "state_dict", "model", "module", "compiled", "partly compiled", "backbone"],
 )
 def test_the_usual_files_fit(tmp_path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(content, tmp_path / "w.pth")
@@ -106,6 +107,11 @@ def broken(path: Path, kind: str) -> None:
         torch.save(ConvNet(), path)
     elif kind == "list":
         torch.save([1, 2], path)
+    elif kind == "no numbers":
+        torch.save({name: value.to("meta") for name, value in source().items()}, path)
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
     elif kind == "other":
         torch.save({"stem.weight": torch.ones(9, 9), "num": torch.tensor(1)}, path)
     elif kind == "missing":
@@ -122,7 +128,9 @@ def broken(path: Path, kind: str) -> None:
         ("garbage", "no checkpoint", 1),
         ("empty", "no checkpoint", 1),
         ("missing", "is not there", 1),
-        ("list", "no tensors by name", 2),
+        ("list", "no plain tensors by name", 2),
+        ("no numbers", "no plain tensors by name", 2),
+        ("folder", "is a folder: give a file in it", 1),
         ("other", "none of its 2 tensors fits ConvNet", 2),
     ],
 )

@@ -47,7 +47,7 @@ def load_weights(net: nn.Module, path: str) -> set[str]:
     refuse_lazy("weights", own)
     found = [(table, same_names(own, table)) for table in tables(read_weights(file))]
     if not found:
-        raise UserError(f"model.weights {file} holds no tensors by name: give a checkpoint or a state_dict", 2)
+        raise UserError(f"model.weights {file} holds no plain tensors by name: give a checkpoint or a state_dict", 2)
     table, names = max(found, key=lambda pair: len(fitting(own, *pair)))
     fit = fitting(own, table, names)
     if not any(tensor.dim() for tensor in fit.values()):  # a single number, such as BatchNorm's counter, fits any
@@ -114,17 +114,25 @@ def shortened(names: Iterable[str]) -> str:
 def tables(content: Any) -> Iterator[dict[str, Tensor]]:
     """The tensors by name of each dict in what a file holds, such as {"state_dict": {...}}, from the outside in."""
     if isinstance(content, dict):
-        if table := {str(name): value for name, value in content.items() if isinstance(value, Tensor)}:
+        # a part that torch.compile had wrapped has another name
+        if table := {str(name).replace("_orig_mod.", ""): value for name, value in content.items() if is_plain(value)}:
             yield table
         for inner in content.values():
             yield from tables(inner)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it is a tensor whose numbers can be copied into a weight."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
 def read_weights(file: Path) -> Any:
     """What a file of weights holds. Raises UserError for one that is missing, damaged or not safe to load."""
+    if file.is_dir():
+        raise UserError(f"model.weights {file} is a folder: give a file in it")
     if not file.is_file():
         names = [path.name for folder in (file.parent, hub()) if folder.is_dir() for path in folder.iterdir()]
-        what = "is a folder" if file.is_dir() else f"is not there, nor is {file.name} in {hub()}"
+        what = f"is not there, nor is {file.name} in {hub()}"
         raise UserError(f"model.weights {file} {what}{did_you_mean(file.name, names)}")
     if file.suffix != ".safetensors":
         way_out = "\nwhere it is trusted, torch.save(net.state_dict(), FILE) makes one of the weights alone"
@@ -153,7 +161,8 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
                 marked = [info.filename for info in archive.infolist() if info.compress_type or info.external_attr]
                 damaged = marked[0] if marked else archive.testzip()
             if damaged:
-                raise UserError(f"{what} {path} is damaged: its record {damaged} is not as it was written")
+                is_damaged = f"is damaged, or not of torch.save: its record {damaged} is not as that writes it"
+                raise UserError(f"{what} {path} {is_damaged}")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         message = f"{what} {path} holds more than tensors and plain values: not safe to load"
