@@ -133,6 +133,24 @@ def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
     assert (last.num, last.min, last.max) == pytest.approx((weight.numel(), float(weight.min()), float(weight.max())))
 
 
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -> None:
+    """Of the epoch's last step, although Lightning drops gradients before the validation."""
+    histograms = ("--trainer.callbacks+", "project.callbacks.weight_histograms.WeightHistograms")
+    flags = ("--trainer.callbacks.gradients", "true", "--trainer.callbacks.every_n_epochs", 2)
+    several = ("--steps_per_execution", num_steps, "--trainer.max_epochs", 3)
+    train(*histograms, *flags, *several, "--gradient_norm", "true", "--trainer.log_every_n_steps", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    events = events_of(folder)
+    found = {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
+    names = {tag.removeprefix("gradients/") for tag in found if tag.startswith("gradients/")}
+    assert names == {tag.removeprefix("weights/") for tag in found if tag.startswith("weights/")}
+    assert {tuple(event.step for event in seen) for seen in found.values()} == {(37,)}
+    if num_steps == 1:
+        squares = sum(found[f"gradients/{name}"][0].histogram_value.sum_squares for name in names)
+        assert squares**0.5 == pytest.approx(norms_of(folder)[37], rel=1e-4)
+
+
 class LoggedNorms(Norms):
     """As a curve, and equal in all processes."""
 

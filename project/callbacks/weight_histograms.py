@@ -1,15 +1,17 @@
 """How the weights are spread, as histograms for TensorBoard and W&B."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from lightning import Callback, LightningModule
+from lightning import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from project.base.callback import MayMissSteps
 from project.base.rank import say
 
 
-class WeightHistograms(Callback):
+class WeightHistograms(MayMissSteps):
     """Writes weights/NAME for each parameter at the end of every n-th epoch, on the first process. Numbers that are not
     finite are left out.
 
@@ -25,14 +27,18 @@ class WeightHistograms(Callback):
         if trainer.loggers and trainer.is_global_zero and not any(isinstance(own, takers) for own in trainer.loggers):
             say("Histograms: none, for no logger of this run takes them")
 
+    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        if self.gradients and trainer.is_last_batch:  # Lightning drops them before a validation
+            named = pl_module.named_parameters()
+            self._write(trainer, "gradients", {name: own.grad for name, own in named if own.grad is not None})
+
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if (trainer.current_epoch + 1) % self.every_n_epochs or not trainer.is_global_zero:
-            return
-        for name, parameter in pl_module.named_parameters():
-            name = name.removeprefix("net.")
-            write(trainer, f"weights/{name}", parameter)
-            if self.gradients and parameter.grad is not None:
-                write(trainer, f"gradients/{name}", parameter.grad)
+        self._write(trainer, "weights", dict(pl_module.named_parameters()))
+
+    def _write(self, trainer: Any, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0 and trainer.is_global_zero:
+            for name, tensor in tensors.items():
+                write(trainer, f"{kind}/{name.removeprefix('net.')}", tensor)
 
 
 def write(trainer: Any, tag: str, tensor: Tensor) -> None:
