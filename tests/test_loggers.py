@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REPO
+from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 from pages import commands, run, write_files
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -88,6 +89,22 @@ def test_csv_beside_tensorboard_goes_on_after_a_kill(
     assert rounded(of_csv(folder / "metrics.csv")) == before
 
 
+class Reads(Callback):
+    """What metrics.csv has when an epoch begins, whose checkpoint of before a run that is killed goes on from."""
+
+    found: list[Points] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        Reads.found += [of_csv(Path(trainer.logger.log_dir, "metrics.csv"))] if trainer.current_epoch else []
+
+
+def test_the_point_of_an_epochs_end_is_in_the_file_when_its_checkpoint_is(train: Train) -> None:
+    Reads.found = []
+    train("--trainer.logger", "CSVLogger", "--trainer.callbacks", "test_loggers.Reads", "--trainer.max_epochs", 2)
+    (points,) = Reads.found
+    assert [step for step, _ in points["train/loss"]][-1] == 18
+
+
 def test_csv_alone_speaks_of_no_other_logger(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("--trainer.logger", "CSVLogger", "--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
     shown = capsys.readouterr().out
@@ -124,6 +141,7 @@ def test_a_start_that_fails_leaves_nothing(
     shown = capsys.readouterr().err
     assert "error: NoServer cannot start: " in shown
     assert "http://localhost:1 does not answer\n" in shown
+    assert "does not fit" not in shown
     assert not list(tmp_path.iterdir())
 
 

@@ -80,7 +80,9 @@ class GoesOn(Logger):
         self._save()
 
     def _save(self) -> None:
-        self.file.write_text(json_text({"id": str(self.version), "told": self.told}), encoding="utf-8")
+        staged = self.file.with_suffix(".part")  # moved: a process that is killed leaves one or the other
+        staged.write_text(json_text({"id": str(self.version), "told": self.told}), encoding="utf-8")
+        staged.replace(self.file)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

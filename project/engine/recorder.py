@@ -70,8 +70,7 @@ class RunRecorder(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.flush()
+            logger.save()
         self.write_progress(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
