@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -55,6 +56,8 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--modle.lr", "1"], ["--modle.lr", "--model.lr?"]),
         (["--nam", "x"], ["--nam;", "--name?"]),
         (["--foo=1"], ["--foo"]),
+        (["--model.parameter_groups.layers.1.lr", "0.1"], ['--model.parameter_groups.layers.1 "{lr: 0.1}"']),
+        (["--model.init_args.parameter_groups.*.bias.lr=3"], ['--model.parameter_groups.*.bias "{lr: 3}"']),
         (["stray"], ["unknown argument stray"]),
         (["--data.batch_size", "-3"], ["data.batch_size: ", "-3", ">0"]),
         (["--data.batch_size", "0"], ["data.batch_size: ", "0", ">0"]),
@@ -273,6 +276,28 @@ def test_a_bug_in_the_users_code_keeps_its_traceback(
     with pytest.raises(error, match="a bug" if where != "call" else "relu") as caught:
         train("--model.net", "test_cli.Broken", "--model.net.where", where)
     assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
+
+
+def fetches(num_classes: int = 4, url: str = "", weights: str | None = None) -> nn.Module:
+    """As torchvision's functions do, which build a network and fetch its weights."""
+    if url:
+        raise URLError(f"{url} cannot be reached")
+    return nn.Linear(no_such_name, num_classes)  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: Any) -> None:
+    """Two lines for torchvision's no and for files that cannot be fetched, a traceback for a bug of the user's."""
+    resnet = ("--model.net", "torchvision.models.resnet18", "--model.net.weights", "DEFAULT")
+    error = fails(capsys, 2, lambda: train(*resnet))
+    assert "the config does not fit: The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    assert "without model.net.weights, --model.weights FILE takes what fits" in error
+    own = ("--model.net", "test_cli.fetches")
+    error = fails(capsys, 1, lambda: train(*own, "--model.net.url", "http://here", "--model.net.weights", "DEFAULT"))
+    assert "cannot be had: <urlopen error http://here cannot be reached>\nwithout model.net.weights" in error
+    with pytest.raises(NameError, match="no_such_name") as caught:
+        train(*own)
+    assert Path(__file__) in [entry.path for entry in caught.traceback]
+    assert not list(tmp_path.iterdir())
 
 
 def printed(capsys: Any, *args: str) -> dict[str, Any]:

@@ -167,6 +167,13 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
     ]
 
 
+def test_a_head_beside_the_network_is_not_lost_to_one_of_the_same_name_in_it() -> None:
+    named = [("head.weight", nn.Parameter(torch.zeros(2))), ("net.head.weight", nn.Parameter(torch.zeros(3)))]
+    rest, head = grouped([*named, ("net.stem.weight", nn.Parameter(torch.zeros(4)))], {"head": {"lr": 0.5}})
+    assert [len(parameter) for parameter in head["params"]] == [2, 3]
+    assert [len(parameter) for parameter in rest["params"]] == [4]
+
+
 def test_without_a_rest_there_is_no_empty_group() -> None:
     net = small_net()
     assert names_of(grouped(net.named_parameters(), {"*": {"lr": 1.0}}), net) == [

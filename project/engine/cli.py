@@ -154,8 +154,10 @@ class TrainingCLI(LightningCLI):
             on_purpose = isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure)
             of_function = not self.failures and is_of_library(failure)
             if on_purpose or of_function or isinstance(failure, ImportError | OSError):
-                what = f"the config does not fit: {first_line(failure)}"
-                raise UserError(what + pretrained_hint(config.get("model")), 2) from failure
+                is_outside = isinstance(failure, OSError)  # a file, a server, the internet
+                what = "what the config names cannot be had" if is_outside else "the config does not fit"
+                hint = pretrained_hint(config.get("model"))
+                raise UserError(f"{what}: {first_line(failure)}{hint}", 1 if is_outside else 2) from failure
             raise failure from None
 
     def instantiate_classes(self) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,6 +77,7 @@ def arguments(args: Sequence[str]) -> list[str]:
     order.add_argument("-c", "--config", action="append", default=[])
     order.add_argument("--model", "--model.class_path")
     found, others = order.parse_known_args(args)
+    check_group_flags(others)
     configs = {path: check_config_file(Path(path)) for path in found.config}
     with_callbacks = [f"--config {path}" for path, content in configs.items() if "callbacks" in content["trainer"]]
     with_callbacks += [arg for arg in others if arg.partition("=")[0] == "--trainer.callbacks"]
@@ -83,6 +85,17 @@ def arguments(args: Sequence[str]) -> list[str]:
         say(f"Callbacks: {with_callbacks[-1]} replaces those before it; the key callbacks+ would add to them")
     own = [f"--model={found.model}"] if found.model is not None else []
     return [*(own or [f"--model={DEFAULT_SYSTEM}"]), *(f"--config={path}" for path in found.config), *own, *others]
+
+
+def check_group_flags(args: Sequence[str]) -> None:
+    """Raise UserError for one option of a parameter group: jsonargparse would drop the group's others, or refuse it."""
+    for arg, after in zip(args, [*args[1:], ""], strict=False):
+        flag, is_whole, value = arg.partition("=")
+        value = value if is_whole else after
+        found = re.fullmatch(r"--model\.(?:init_args\.)?parameter_groups\.(.+)\.(\w+)", flag)
+        if found and not value.lstrip().startswith("{"):
+            way_out = f'--model.parameter_groups.{found[1]} "{{{found[2]}: {value}}}"'
+            raise UserError(f"{flag} {value}: all options of a group go into one value\n{way_out}", 2)
 
 
 def make_paths_absolute(config: Any) -> None:
