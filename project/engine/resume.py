@@ -89,6 +89,15 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             for name, value in saved["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() and value.shape == weight.shape:
                     saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+        # torch's fused SGD cannot bear that some have no momentum yet, as what was frozen until now
+        lacking = [pair for pair in zip(own["params"], group["params"], strict=False) if not moves(saved, pair[1])]
+        if isinstance(optimizer, torch.optim.SGD) and len(lacking) < len(group["params"]):
+            for weight, index in lacking:
+                saved["state"][index] = {"momentum_buffer": torch.zeros_like(weight)}
+
+
+def moves(saved: dict[str, Any], index: int) -> bool:
+    return saved["state"].get(index, {}).get("momentum_buffer") is not None
 
 
 class WholeEpochs(Callback):
