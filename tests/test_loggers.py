@@ -145,6 +145,14 @@ def test_a_start_that_fails_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_mlflow_keeps_files_where_a_uri_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    uri = ("--trainer.logger.tracking_uri", f"file://{tmp_path}/own")
+    train("--trainer.logger", "MLFlowLogger", *uri, "--figures_every_n_epochs", 0, "--trainer.max_epochs", 1)
+    assert list((tmp_path / "own").glob("*/*/metrics/val/acc"))
+
+
 class NoServer(CSVLogger):
     def __init__(self) -> None:
         raise ConnectionError("http://localhost:1 does not answer")

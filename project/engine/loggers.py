@@ -87,7 +87,8 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, pur
     config = config.clone()
     given = {key: value for key, value in vars(config.get("init_args") or Namespace()).items() if value is not None}
     arguments = {**facts.get(name, {}), **given, **vars(config.get("dict_kwargs") or Namespace())}
-    if name == "MLFlowLogger" and not str(arguments.get("tracking_uri", "file:")).partition(":")[2].startswith("//"):
+    uri = str(arguments.get("tracking_uri", ""))
+    if name == "MLFlowLogger" and ("://" not in uri or uri.startswith("file:")):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be told
     if config.class_path == f"lightning.pytorch.loggers.{name}" and name in OURS:
         logger: Logger = OURS[name](**arguments)
