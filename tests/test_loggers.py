@@ -145,6 +145,7 @@ def test_a_start_that_fails_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_files_where_a_uri_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
