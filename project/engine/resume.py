@@ -92,8 +92,8 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         # torch's fused SGD cannot bear that some have no momentum yet, as what was frozen until now
         lacking = [pair for pair in zip(own["params"], group["params"], strict=False) if not moves(saved, pair[1])]
         if isinstance(optimizer, torch.optim.SGD) and len(lacking) < len(group["params"]):
-            for weight, index in lacking:
-                saved["state"][index] = {"momentum_buffer": torch.zeros_like(weight)}
+            trains = [pair for pair in lacking if pair[0].requires_grad]
+            saved["state"].update({index: {"momentum_buffer": torch.zeros_like(weight)} for weight, index in trains})
 
 
 def moves(saved: dict[str, Any], index: int) -> bool:
