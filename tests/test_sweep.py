@@ -69,6 +69,7 @@ WRONG = [
     (["--search", "model.lr=0.1,,0.2"], "a value is missing"),
     (["--search", "model.lr=0.1,1e-1"], "stands twice"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
+    (["--search", "model.lrr=0.1,0.2"], "unknown key model.lrr; did you mean model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
     (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
     (["--search", "data.fold=0,1"], "data.fold 0: of how many folds?"),

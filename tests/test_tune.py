@@ -128,7 +128,7 @@ def test_the_losses_are_those_of_the_batches(find: Tune, monkeypatch: pytest.Mon
         (("--trainer.strategy", "ddp", "--trainer.devices", 2), "tune.py uses one device"),
         (("--find", "batch_size", "--data.batch_size", 64, "--max_batch_size", 32), "is over --max_batch_size 32"),
         (("--find", "rate"), "invalid choice: 'rate'"),
-        (("--model.lrr", 1), "unknown key model.lrr; did you mean lr?"),
+        (("--model.lrr", 1), "unknown key model.lrr; did you mean model.lr?"),
     ],
 )
 def test_mistakes_and_too_small_a_range_are_told_in_two_lines(

@@ -17,11 +17,11 @@ class UserError(Exception):
         self.status = status
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, whatever the case, or nothing where nothing is near."""
+def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+    """`; did you mean X?`, whatever the case, or nothing where nothing is near. before: stands before each of them."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+    return f"; did you mean {before}{by_lower[near[0]]}?" if near else ""
 
 
 def first_line(error: Exception) -> str:

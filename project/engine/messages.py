@@ -78,8 +78,9 @@ def unknown_key(path: str, class_path: str, known: list[str]) -> str:
             names.add(f"dict_kwargs.{name} where its **kwargs take that")
     elif not names:  # a section that is none
         path = name = path.partition(".")[0]
+        parent = dot = ""
         names = {key.partition(".")[0] for key in known}
-    return f"unknown key {path}{did_you_mean(name, names) or '; there are ' + ', '.join(sorted(names))}"
+    return f"unknown key {path}{did_you_mean(name, names, parent + dot) or '; there are ' + ', '.join(sorted(names))}"
 
 
 def nearest_import(path: str) -> str:
