@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from project.engine.folder import is_running  # isort: skip  # first: it hears C
 import yaml
 
 from project.base.errors import UserError, did_you_mean
-from project.engine.folder import short
+from project.engine.folder import LOGS, short
 from project.engine.names import PLACE, flatten
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -62,11 +63,12 @@ class Found:
         config = self.content(folder / "config.yaml", lambda text: yaml.load(text, LOADER))
         now, end = (self.content(folder / file, json.loads) for file in ("progress.json", "metrics.json"))
         epochs, seconds = (number((now | end).get(key)) for key in ("epochs", "train_seconds"))
-        best, metrics = number(now.get("best")), {key: number(value) for key, value in end.items()}
+        goal = str(now.get("monitor")), str(now.get("mode"))
+        best = number(now.get("best")) if {"monitor", "mode"} <= now.keys() else None
+        metrics = {key: number(value) for key, value in end.items()}
         tests = {key: value for key, value in metrics.items() if key.startswith("test/") and value is not None}
         tests.pop("test/num_samples", None)
         settings = {key: value for key, value in flatten(config).items() if key not in PLACE} if config else {}
-        goal = str(now.get("monitor")), str(now.get("mode"))
         return FoundRun(folder, name, version, status, epochs, seconds, *goal, best, tests, settings)
 
     def content(self, path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def find_runs(root: Path, names: Sequence[str]) -> Found:
     names: NAME, NAME/version_N, a folder of runs or a pattern; all runs where there are none. Raises UserError for one
     that fits no run.
     """
-    if not root.is_dir():
+    if not root.is_dir() and root != LOGS:  # which the first training makes
         raise UserError(f"--trainer.default_root_dir {root}: there is no such folder", 2)
     folders, strange = [], []
     for parent, subfolders, _ in os.walk(root):
@@ -156,4 +158,6 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 
 def number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None for what is no finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,13 @@ def draw_curves(runs: Sequence[FoundRun], file: Path) -> None:
                 (lines[path],) = axes.plot(x, y, color=shade, linewidth=1.2, marker="." if len(x) < 20 else None)
     for axes in grid[-1]:
         axes.set_xlabel("step")
-    figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8)
+    legend = figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name may have two $
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=file.suffix[1:].lower())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may be in any script: boxes stand for it
+        figure.savefig(buffer, format=file.suffix[1:].lower())
     write_whole(file, buffer.getbuffer())
     print(f"Learning curves of {count(len(found), 'run')}: {file}")
     if missing:

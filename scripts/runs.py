@@ -55,10 +55,12 @@ def main(args: Sequence[str] | None = None) -> None:
         for problem in found.problems:
             print(f"Note: {problem}", file=sys.stderr)
         runs = found.runs
+        if not runs and (known.best or known.plot):
+            raise UserError(f"no runs below {short(known.root)}")
         if not runs:
             print(f"No runs below {short(known.root)}", file=sys.stderr)
         rows = as_rows(runs)
-        if known.sort:
+        if known.sort and runs:
             runs, rows = sort(runs, rows, known.sort)
         if known.best:
             print(short(best_checkpoint(runs)))
@@ -92,7 +94,7 @@ def as_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
 
 def sort(runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str) -> tuple[list[FoundRun], list[Any]]:
     """Both by a column: its name, or the end of it (lr for model.lr) or its first word (best), if no other has it."""
-    columns = list(rows[0]) if rows else []
+    columns = list(rows[0])
     ends = tuple(f"{mark}{asked}" for mark in "./ ")
     fitting = [name for name in columns if name.endswith(ends) or name.startswith(f"{asked} ")]
     if asked in columns:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import found_runs
 import programs
 import pytest
 import yaml
@@ -129,6 +130,25 @@ def test_an_empty_folder_says_so(tmp_path: Path, capsys: Any) -> None:
     call(tmp_path)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"No runs below {tmp_path}\n")
+    call(tmp_path, "--sort", "lr")
+    assert capsys.readouterr().err == f"No runs below {tmp_path}\n"
+    for flags in (["--best"], ["--plot", str(tmp_path / "x.png")]):
+        assert fails(capsys, tmp_path, 1, *flags) == f"error: no runs below {tmp_path}"
+
+
+def test_before_the_first_run_there_is_no_folder_of_runs(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(found_runs, "LOGS", tmp_path / "logs")
+    call(tmp_path / "logs")
+    assert capsys.readouterr().err == f"No runs below {tmp_path / 'logs'}\n"
+
+
+def test_a_damaged_value_is_none(root: Path, capsys: Any) -> None:
+    progress = root / "mlp" / "version_2" / "progress.json"
+    for text in ('{"best": NaN, "monitor": "val/acc", "mode": "max", "train_seconds": Infinity}', '{"best": 0.99}'):
+        progress.write_text(text)
+        assert [row["best val/acc"] for row in table(capsys, root, "--sort", "best")] == ["0.8", "0.2", "", ""]
+        call(root, "--best")
+        assert "mlp/version_0" in capsys.readouterr().out
 
 
 def test_damaged_half_written_and_foreign_folders_are_said_and_break_nothing(root: Path, capsys: Any) -> None:
@@ -359,3 +379,11 @@ def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str)
     call(root, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
     assert {"pdf": b"%PDF", "svg": b"<?xml"}[kind] == (tmp_path / f"x.{kind}").read_bytes()[: 4 + (kind == "svg")]
     assert "Without curves: mlp/version_0, mlp/version_10" in capsys.readouterr().out
+
+
+def test_a_plot_takes_any_name(tmp_path: Path) -> None:
+    for name in (r"$\frac$", "_x", "日本"):
+        with SummaryWriter(str(write_run(tmp_path, f"{name}/version_0"))) as writer:
+            writer.add_scalar("val/loss", 1, 0)
+    call(tmp_path, "--plot", str(tmp_path / "x.svg"))
+    assert "_x/version_0" in (tmp_path / "x.svg").read_text()
