@@ -1,4 +1,4 @@
-"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py and runs.py show."""
+"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py, runs.py and sweep.py show."""
 
 import csv
 import io
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """rows: the columns' names first."""
+    """rows: the columns' names first; of None a cell is empty."""
     text = io.StringIO()
-    csv.writer(text).writerows([[for_spreadsheet(str(cell)) for cell in row] for row in rows])
+    csv.writer(text).writerows([["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows])
     return text.getvalue()
 
 

@@ -160,7 +160,7 @@ def csv_file(text: str) -> Path:
 
 def write_csv(rows: Sequence[dict[str, Any]], file: Path | None) -> None:
     """None prints."""
-    lines = [list(rows[0]), *(["" if cell is None else cell for cell in row.values()] for row in rows)] if rows else []
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
     if file is None:
         print(as_csv(lines).replace("\r\n", "\n"), end="")
     else:

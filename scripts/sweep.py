@@ -12,14 +12,8 @@ of the config unless --name is given. See docs/sweep.md.
 
 import contextlib
 import importlib.util
-import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,16 +29,16 @@ from project.engine.folder import root_folder
 from project.engine.quiet import quiet_lightning
 from project.engine.run import parse, short
 from project.engine.selection import choose_selection
-from project.engine.signals import Stopped
 
 with short_errors():
     if importlib.util.find_spec("optuna") is None:
         raise UserError('sweep.py needs optuna: pip install -e ".[sweep]"', 2)
 
 import optuna
-from optuna.trial import TrialState
-from sweep_results import line, repeats_of, show
-from sweep_search import Dimension, begin, dimension, open_study
+from sweep_results import repeats_of, show
+from sweep_search import Dimension, dimension, one_name
+from sweep_study import begin, open_study, study_errors
+from sweep_workers import train_all
 
 PRUNES = {"true": True, "false": False}
 
@@ -71,8 +65,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         cli.config.name = name = options.name or f"{cli.config.name}_sweep"
         root = root_folder(cli.config)
         cli.datamodule.prepare_data()  # once: a download, for instance
-        (root / name).mkdir(parents=True, exist_ok=True)
-        with held(root / name):
+        with held(root / name), study_errors(root / name):
             num_trials = begin(root / name, cli, dimensions, selection, options.trials)
             max_epochs = max(0, cli.config.trainer.max_epochs or 0)
             task = {
@@ -89,7 +82,11 @@ def main(args: Sequence[str] | None = None) -> Any:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Against another sweep.py."""
+    """Made, and held against another sweep.py."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{short(folder)} cannot be made: {error.strerror}; give another --name") from error
     try:
         with FileLock(folder / ".sweep.lock", blocking=False):
             yield
@@ -98,7 +95,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimension], is_grid: bool) -> None:
-    given = [flag.partition("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
+    given = [one_name(flag.partition("=")[0]) for flag in flags if flag.startswith("--")]
     given = [flag for flag in given if flag != "config"]  # a later one adds to it
     searched = [found.flag for found in dimensions]
     for flag in searched:
@@ -120,6 +117,14 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
     first."""
     first = [f"--{found.flag}={found.texts[0]}" for found in dimensions]
     cli = parse([*flags, *first])
+    check_trial(cli)
+    for i, found in enumerate(dimensions):
+        for text in found.texts[1:]:
+            check_trial(parse([*flags, *first[:i], f"--{found.flag}={text}", *first[i + 1 :]]))
+    return cli
+
+
+def check_trial(cli: TrainingCLI) -> None:
     trainer: Any = cli.config.trainer
     if trainer.strategy not in ("auto", "single_device", "dp") or not (trainer.devices in (1, "1") or one(trainer)):
         raise UserError("sweep.py trains a trial on one device: leave --trainer.strategy and --trainer.devices out", 2)
@@ -127,10 +132,6 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
         raise UserError("trainer.enable_checkpointing false: a sweep goes by checkpoints; leave it out", 2)
     if cli.given.get("seed_everything") is True:
         raise UserError("seed_everything true draws another seed for each trial: give a number, or search a list", 2)
-    for i, found in enumerate(dimensions):
-        for text in found.texts[1:]:
-            parse([*flags, *first[:i], f"--{found.flag}={text}", *first[i + 1 :]])
-    return cli
 
 
 def one(trainer: Any) -> bool:
@@ -142,78 +143,6 @@ def gpus(trainer: Any) -> list[str]:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = seen.split(",") if seen else [str(i) for i in range(num_gpus())]
     return [] if trainer.accelerator == "cpu" or one(trainer) or trainer.strategy == "dp" else names
-
-
-def train_all(folder: Path, task: dict[str, Any], num_workers: int, devices: Sequence[str]) -> None:
-    """Have workers train until all trials are finished, and print a line for each."""
-    study = open_study(folder / "study.db")
-    workers, died = dict[int, subprocess.Popen[bytes]](), Counter[int]()
-    said = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()}
-    if said:
-        print(f"Going on: {len(said)} of {task['num_trials']} trials are finished", flush=True)
-    try:
-        while True:
-            trials = study.get_trials(deepcopy=False)
-            for trial in trials:
-                if trial.state.is_finished() and trial.number not in said:
-                    print(line(trial, task["monitor"]), flush=True)
-                    said.add(trial.number)
-            check_failures(trials, folder)
-            num_left = task["num_trials"] - sum(trial.state.is_finished() for trial in trials)
-            for index in range(num_workers):
-                process = workers.get(index)
-                if process and process.poll():
-                    note_death(study, folder, index, process.returncode, died)
-                if num_left > index if process is None else num_left and process.poll() is not None:
-                    workers[index] = start_worker({**task, "index": index}, num_workers, devices)
-            if num_left == 0 and all(process.poll() is not None for process in workers.values()):
-                return
-            time.sleep(0.2)
-    except Stopped as stopped:
-        for process in workers.values():
-            process.terminate()
-        for process in workers.values():
-            process.wait()
-        stopped.hint = f"; {len(said)} of {task['num_trials']} trials are finished, the same command goes on"
-        raise
-    finally:
-        for process in workers.values():
-            process.kill()
-        for file in folder.glob(".worker_*"):
-            file.unlink(missing_ok=True)
-
-
-def start_worker(task: dict[str, Any], num_workers: int, devices: Sequence[str]) -> subprocess.Popen[bytes]:
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers))} if num_workers > 1 else {}
-    gpu = {"CUDA_VISIBLE_DEVICES": devices[task["index"] % len(devices)]} if devices else {}
-    program = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import sweeping; sweeping.main()"
-    command = [sys.executable, "-c", program, json.dumps(task)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env={**threads, **os.environ, **gpu})
-
-
-def note_death(study: Any, folder: Path, index: int, status: int, died: Counter[int]) -> None:
-    """Of a worker: its trial goes on in the next one, and has failed where that dies, too."""
-    note = folder / f".worker_{index}"
-    number = int(note.read_text() or -1) if note.exists() else -1
-    why = signal.Signals(-status).name if status < 0 else f"status {status}"
-    died[number] += 1
-    if number == -1 and died[number] > 2:
-        raise UserError(f"a worker ended with {why} before its trial, three times: the reason stands above")
-    if number >= 0 and died[number] > 1 and not study.get_trials(deepcopy=False)[number].state.is_finished():
-        trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
-        memory = ", as one that takes more memory than there is" * (status == -signal.SIGKILL)
-        trial.set_user_attr("reason", f"its process died twice by {why}{memory}")
-        study.tell(trial, state=TrialState.FAIL)
-    note.unlink(missing_ok=True)
-
-
-def check_failures(trials: Sequence[Any], folder: Path) -> None:
-    """Raise UserError where the first three have all failed alike, by a mistake in the flags or the code."""
-    ended = [trial for trial in trials if trial.state.is_finished()]
-    reasons = {trial.user_attrs.get("reason") for trial in ended if trial.user_attrs.get("is_mistake")}
-    if len(ended) >= 3 and len(reasons) == 1 and all(trial.user_attrs.get("is_mistake") for trial in ended):
-        way_out = f"mend it, then give another --name, or remove {short(folder)}"
-        raise UserError(f"the first {len(ended)} trials failed alike: {reasons.pop()}\n{way_out}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What sweep.py ends with: the table of its trials, the mean over folds or seeds, the best flags, plots."""
 
-import csv
-import io
 import shlex
 import statistics
 import warnings
@@ -15,6 +13,7 @@ mpl.use("Agg")  # no window
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from rows import as_csv, as_table
 from sweep_search import Dimension
 
 from project.base.errors import UserError
@@ -49,9 +48,18 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def params(trial: FrozenTrial) -> dict[str, Any]:
+    """By flags, null, true and false as they are typed."""
+    typed = {None: "null", True: "true", False: "false"}
+    return {
+        flag: typed[value] if value is None or value is True or value is False else value
+        for flag, value in trial.params.items()
+    }
+
+
 def line(trial: FrozenTrial, monitor: str | None) -> str:
     """Of a trial that has ended."""
-    values = ", ".join(f"{flag} {number(value)}" for flag, value in trial.params.items())
+    values = ", ".join(f"{flag} {number(value)}" for flag, value in params(trial).items())
     if trial.state == TrialState.FAIL:
         return f"trial_{trial.number:03d} failed ({values}): {trial.user_attrs.get('reason', '')[:160]}"
     found = {monitor: best_value(trial)} if monitor else {}
@@ -60,34 +68,20 @@ def line(trial: FrozenTrial, monitor: str | None) -> str:
     return f"trial_{trial.number:03d} {state(trial)} ({values}): {metrics}"
 
 
-def rows_of(trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None) -> list[list[str]]:
-    """A header, and a row a trial."""
-    metrics = list(dict.fromkeys(key for trial in trials for key in tests(trial) if key not in NO_METRICS))
-    rows = [["trial", "state", *flags, *([monitor] if monitor else []), *metrics, "minutes"]]
+def table_of(
+    trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None, attributes: Sequence[str]
+) -> list[list[Any]]:
+    """A header, and a row a trial; None where it has no value. attributes: what a trial has noted, a column each."""
+    rows: list[list[Any]] = [["trial", "state", *flags, *([monitor] if monitor else []), *attributes]]
     for trial in trials:
-        own = [trial.params.get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
-        own += [tests(trial).get(key) for key in metrics]
-        seconds = trial.user_attrs.get("train_seconds")
-        minutes = "" if seconds is None else f"{seconds / 60:.2f}"
-        rows.append([f"trial_{trial.number:03d}", state(trial), *map(number, own), minutes])
+        own = [params(trial).get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
+        own += [trial.user_attrs.get(key) for key in attributes]
+        rows.append([f"trial_{trial.number:03d}", state(trial), *own])
     return rows
 
 
-def write_csv(file: Path, trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None) -> None:
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.user_attrs if key not in ("is_mistake", "best")))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", *flags, *([monitor] if monitor else []), *keys])
-    for trial in trials:
-        own = [trial.params.get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
-        writer.writerow([f"trial_{trial.number:03d}", state(trial), *own, *(trial.user_attrs.get(key) for key in keys)])
-    write_whole(file, text.getvalue())
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def print_table(rows: Sequence[Sequence[Any]]) -> None:
+    print("\n".join(as_table([[*map(number, row)] for row in rows])))
 
 
 def show(
@@ -95,8 +89,10 @@ def show(
 ) -> None:
     trials, flags = study.get_trials(), [found.flag for found in dimensions]
     monitor, repeats = selection and selection.monitor, repeats_of(dimensions)
-    print_table(rows_of(trials, flags, monitor))
-    write_csv(folder / "trials.csv", trials, flags, monitor)
+    known = dict.fromkeys(key for trial in trials for key in trial.user_attrs if key not in ("is_mistake", "best"))
+    shown = [key for key in known if key.startswith("test/") and key not in NO_METRICS]
+    print_table(table_of(trials, flags, monitor, [*shown, "train_seconds"]))
+    write_whole(folder / "trials.csv", as_csv(table_of(trials, flags, monitor, [*known])))
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not done:
         raise UserError(f"no trial was completed: see {short(folder / 'trial_000' / 'output.txt')}")
@@ -111,6 +107,7 @@ def show(
     if best is None or not others:
         return
     values = [f"--{found.flag} {shlex.quote(found.text(best.params[found.flag]))}" for found in others]
+    values += ["--data.num_folds null"] * ("data.fold" in repeats)
     print(f"Best flags: {command} {' '.join(values)}")
     if not repeats:
         run = list(versions(folder / f"trial_{best.number:03d}").values())[-1]
@@ -124,16 +121,16 @@ def show_repeats(
     the best one by the mean of the monitored metric."""
     groups: dict[tuple[Any, ...], list[FrozenTrial]] = {}
     for trial in done:
-        groups.setdefault(tuple(trial.params[found.flag] for found in others), []).append(trial)
-    rows = [[*(found.flag for found in others), "metric", "n", "mean", "spread", "standard error"]]
+        groups.setdefault(tuple(params(trial)[found.flag] for found in others), []).append(trial)
+    rows: list[list[Any]] = [[*(found.flag for found in others), "metric", "n", "mean", "spread", "standard error"]]
     for values, trials in groups.items():
-        for key in tests(trials[0]):
+        for key in dict.fromkeys(key for trial in trials for key in tests(trial)):
             if key not in NO_METRICS:
-                found = [tests(trial)[key] for trial in trials]
+                found = [tests(trial)[key] for trial in trials if key in tests(trial)]
                 spread = statistics.stdev(found) if len(found) > 1 else None
                 error = None if spread is None else spread / len(found) ** 0.5
                 cells = [len(found), statistics.fmean(found), spread, error]
-                rows.append([*map(number, values), key, *map(number, cells)])
+                rows.append([*values, key, *cells])
     print(f"Over {' and '.join(repeats)}:")
     print_table(rows)
     for values, trials in groups.items():

@@ -22,9 +22,10 @@ from project.engine.script import short_errors  # isort: skip  # first: it hears
 import optuna
 import torch
 from filelock import FileLock, Timeout
-from lightning import Callback, LightningModule, Trainer
 from optuna.trial import TrialState
-from sweep_search import STARTUP, dimension, open_study, sampler, suggest
+from sweep_report import Report
+from sweep_search import dimension, suggest
+from sweep_study import CANNOT_WRITE, STARTUP, cannot_write, open_study, sampler
 
 from project.base.errors import UserError, first_line
 from project.engine.checkpoints import read_checkpoint
@@ -33,37 +34,6 @@ from project.engine.folder import versions
 from project.engine.quiet import quiet_lightning
 from project.engine.run import parse, train
 from project.engine.signals import SIGNALS, Stopped
-
-
-class Report(Callback):
-    """Tells the study each validation, and stops a trial that is below the median of the others."""
-
-    def __init__(self, trial: optuna.Trial, monitor: str | None) -> None:
-        self.trial, self.monitor = trial, monitor
-        self.told = set(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)  # before a kill
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = "pruned" in self.trial.user_attrs  # and then killed
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = trainer.callback_metrics.get(self.monitor or "")
-        step = validation_number(trainer)
-        if trainer.state.fn != "fit" or trainer.sanity_checking or value is None or not value.isfinite():
-            return
-        if step not in self.told:
-            self.trial.report(float(value), step)
-            self.told.add(step)
-        if self.trial.should_prune():
-            self.trial.set_user_attr("pruned", step)
-            trainer.should_stop = True
-
-
-def validation_number(trainer: Trainer) -> int:
-    """Which validation of the run this is, from 1; the epoch, where each has one."""
-    every, num_batches = trainer.val_check_batch, trainer.num_training_batches
-    if isinstance(every, int) and isinstance(num_batches, int) and every < num_batches:
-        return trainer.current_epoch * (num_batches // every) + (trainer.fit_loop.batch_idx + 1) // every
-    return trainer.current_epoch + 1
 
 
 class Worker:
@@ -82,21 +52,17 @@ class Worker:
         self.note = self.folder / f".worker_{task['index']}"  # the trial that dies with it
 
     def run(self) -> None:
-        gc.freeze()  # what the imports have made need not be looked at after each trial, which takes 0.3 s
-        try:
-            while found := self.next_trial():
-                trial, lock = found
-                try:
-                    self.run_trial(trial)
-                finally:
-                    lock.release()
-                Path(lock.lock_file).unlink(missing_ok=True)
-                self.note.write_text("")
-                gc.collect()
-                if torch.cuda.is_initialized():
-                    torch.cuda.empty_cache()
-        finally:
-            gc.unfreeze()
+        while found := self.next_trial():
+            trial, lock = found
+            try:
+                self.run_trial(trial)
+            finally:
+                lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
+            self.note.write_text("")
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
 
     def next_trial(self) -> tuple[optuna.Trial, Any] | None:
         """One that was left, or a new one, with its lock; None where all are finished."""
@@ -106,8 +72,10 @@ class Worker:
                 left = [trial for trial in trials if trial.state == TrialState.RUNNING]
                 for trial in left:
                     if lock := self.lock(trial.number):
-                        self.study.sampler = sampler(self.task["seed"], trial.number)
-                        return optuna.Trial(self.study, trial._trial_id), lock  # Study.ask makes it so
+                        if self.study.get_trials(deepcopy=False)[trial.number].state == TrialState.RUNNING:
+                            self.study.sampler = sampler(self.task["seed"], trial.number)
+                            return optuna.Trial(self.study, trial._trial_id), lock  # Study.ask makes it so
+                        lock.release()  # another worker has just finished it
                 waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
                 if waiting or len(trials) < self.task["num_trials"]:
                     number = min(waiting, default=len(trials))
@@ -141,11 +109,13 @@ class Worker:
             with output_to(self.folder / name / "output.txt"), SIGNALS.handled():
                 try:
                     train_reporting(args, Report(trial, self.task["monitor"]))
-                except UserError as error:
-                    print(f"error: {error}", file=sys.stderr, flush=True)
-                    self.fail(trial, "; ".join(str(error).splitlines()), error.status == 2)
-                    return
                 except Exception as error:
+                    if cannot_write(error):
+                        raise  # it is no fault of the trial's
+                    if isinstance(error, UserError):
+                        print(f"error: {error}", file=sys.stderr, flush=True)
+                        self.fail(trial, "; ".join(str(error).splitlines()), error.status == 2)
+                        return
                     traceback.print_exc()
                     self.fail(trial, f"{type(error).__name__}: {first_line(error)}", True)
                     if torch.cuda.is_initialized():
@@ -158,10 +128,11 @@ class Worker:
         score = 0.0
         if self.task["monitor"]:
             best = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]["RunCheckpoint/best"]
-            if best["best_model_score"] is None or not math.isfinite(best["best_model_score"]):
+            known = best["best_model_score"]
+            if best["monitor"] != self.task["monitor"] or known is None or not math.isfinite(known):
                 self.fail(trial, f"there is no best epoch by {self.task['monitor']}", True)
                 return
-            score = float(best["best_model_score"])
+            score = float(known)
         for key, value in json.loads((run / "metrics.json").read_text()).items():
             trial.set_user_attr(key, value)
         if "pruned" in trial.user_attrs:
@@ -214,8 +185,15 @@ def main() -> None:
     threading.Thread(target=end_with_sweep, daemon=True).start()
     with short_errors():
         quiet_lightning()
+        gc.freeze()  # what the imports have made need not be looked at after each trial, which takes 0.3 s
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             Worker(json.loads(sys.argv[1])).run()
         except Stopped as stopped:  # sweep.py has the word
             sys.exit(stopped.code)
+        except Exception as error:
+            if cannot_write(error):
+                sys.exit(CANNOT_WRITE)
+            raise
+        finally:
+            gc.unfreeze()  # or nanobind, of Triton, tells of leaks at the end

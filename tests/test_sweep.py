@@ -1,12 +1,14 @@
 """sweep.py: searches, grids and cross-validations, which go on after a kill without losing or repeating a trial."""
 
 import csv
+import errno
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -19,14 +21,18 @@ from typing import Any
 import optuna
 import programs
 import pytest
-import sweep_search
+import sweep_report
+import sweep_results
+import sweep_study
+import sweep_workers
 import sweeping
 import torch
 from conftest import REPO, TINY, script
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from pages import commands, run
-from sweep_search import dimension, open_study
+from sweep_search import dimension
+from sweep_study import open_study
 from torch import Tensor, nn
 
 from project.base.errors import UserError
@@ -50,6 +56,7 @@ Sweep = Callable[..., Any]
         ("a=null,true,x y", CategoricalDistribution([None, True, "x y"]), ["null", "true", "x y"]),
         ("a=[1,2],[3,[4,5]]", CategoricalDistribution(["[1,2]", "[3,[4,5]]"]), ["[1,2]", "[3,[4,5]]"]),
         ("a={b: 1, c: 2},'d,e'", CategoricalDistribution(["{b: 1, c: 2}", "'d,e'"]), ["{b: 1, c: 2}", "'d,e'"]),
+        ("trainer.limit_train_batches=1,1.0", CategoricalDistribution(["1", "1.0"]), ["1", "1.0"]),
         ("config=../a.yaml,../b.yaml", CategoricalDistribution(["../a.yaml", "../b.yaml"]), ["../a.yaml", "../b.yaml"]),
     ],
 )
@@ -77,6 +84,11 @@ WRONG = [
     (["--search", "name=a,b"], "name cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag stands twice"),
     (["--search", "model.lr=0.1,0.2", "--search", "model.lr=0.3"], "the flag stands twice"),
+    (["--search", "model.lr=0.1,0.2", "--search", "model.init_args.lr=0.3"], "the flag stands twice"),
+    (["--search", "model.init_args.lr=0.1,0.2", "--model.lr", "0.3"], "the flag stands twice"),
+    (["--search", "monitor=val/acc,val/loss"], "monitor cannot be searched"),
+    (["--search", "trainer.strategy=auto,ddp"], "on one device"),
+    (["--search", "trainer.enable_checkpointing=true,false"], "a sweep goes by checkpoints"),
     (["--search", LR], "--trials N: how many?"),
     (["--search", LR, "--trials", "0"], "--trials 0: 1 is the least"),
     (["--search", LR, "--search", "seed_everything=1,2", "--trials", "4"], "as a grid"),
@@ -99,6 +111,27 @@ def test_what_is_wrong_is_refused_before_a_trial(
     assert message in error
     assert len(error.splitlines()) <= 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["no database", "", "another study", "two studies", "file for folder"])
+def test_a_study_that_is_not_its_own_is_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tried"
+    if content == "file for folder":
+        folder.touch()
+    else:
+        folder.mkdir()
+        (folder / "study.db").write_text(content * 99 if content == "no database" else "")
+        for i in range({"another study": 1, "two studies": 2}.get(content, 0)):
+            optuna.create_study(study_name=str(i), storage=f"sqlite:///{folder / 'study.db'}")
+    where = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path), "--name", "tried"]
+    with pytest.raises(SystemExit) as caught:
+        SWEEP.main([*where, "--search", "model.lr=0.1,0.2"])
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "tried" in error
+    assert len(error.splitlines()) <= 2
 
 
 @pytest.fixture
@@ -214,9 +247,9 @@ def test_a_sweep_whose_first_trials_fail_alike_ends(tmp_path: Path) -> None:
         asked.set_user_attr("is_mistake", True)
         study.tell(asked, state=TrialState.FAIL)
         if trial.number < 2:
-            SWEEP.check_failures(study.get_trials(), folder)
+            sweep_workers.check_failures(study.get_trials(), folder)
     with pytest.raises(UserError, match="the first 3 trials failed alike: the same\nmend it"):
-        SWEEP.check_failures(study.get_trials(), folder)
+        sweep_workers.check_failures(study.get_trials(), folder)
 
 
 def make_study(folder: Path, num_trials: int) -> Any:
@@ -233,25 +266,102 @@ def test_a_trial_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
     study, died = make_study(tmp_path, 2), Counter[int]()
     for expected in (TrialState.RUNNING, TrialState.FAIL):
         (tmp_path / ".worker_0").write_text("1")
-        SWEEP.note_death(study, tmp_path, 0, -9, died)
+        sweep_workers.note_death(study, tmp_path, 0, -9, died)
         assert study.get_trials()[1].state == expected
     assert "died twice by SIGKILL, as one that takes more memory" in study.get_trials()[1].user_attrs["reason"]
     for _ in range(2):
-        SWEEP.note_death(study, tmp_path, 0, 1, died)
+        sweep_workers.note_death(study, tmp_path, 0, 1, died)
     with pytest.raises(UserError, match="a worker ended with status 1 before its trial, three times"):
-        SWEEP.note_death(study, tmp_path, 0, 1, died)
+        sweep_workers.note_death(study, tmp_path, 0, 1, died)
+
+
+def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study(tmp_path / "tried", 1)
+    task = {"root": str(tmp_path), "name": "tried", "seed": 1, "flags": [], "search": ["model.lr=0.1,0.2"]}
+    worker = sweeping.Worker({**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0})
+
+    def full(*_: Any) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise UserError("last.ckpt cannot be written") from error
+
+    monkeypatch.setattr(sweeping, "train_reporting", full)
+    with pytest.raises(UserError) as caught:
+        worker.run()
+    assert sweep_study.cannot_write(caught.value)
+    assert study.get_trials()[0].state == TrialState.RUNNING
+    process = SimpleNamespace(poll=lambda: sweep_study.CANNOT_WRITE, terminate=lambda: None, kill=lambda: None)
+    monkeypatch.setattr(sweep_workers, "start_worker", lambda *_: process)
+    with pytest.raises(UserError, match="cannot be written, as on a full disk; 0 of 1 trials are finished\nmake room"):
+        sweep_workers.train_all(tmp_path / "tried", {"num_trials": 1, "monitor": None}, 1, [])
+
+
+def test_a_study_that_cannot_be_written_is_said_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_study(tmp_path, 0)
+    connect = sqlite3.connect
+
+    def without_room(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = connect(*args, **kwargs)
+        connection.execute("PRAGMA max_page_count = 1")  # no more than the file has
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", without_room)
+    study = open_study(tmp_path / "study.db")
+    what = "study.db cannot be read or written: database or disk is full\nmend that, then give the same command"
+    with pytest.raises(UserError, match=what), sweep_study.study_errors(tmp_path):
+        study.set_user_attr("long", [f"{i}" for i in range(10_000)])
+
+
+def test_a_trial_that_another_worker_has_just_finished_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path / "tried", 1)
+    task = {"root": str(tmp_path), "name": "tried", "seed": 1, "flags": [], "search": ["model.lr=0.1,0.2"]}
+    worker = sweeping.Worker({**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0})
+    lock = worker.lock
+
+    def finished_meanwhile(number: int) -> Any:
+        study.tell(number, 1.0)
+        return lock(number)
+
+    monkeypatch.setattr(worker, "lock", finished_meanwhile)
+    assert worker.next_trial() is None
+
+
+@pytest.mark.parametrize("name", ["what?", "a{b}", "a#b%41", "ä ö/ü"])
+def test_a_sweep_may_have_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    optuna.create_study(study_name="x", storage=sweep_study.storage_of(tmp_path / name / "study.db"))
+    assert open_study(tmp_path / name / "study.db").study_name == "x"
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["study.db"]
+
+
+def test_a_metric_that_a_fold_lacks_is_left_out_of_its_mean(capsys: Any) -> None:
+    study = optuna.create_study()
+    for fold, metrics in enumerate([{"test/acc": 0.5}, {"test/acc": 0.7, "test/f1": 0.1}]):
+        asked = study.ask(
+            {"data.fold": CategoricalDistribution([0, 1])},
+        )
+        for key, value in (metrics | {"test/num_samples": 5}).items():
+            asked.set_user_attr(key, value)
+        study.tell(asked, fold)
+    sweep_results.show_repeats(study.trials, [], ["data.fold"], None)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[2][:3] == ["test/acc", "2", "0.6"]
+    assert rows[3] == ["test/f1", "1", "0.1"]
 
 
 def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
     study = make_study(tmp_path, 0)
-    study.pruner = optuna.pruners.MedianPruner(sweep_search.STARTUP, 2)
+    study.pruner = optuna.pruners.MedianPruner(sweep_study.STARTUP, 2)
     for value in range(5):
         trial = study.ask()
         for step in (1, 2, 3):
             trial.report(value, step)
         study.tell(trial, value)
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), sanity_checking=False, should_stop=False)
-    trainer.callback_metrics = {"val/loss": torch.tensor(9.0)}
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), sanity_checking=False, global_step=0)
+    trainer.should_stop, trainer.callback_metrics = False, {"val/loss": torch.tensor(9.0)}
     trainer.val_check_batch = trainer.num_training_batches = 10
     asked = study.ask()
     for epoch in range(2):
@@ -262,9 +372,9 @@ def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
         assert trainer.should_stop is (epoch == 1), "not in the first epochs"
     assert asked.user_attrs == {"pruned": 2}
     assert study.get_trials()[-1].intermediate_values == {1: 9, 2: 9}
-    trainer.should_stop = False
-    sweeping.Report(asked, "val/loss").on_train_start(trainer, None)  # type: ignore[arg-type]
-    assert trainer.should_stop, "of a trial that was killed between that and its end"
+    for trainer.global_step in (0, 10):
+        sweeping.Report(asked, "val/loss").on_train_start(trainer, None)  # type: ignore[arg-type]
+        assert trainer.should_stop == (trainer.global_step > 0), "killed after that, and before or after a checkpoint"
 
 
 @pytest.mark.parametrize(("every", "expected"), [(10, [1, 2]), (5, [1, 2, 3, 4]), (4, [1, 2, 3, 4])])
@@ -277,7 +387,7 @@ def test_validations_are_counted(every: int, expected: list[int]) -> None:
                 trainer: Any = SimpleNamespace(
                     val_check_batch=every, num_training_batches=10, current_epoch=epoch, fit_loop=loop
                 )
-                found.append(sweeping.validation_number(trainer))
+                found.append(sweep_report.validation_number(trainer))
     assert found == expected
 
 
