@@ -13,8 +13,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from project.base.errors import UserError
 
 RANGE = re.compile(r"(log:)?([^,\[{\s]+?)\.\.([^,\[{\s]+)")
-FIXED = ("name", "ckpt_path", "trainer.default_root_dir", "trainer.fast_dev_run", "print_config", "help")
-FIXED += ("monitor", "monitor_mode")
+FIXED = (
+    *("name", "ckpt_path", "trainer.default_root_dir", "trainer.fast_dev_run", "print_config", "help"),
+    *("monitor", "monitor_mode"),
+)
 """What sweep.py itself sets, what leaves no run, and what trials are compared by."""
 
 

@@ -40,8 +40,8 @@ def study_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason: BaseException = error
-        while reason.__cause__:
+        reason: Exception = error
+        while isinstance(reason.__cause__, Exception):
             reason = reason.__cause__
         what = f"{short(folder / 'study.db')} cannot be read or written: {first_line(reason)}"
         raise UserError(f"{what}\nmend that, then give the same command, which goes on") from error
