@@ -55,16 +55,16 @@ def main(args: Sequence[str] | None = None) -> Path:
     with short_errors():
         known = parser.parse_args(args)
         quiet_lightning()
-        ending = known.output.suffix.removeprefix(".") if known.output else ""
+        ending = known.output.suffix.removeprefix(".").lower() if known.output else ""
         kind = known.format or (ending if ending in FORMATS else "pth")
-        output: Path = known.output or known.ckpt_path.with_suffix(f".{kind}")
         if ending in FORMATS and ending != kind:
-            raise UserError(f"--output {output} and --format {kind} are two formats: leave one of them out", 2)
+            raise UserError(f"--output {known.output} and --format {kind} are two formats: leave one of them out", 2)
         if kind == "pth" and known.raw:
             raise UserError(f"--raw {known.raw}: pth holds the weights alone; give --format onnx or pt2", 2)
         if kind == "onnx" and (missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]):
             raise UserError(f'--format onnx needs {", ".join(missing)}: pip install -e ".[export]"', 2)
         run = load_run(known.ckpt_path)
+        output: Path = known.output or known.ckpt_path.with_suffix(f".{kind}")
         if output.resolve() == known.ckpt_path.resolve():
             raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)
         # written beside the target and moved there, so that an earlier file survives a full disk
@@ -186,7 +186,7 @@ def largest_difference(subject: Subject, found: list[Tensor]) -> float:
     worst = 0.0
     for (inputs, expected), outputs in zip(subject.batches, found, strict=True):
         is_same = (expected == outputs) | (expected.isnan() & outputs.isnan())
-        largest = max(1.0, expected.double().nan_to_num().abs().max().item())
+        largest = max(1.0, expected.double().nan_to_num(posinf=0, neginf=0).abs().max().item())
         difference = (expected.double() - outputs.double()).abs().masked_fill(is_same, 0).max().item() / largest
         if not difference <= TOLERANCE:  # NaN neither
             what = f"its outputs for {len(inputs)} random inputs are {difference:.1e} off the checkpoint's"

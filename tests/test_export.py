@@ -293,6 +293,16 @@ def test_the_check_sees_numbers_as_the_network_does(checkpoint: Any) -> None:
     assert 0.3 < seen.std() < 3
 
 
+def test_an_infinite_output_does_not_hide_what_is_wrong(checkpoint: Any) -> None:
+    loaded: Any = load_run(checkpoint("features"))
+    subject = export.make_subject(loaded.model, loaded.datamodule, None)
+    expected = torch.tensor([[float("inf"), 1.0]])
+    subject = subject._replace(batches=[(torch.zeros(1, 10), expected)])
+    assert export.largest_difference(subject, [expected]) == 0
+    with pytest.raises(UserError, match="is wrong and was not kept"):
+        export.largest_difference(subject, [expected + torch.tensor([[0, 0.1]])])
+
+
 def is_clean(folder: Path) -> bool:
     return not [*folder.glob("best.onnx"), *folder.glob("best.pt2"), *folder.glob(".*.part")]
 
@@ -322,7 +332,10 @@ def test_mistakes(checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pyt
 
     assert "pth holds the weights alone" in error("--format", "pth", "--raw", "false")
     assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.onnx"))
+    assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.ONNX"))
     assert "--raw" in error("--format", "pt2", "--raw", "maybe")
+    for none in ("", "/"):  # such as an empty variable of the shell
+        assert "is a folder" in fails(capsys, 1, lambda none=none: export.main(["--ckpt_path", none]))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
     assert error("--format", "onnx") == 'error: --format onnx needs onnxscript: pip install -e ".[export]"'
