@@ -26,7 +26,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 # Lightning's, rightly, to the plain module: it logs where none of 60 batches is logged, and has no validation
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:You passed in a `val_dataloader`")
 def test_it_compares(benchmark: Any) -> None:
-    options = argparse.Namespace(data_dir=None, steps=50, rounds=2, accelerator="cpu")
+    options = argparse.Namespace(data_dir=None, steps=50, rounds=1, accelerator="cpu")
     found = benchmark.compare("mnist", options)
     assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()
     found.pop("ours / raw")
@@ -117,7 +117,7 @@ def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_run_has_its_data_in_memory_once(benchmark: Any) -> None:
-    found = benchmark.memory("memory", argparse.Namespace(memory_batches=4000))  # 180 MiB more
+    found = benchmark.memory("memory", argparse.Namespace(memory_batches=2500))  # 114 MiB more
     assert 0.9 < found["per byte of them"]["median"] < 1.2
 
 

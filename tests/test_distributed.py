@@ -800,7 +800,7 @@ def test_strategies_by_flag(
 @pytest.mark.parametrize("killed", ["first", "second"])
 @pytest.mark.linux
 def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.Popen[str]], killed: str) -> None:
-    process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100)
+    process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100)
     assert process.stdout
     for line in process.stdout:
         if line.startswith("Epoch 1 "):
@@ -817,10 +817,12 @@ def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = start_command("--data.num_train", 20_000, "--trainer.max_epochs", 100, "--data.num_workers", 1)
+    process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1)
     assert process.stdout
     assert any(line.startswith("Epoch 1 ") for line in process.stdout)
-    time.sleep(0.1)
+    begin = time.monotonic()
+    assert any(line.startswith("Epoch 2 ") for line in process.stdout)
+    time.sleep((time.monotonic() - begin) / 2)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -828,7 +830,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     assert "Traceback" not in output
     assert_none_left(process.pid, 5)
     (path,) = tmp_path.rglob("last.ckpt")
-    assert torch.load(path, weights_only=True)["global_step"] % (18_000 // 32), "in the middle of an epoch"
+    assert torch.load(path, weights_only=True)["global_step"] % (4_500 // 32), "at the end of an epoch"
 
 
 class AskOnOneRank(Callback):

@@ -100,8 +100,7 @@ class System(LightningModule):
         self.compile_net = compile_net
         self.compile_mode = compile_mode
         self.weights_file = weights
-        names = freeze.split(",") if isinstance(freeze, str) else freeze or []
-        self.frozen_names = [str(name).strip() for name in names]
+        self.frozen_names = [str(n).strip() for n in (freeze.split(",") if isinstance(freeze, str) else freeze or [])]
         self.frozen_modules: list[nn.Module] = []
         self.is_initialized = False
         self.curves_callback = Curves()  # writes what `track` is told; the engine puts it before all others
