@@ -56,6 +56,8 @@ def main(args: Sequence[str] | None = None) -> Path:
         known = parser.parse_args(args)
         quiet_lightning()
         ending = known.output.suffix.removeprefix(".").lower() if known.output else ""
+        if not known.format and ending not in ("", "pt", *FORMATS):
+            raise UserError(f"--output {known.output}: {ending} is no format; give --format {', '.join(FORMATS)}", 2)
         kind = known.format or (ending if ending in FORMATS else "pth")
         if ending in FORMATS and ending != kind:
             raise UserError(f"--output {known.output} and --format {kind} are two formats: leave one of them out", 2)

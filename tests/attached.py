@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
+from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 
 from project.base.datamodule import TensorDataModule
 
@@ -26,3 +27,11 @@ def refuse_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
+def read(loader: Any) -> list[Any]:
+    """Its batches; its workers end as in a training, or torch would wait 5 s for those that have met an error."""
+    try:
+        return list(loader)
+    finally:
+        _shutdown_workers_and_reset_iterator(loader)

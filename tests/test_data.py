@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attached import attach, inputs_of
+from attached import attach, inputs_of, read
 from lightning import Trainer
 from PIL import Image
 from torch import Tensor, nn
@@ -373,7 +373,7 @@ WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]  # one that failed takes 
 def test_samples_that_make_no_batch_are_a_short_error(pair: Any, reason: str, num_workers: int) -> None:
     data = attach(Numbers(Pairs([*[(torch.zeros(3, 8, 8), 0)] * 20, pair]), val_fraction=0, num_workers=num_workers))
     with pytest.raises(UserError, match=r"^Pairs must give \(input, target\)") as caught:
-        list(data.val_dataloader())
+        read(data.val_dataloader())
     assert len(str(caught.value).splitlines()) == 2
     assert reason in str(caught.value)
 
@@ -383,7 +383,7 @@ def test_an_error_in_a_dataset_keeps_its_traceback(num_workers: int) -> None:
     pairs = [*[(torch.zeros(3), 0)] * 20, RuntimeError("stack expects each tensor")]
     data = attach(Numbers(Pairs(pairs), val_fraction=0, num_workers=num_workers))
     with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
-        list(data.val_dataloader())
+        read(data.val_dataloader())
     shown = "".join(traceback.format_exception(caught.value))
     assert "raise self.pairs[index]" in shown
 

@@ -333,6 +333,7 @@ def test_mistakes(checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pyt
     assert "pth holds the weights alone" in error("--format", "pth", "--raw", "false")
     assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.onnx"))
     assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.ONNX"))
+    assert "x.onx: onx is no format; give --format onnx, pt2, pth" in error("--output", str(tmp_path / "x.onx"))
     assert "--raw" in error("--format", "pt2", "--raw", "maybe")
     for none in ("", "/"):  # such as an empty variable of the shell
         assert "is a folder" in fails(capsys, 1, lambda none=none: export.main(["--ckpt_path", none]))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attached import attach
+from attached import attach, read
 from conftest import TINY, script
 from PIL import Image
 
@@ -60,7 +60,7 @@ def test_an_image_that_breaks_while_training_is_named(image_folder: Path) -> Non
         data = attach(ImageFolder(str(image_folder), **options), "fit")
         cut_short(broken, 200)
         with pytest.raises(UserError) as caught:
-            list(data.train_dataloader())
+            read(data.train_dataloader())
         assert str(caught.value).startswith(f"{broken} cannot be read: ")
         assert len(str(caught.value).splitlines()) == 1
         broken.write_bytes((broken.parent / "1.jpg").read_bytes())

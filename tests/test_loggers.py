@@ -146,12 +146,19 @@ def test_a_start_that_fails_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_mlflow_keeps_files_where_a_uri_says_so(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_mlflow_keeps_files_where_a_uri_says_so(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_relative: bool
+) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
-    uri = ("--trainer.logger.tracking_uri", f"file://{tmp_path}/own")
-    train("--trainer.logger", "MLFlowLogger", *uri, "--figures_every_n_epochs", 0, "--trainer.max_epochs", 1)
+    monkeypatch.chdir(tmp_path)
+    uri = "own" if is_relative else f"file://{tmp_path}/own"
+    flags = ("--trainer.logger", "MLFlowLogger", "--trainer.logger.tracking_uri", uri, "--figures_every_n_epochs", 0)
+    train(*flags, "--trainer.max_epochs", 1)
     assert list((tmp_path / "own").glob("*/*/metrics/val/acc"))
+    config = yaml.safe_load((tmp_path / "tiny" / "version_0" / "config.yaml").read_text())
+    assert str(tmp_path) in config["trainer"]["logger"]["init_args"]["tracking_uri"]
 
 
 class NoServer(CSVLogger):

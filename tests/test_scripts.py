@@ -113,7 +113,7 @@ def test_exported_weights_give_the_same_outputs_in_plain_torch(run: Any, tmp_pat
 
 def test_export_never_overwrites_the_checkpoint(run: Any, capsys: Any) -> None:
     before = Path(best(run)).read_bytes()
-    command = ["--ckpt_path", best(run), "--output", best(run)]
+    command = ["--ckpt_path", best(run), "--output", best(run), "--format", "pth"]
     assert "checkpoint itself" in fails(capsys, 2, lambda: export(command))
     assert Path(best(run)).read_bytes() == before
 

@@ -111,14 +111,14 @@ def shortened(names: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
-def tables(content: Any) -> Iterator[dict[str, Tensor]]:
+def tables(content: Any, depth: int = 9) -> Iterator[dict[str, Tensor]]:
     """The tensors by name of each dict in what a file holds, such as {"state_dict": {...}}, from the outside in."""
-    if isinstance(content, dict):
+    if isinstance(content, dict) and depth:  # a dict may hold itself
         # a part that torch.compile had wrapped has another name
         if table := {str(name).replace("_orig_mod.", ""): value for name, value in content.items() if is_plain(value)}:
             yield table
         for inner in content.values():
-            yield from tables(inner)
+            yield from tables(inner, depth - 1)
 
 
 def is_plain(value: Any) -> bool:
@@ -161,8 +161,7 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
                 marked = [info.filename for info in archive.infolist() if info.compress_type or info.external_attr]
                 damaged = marked[0] if marked else archive.testzip()
             if damaged:
-                is_damaged = f"is damaged, or not of torch.save: its record {damaged} is not as that writes it"
-                raise UserError(f"{what} {path} {is_damaged}")
+                raise UserError(f"{what} {path} is damaged: its record {damaged} is not as torch.save writes it")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         message = f"{what} {path} holds more than tensors and plain values: not safe to load"

@@ -108,8 +108,9 @@ def make_paths_absolute(config: Any) -> None:
         config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
     for logger in configs_of_loggers(config.trainer.logger):
         own = logger.get("init_args") or {}
-        for key in ("save_dir", "dir"):
-            if own.get(key) is not None:
+        for key in ("save_dir", "dir", "tracking_uri"):
+            # the last may be that of a server, or of a folder
+            if own.get(key) is not None and ":" not in str(own[key]) and own[key] != "databricks":
                 own[key] = str(Path(own[key]).absolute())
 
 
