@@ -13,15 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
-
-import numpy as np
 import pytest
-import torch
-from tensorboard.summary.writer import event_file_writer
-from torchvision import datasets
 
-from project.engine.run import main
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
 
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,8 +25,6 @@ else:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 REPO = Path(__file__).parents[1]
 sys.path.append(str(REPO / "scripts"))  # as for a script that is run: tune.py imports tuning.py
-# TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
-event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 
@@ -48,6 +40,12 @@ def script(name: str) -> ModuleType:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # nothing that takes seconds is imported above: pytest-xdist's first process only hands out tests
+    import torch
+    from tensorboard.summary.writer import event_file_writer
+
+    # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
+    event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
     missing = {"gpu": not torch.cuda.is_available(), "linux": sys.platform != "linux"}
     for item in items:
         for mark in missing:
@@ -66,6 +64,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs in tmp_path."""
+    from project.engine.run import main
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
         return main(["--config", config, "--trainer.default_root_dir", str(tmp_path), *map(str, args)])
@@ -76,6 +75,8 @@ def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
     """As `train`, once for the same flags: the folder of the run, which no test changes, and its metrics."""
+    from project.engine.run import main
+
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 
     def run(*args: object) -> tuple[Path, dict[str, Any]]:
@@ -93,6 +94,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
 @pytest.fixture
 def mnist_dir(tmp_path: Path) -> Path:
     """MNIST's four files, with 300 training and 100 test images of noise."""
+    import numpy as np
+
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -107,6 +110,9 @@ def mnist_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """CIFAR-10's files, with 5 x 60 training and 100 test images of noise, and torchvision told their checksums."""
+    import numpy as np
+    from torchvision import datasets
+
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)

@@ -194,7 +194,7 @@ def images(*shape: int) -> Callable[[int], Tensor]:
     return lambda size: torch.randint(256, (size, *shape), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("kind", RUN)
+@pytest.mark.parametrize("kind", EACH)
 def test_a_file_takes_the_images_and_gives_the_probabilities(checkpoint: Any, kind: str, capsys: Any) -> None:
     about = compare(checkpoint("mlp"), kind, images(3, 8, 8))
     assert about["classes"] == [f"stripes_{i}" for i in range(4)]

@@ -210,6 +210,7 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     assert [label.rpartition(" ")[0] for label in labels] == list(PHASES.values())
 
 
+@pytest.mark.slow
 def test_epochs_before_a_resume_stay_in_the_chart(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1])))

@@ -417,33 +417,32 @@ def test_the_best_of_several_flags_is_that_of_the_best_mean(sweep: Sweep, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    """With two processes at once, then one, from another working folder."""
+def test_the_same_command_goes_on(tmp_path: Path) -> None:
+    """Killed, then stopped, with two processes at once; then with one. From another working folder."""
     flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs", "--num_workers", "2"]
-    flags += ["--search", "model.lr=0.001,0.01,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
+    flags += ["--search", "model.lr=0.001,0.003,0.01,0.03,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
     command = [sys.executable, str(REPO / "scripts" / "sweep.py"), *flags]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = programs.start(command, start_new_session=True, **how)
-    assert process.stdout
-    while not process.stdout.readline().startswith("trial_"):
-        assert process.poll() is None
-    if number == signal.SIGKILL:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    rest = process.communicate(timeout=60)[0]
-    assert process.returncode == (-9 if number == signal.SIGKILL else 143)
-    if number == signal.SIGTERM:
-        assert re.search("Stopped by SIGTERM; [1-3] of 4 trials are finished, the same command goes on", rest)
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process = programs.start(command, start_new_session=True, **how)
+        assert process.stdout
+        while not process.stdout.readline().startswith("trial_"):
+            assert process.poll() is None
+        if number == signal.SIGKILL:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == (-9 if number == signal.SIGKILL else 143)
+    assert re.search("Stopped by SIGTERM; [2-5] of 6 trials are finished, the same command goes on", rest)
     with programs.start([*command, "--num_workers", "1"], **how) as process:
         done, _ = process.communicate(timeout=300)
     assert process.returncode == 0, done
-    assert re.search("Going on: [1-3] of 4 trials are finished", done)
-    assert [row[1] for row in table(done)[1:5]] == ["finished"] * 4
+    assert re.search("Going on: [2-5] of 6 trials are finished", done)
+    assert [row[1] for row in table(done)[1:7]] == ["finished"] * 6
     study = open_study(tmp_path / "logs" / "grid" / "study.db")
-    assert [trial.params["model.lr"] for trial in study.trials] == [0.001, 0.01, 0.1, 0.3]
-    assert [len(trial.intermediate_values) for trial in study.trials] == [3] * 4
+    assert [trial.params["model.lr"] for trial in study.trials] == [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [3] * 6
     best = study.best_trial
     alone = train_main(
         [*TINY_FLAGS, "--model.lr", str(best.params["model.lr"]), "--trainer.default_root_dir", str(tmp_path)]
@@ -461,7 +460,8 @@ def test_every_command_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPO / "configs", tmp_path / "configs")
     short = (
-        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2"
+        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2 "
+        "--step_timer false --device_monitor false --figures_every_n_epochs 0"
     )
     for command in commands(PAGE):
         if "scripts/sweep.py" in command:

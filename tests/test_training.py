@@ -639,6 +639,7 @@ def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> N
     assert "--shm-size" in second
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_sigterm_in_an_accumulation_waits_for_its_step(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -708,6 +709,7 @@ def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
     assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["version_0"]
 
 
+@pytest.mark.slow
 def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> None:
     train("--trainer.max_epochs", 3)
     (tmp_path / "tiny").rename(tmp_path / "moved")
