@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
+
+import pytest
 
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,13 +39,19 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # nothing that takes seconds is imported above: pytest-xdist's first process only hands out tests
-    import torch
-    from tensorboard.summary.writer import event_file_writer
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):
+        return  # pytest-xdist's first process only hands out tests: it need not wait for the imports
+    import project.engine.run  # noqa: F401  # before pytest handles logs, or Lightning would not
 
     # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
+    event_file_writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     missing = {"gpu": not torch.cuda.is_available(), "linux": sys.platform != "linux"}
     for item in items:
         for mark in missing:

@@ -155,7 +155,11 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
         (["--model.net.sizes", "[191,4]"], ["MLP", "(3, 8, 8)"]),
         (["--model.net.sizes", "[192,3]"], ["3 outputs", "4 classes"]),
         (["--model.net.sizes", "[192,9]"], ["9 outputs", "4 classes"]),
-        (["--model.net", "torchvision.models.vit_b_32"], ["VisionTransformer", "(3, 8, 8)", "224", "image_shape"]),
+        pytest.param(
+            ["--model.net", "torchvision.models.vit_b_32"],
+            ["VisionTransformer", "(3, 8, 8)", "224", "image_shape"],
+            marks=pytest.mark.slow,
+        ),
         (
             ["--model.net", "torch.nn.Embedding", "--model.net.num_embeddings=4", "--model.net.embedding_dim=4"],
             ["Long"],
@@ -601,6 +605,7 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train: Train, tmp_path: Pa
     assert config.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

@@ -248,7 +248,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
-@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, marks=[] if name in ("full batches", "workers") else pytest.mark.slow, id=name)
+        for name, options in OPTIONS.items()
+    ],
+)
 def test_which_samples_each_rank_sees(
     on_ranks: RunRanks, tmp_path: Path, num_ranks: int, options: dict[str, Any]
 ) -> None:
@@ -357,7 +363,9 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks,
 
 
 @pytest.mark.parametrize("data", [pytest.param("Numbers", marks=pytest.mark.slow), "PlainNumbers"])
-@pytest.mark.parametrize(("flag", "changes"), [("limit_train_batches", True), ("overfit_batches", False)])
+@pytest.mark.parametrize(
+    ("flag", "changes"), [("limit_train_batches", True), pytest.param("overfit_batches", False, marks=pytest.mark.slow)]
+)
 def test_a_part_of_the_batches(on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool) -> None:
     options = ("--data.batch_size", 4) if data == "Numbers" else ()
     found = by_flags(on_ranks, tmp_path, 2, data, f"--trainer.{flag}", 3, *options)
@@ -656,23 +664,16 @@ def test_all_ranks_stop_together_at_a_signal(
 # what goes wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("--ckpt_path", "last"), "no run in"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
-                (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training"),
-                (
-                    ("--trainer.devices", 2),
-                    "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",
-                ),
-                (("--trainer.strategy", "dp"), "trainer.strategy dp"),
-                (("--monitor", "val/nothing", "--monitor_mode", "max"), "--monitor 'val/nothing' is not among"),
-            )
-        ),
+        (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
+        (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training"),
+        (("--trainer.devices", 2), "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3"),
+        (("--trainer.strategy", "dp"), "trainer.strategy dp"),
+        (("--monitor", "val/nothing", "--monitor_mode", "max"), "--monitor 'val/nothing' is not among"),
     ],
 )
 def test_a_mistake_is_told_once(on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str) -> None:

@@ -133,7 +133,7 @@ def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
     assert (last.num, last.min, last.max) == pytest.approx((weight.numel(), float(weight.min()), float(weight.max())))
 
 
-@pytest.mark.parametrize("num_steps", [1, 4])
+@pytest.mark.parametrize("num_steps", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -> None:
     """Of the epoch's last step, although Lightning drops gradients before the validation."""
     histograms = ("--trainer.callbacks+", "project.callbacks.weight_histograms.WeightHistograms")

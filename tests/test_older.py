@@ -63,7 +63,9 @@ def test_an_older_checkpoint_evaluates(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_at_once", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("at_batch", [None, 11], ids=["after an epoch", "in an epoch"])
+@pytest.mark.parametrize(
+    "at_batch", [pytest.param(None, marks=pytest.mark.slow), 11], ids=["after an epoch", "in an epoch"]
+)
 @pytest.mark.linux
 def test_an_older_run_goes_on_to_the_same_weights(
     train: Train,

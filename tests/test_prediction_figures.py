@@ -45,6 +45,7 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     assert any("MLP" in name and "Linear" in name for name in names)
 
 
+@pytest.mark.slow
 def test_loss_and_metrics_stand_before_what_watches(train: Train, tmp_path: Path) -> None:
     """TensorBoard shows groups by name, and opens the first."""
     train(*ON, "--step_timer", "true", "--device_monitor", "true")

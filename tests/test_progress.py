@@ -26,6 +26,7 @@ def test_the_bar_shows_loss_accuracy_speed_and_time_left(
     assert not [line for line in bars if re.match(r"Epoch \d of", line)]
 
 
+@pytest.mark.slow
 def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     redraws: list[int] = []
     redraw = TrainingProgressBar._redraw

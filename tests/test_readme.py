@@ -83,7 +83,9 @@ def test_the_tensorboard_command_finds_the_runs(user_folder: Path) -> None:
         assert tag in found.stdout
 
 
-@pytest.mark.parametrize("text", [README, PAGES["flags.md"]], ids=["README", "flags"])
+@pytest.mark.parametrize(
+    "text", [README, pytest.param(PAGES["flags.md"], marks=pytest.mark.slow)], ids=["README", "flags"]
+)
 def test_every_flag_of_a_table_is_one(text: str, user_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `--")]
     for row in rows:

@@ -124,7 +124,7 @@ def test_best_is_that_of_the_newest_run(train: Train, tmp_path: Path, capsys: py
     assert "version_1 has no best.ckpt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scheduler", [None, "CosineAnnealingLR"])
+@pytest.mark.parametrize("scheduler", [pytest.param(None, marks=pytest.mark.slow), "CosineAnnealingLR"])
 def test_a_learning_rate_given_to_a_resume_is_used(train: Train, tmp_path: Path, scheduler: str | None) -> None:
     flags = ("--model.scheduler", scheduler) if scheduler else ()
     train(*flags, "--trainer.max_epochs", 2)

@@ -190,6 +190,7 @@ class SlowEnd(Callback):
         time.sleep(1)
 
 
+@pytest.mark.slow
 def test_what_lies_between_epochs_is_no_part_of_a_step(
     train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

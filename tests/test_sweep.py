@@ -113,7 +113,13 @@ def test_what_is_wrong_is_refused_before_a_trial(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["no database", "", "another study", "two studies", "file for folder"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no database",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("", "another study", "two studies", "file for folder")),
+    ],
+)
 def test_a_study_that_is_not_its_own_is_refused(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -392,6 +392,7 @@ def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_t
     assert evaluate(tmp_path)["test/num_samples"] == 75
 
 
+@pytest.mark.slow
 def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +473,7 @@ def random_views(inputs: Tensor) -> list[Tensor]:
     return [inputs, torch.rand_like(inputs)]
 
 
+@pytest.mark.slow
 def test_random_views_change_no_training(train: Train, tmp_path: Path) -> None:
     augmented = ("--data", f"{HERE}.Noisy", *ONE_EPOCH)
     train(*augmented)
@@ -502,6 +504,7 @@ def halved(inputs: Tensor) -> list[Tensor]:
     return [inputs, inputs / 2]
 
 
+@pytest.mark.slow
 def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(train: Train, tmp_path: Path) -> None:
     plain = train()
     result = train("--model.test_views", f"{HERE}.halved", "--name", "views")

@@ -287,6 +287,7 @@ def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path
     assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
 
 
+@pytest.mark.slow
 def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patience(train: Train) -> None:
     flags = ("--trainer.max_epochs", 50, "--model.lr", 1e-9)
     assert train(*flags, "--patience", 2)["epochs"] == 3
@@ -363,7 +364,7 @@ class Terminate(MayMissSteps):
         pytest.param(0, id="first", marks=pytest.mark.slow),
         pytest.param(7, id="middle"),
         pytest.param(17, id="last but one", marks=pytest.mark.slow),
-        pytest.param(18, id="last"),
+        pytest.param(18, id="last", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.linux
@@ -424,11 +425,12 @@ class OurLoader(LightningDataModule):
         return DataLoader(Shaken(), batch_size=10)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param((), id="plain"),
         pytest.param(("--model.scheduler", "CosineAnnealingLR"), id="scheduler"),
     ],
 )
@@ -455,7 +457,10 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
     assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
 
 
-@pytest.mark.parametrize(("number", "name", "status"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGHUP, "SIGHUP", 129)])
+@pytest.mark.parametrize(
+    ("number", "name", "status"),
+    [pytest.param(signal.SIGINT, "Ctrl-C", 130, marks=pytest.mark.slow), (signal.SIGHUP, "SIGHUP", 129)],
+)
 @pytest.mark.linux
 def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
     train: Train,
@@ -824,6 +829,7 @@ def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: tupl
     assert (folder / "checkpoints").exists() == (flags[0] != "--trainer.enable_checkpointing")
 
 
+@pytest.mark.slow
 def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
     flags = ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1, "--trainer.limit_val_batches", 0)
     train(*flags, "--trainer.max_epochs", 30, "--model.lr", 0.02)
@@ -898,6 +904,7 @@ def test_optimisers_are_fused_where_they_can_be(optimizer: str, fused: bool) -> 
     assert not chosen.defaults.get("fused")
 
 
+@pytest.mark.slow
 def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_path: Path) -> None:
     for name, value in (("on", "true"), ("off", "false")):
         train("--model.net", "small.ConvNet", "--model.channels_last", value, "--name", name)

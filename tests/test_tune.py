@@ -117,6 +117,7 @@ def test_the_losses_are_those_of_the_batches(find: Tune, monkeypatch: pytest.Mon
     assert np.std(seen) < 0.05 * np.mean(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -152,6 +152,7 @@ def flip(doors: Doors, name: str, best: bytes, times: int) -> None:
     print(f"\n{name}: {json.dumps(found)}, seed {SEED}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluate"])
 def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(doors: Doors, best: bytes, name: str) -> None:
     flip(doors, name, best, times=2)
