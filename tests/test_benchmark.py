@@ -25,7 +25,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 # Lightning's, rightly, to the plain module: it logs where none of 60 batches is logged, and has no validation
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:You passed in a `val_dataloader`")
-def test_it_compares(benchmark: Any) -> None:
+def test_it_compares(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # fewer loaders to compare with
     options = argparse.Namespace(data_dir=None, steps=50, rounds=1, accelerator="cpu")
     found = benchmark.compare("mnist", options)
     assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()

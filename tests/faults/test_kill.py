@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of some seconds that draws random numbers in its steps and has a schedule."""
     content: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
     content["data"]["class_path"] = "small.Augmented"
-    content["data"]["init_args"] |= {"num_train": 4000, "num_test": 1000}
+    content["data"]["init_args"] |= {"num_train": 2500, "num_test": 500}
     content["model"] |= {"scheduler": "CosineAnnealingLR", "scheduler_interval": "step"}
     content["trainer"] |= {"max_epochs": 8, "log_every_n_steps": 7}
     path = tmp_path_factory.mktemp("config") / "killed.yaml"
