@@ -25,9 +25,9 @@ from filelock import FileLock, Timeout
 from project.base.errors import UserError
 from project.engine.cli import TrainingCLI
 from project.engine.devices import num_gpus
-from project.engine.folder import root_folder
+from project.engine.folder import root_folder, short
 from project.engine.quiet import quiet_lightning
-from project.engine.run import parse, short
+from project.engine.run import parse
 from project.engine.selection import choose_selection
 
 with short_errors():

@@ -17,8 +17,7 @@ from rows import as_csv, as_table
 from sweep_search import Dimension
 
 from project.base.errors import UserError
-from project.engine.folder import versions
-from project.engine.run import short
+from project.engine.folder import short, versions
 from project.engine.script import write_whole
 from project.engine.selection import Selection
 

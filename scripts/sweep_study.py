@@ -15,9 +15,9 @@ from sweep_search import Dimension, combinations
 
 from project.base.errors import UserError, first_line
 from project.engine.cli import TrainingCLI
-from project.engine.config import flatten, write_config
-from project.engine.restart import PLACE
-from project.engine.run import short
+from project.engine.config import write_config
+from project.engine.folder import short
+from project.engine.names import PLACE, flatten
 from project.engine.selection import Selection
 
 STARTUP = 5  # trials that are not pruned

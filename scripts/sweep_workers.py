@@ -17,7 +17,7 @@ from sweep_results import line
 from sweep_study import CANNOT_WRITE, open_study
 
 from project.base.errors import UserError
-from project.engine.run import short
+from project.engine.folder import short
 from project.engine.signals import Stopped
 
 
