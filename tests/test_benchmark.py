@@ -27,7 +27,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:You passed in a `val_dataloader`")
 def test_it_compares(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # fewer loaders to compare with
-    options = argparse.Namespace(data_dir=None, steps=50, rounds=1, accelerator="cpu")
+    options = argparse.Namespace(data_dir=None, steps=50, rounds=2, accelerator="cpu")
     found = benchmark.compare("mnist", options)
     assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()
     found.pop("ours / raw")

@@ -11,15 +11,16 @@ REPO = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_its_dry_run_trains_watches_and_reports(tmp_path: Path) -> None:
-    only = ("--only", "waits", "strategy dp")
+    only = ("--only", "optimiser SGD", "waits", "strategy dp")
     command = [sys.executable, "tests/gpu/checks.py", "--dry", "--output", tmp_path, *only]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text()
+    assert "| optimiser SGD | passed |" in table
     assert "| waits | passed |" in table
     assert "| strategy dp | not run |  | needs a GPU |" in table
     assert "0 on others" in (tmp_path / "waits.txt").read_text()
-    assert "1 passed, 0 failed, 1 not run" in done.stdout
+    assert "2 passed, 0 failed, 1 not run" in done.stdout
 
 
 @pytest.mark.slow

@@ -424,13 +424,13 @@ def test_the_best_of_several_flags_is_that_of_the_best_mean(sweep: Sweep, capsys
 
 @pytest.mark.slow
 def test_the_same_command_goes_on(tmp_path: Path) -> None:
-    """Killed with two processes at once, stopped with one, and ended with one. From another working folder."""
+    """Killed and stopped with two processes at once, ended with one. From another working folder."""
     flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs"]
     flags += ["--search", "model.lr=0.001,0.003,0.01,0.03,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
     command = [sys.executable, str(REPO / "scripts" / "sweep.py"), *flags]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    for number, num_workers in ((signal.SIGKILL, "2"), (signal.SIGTERM, "1")):
-        process = programs.start([*command, "--num_workers", num_workers], start_new_session=True, **how)
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process = programs.start([*command, "--num_workers", "2"], start_new_session=True, **how)
         assert process.stdout
         while not process.stdout.readline().startswith("trial_"):
             assert process.poll() is None

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from project.engine.run import main
 
-NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 25))
+NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 40))
 SECONDS = 60  # more for one example is a hang
 BASE: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
 BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
