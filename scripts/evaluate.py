@@ -37,20 +37,20 @@ FLAGS = ("--data.", "--trainer.", "--model.test_views")
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+    parser.add_checkpoint_arguments()
     parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too")
     parser.epilog = "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
     with short_errors():
         known, flags = parser.parse_known_args(args)
         for flag in flags:
             if flag.startswith("-") and not flag.startswith(FLAGS):
-                known_flags = "--ckpt_path, --report, --data.*, --trainer.* and --model.test_views"
+                known_flags = "--ckpt_path, --trust_checkpoint, --report, --data.*, --trainer.* and --model.test_views"
                 raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
         if "--data.num_folds null" in " ".join(flags).replace("=", " "):
             flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()
-        run = load_run(known.ckpt_path, flags)
+        run = load_run(known.ckpt_path, flags, known.trust_checkpoint == "true")
         callbacks: list[Callback] = [StopOnSignal()]
         if known.report is not None:
             callbacks.append(ClassReport(report_folder(known.report, known.ckpt_path)))

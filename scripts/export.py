@@ -48,7 +48,7 @@ CHATTER = r"The tensor attributes .*_flat_weights|_check_is_size will be removed
 
 def main(args: Sequence[str] | None = None) -> Path:
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+    parser.add_checkpoint_arguments()
     parser.add_argument("--format", choices=FORMATS, help="what to write; unless given what --output ends with, or pth")
     parser.add_argument("--output", type=output_file, help="the file; beside the checkpoint unless given")
     parser.add_argument("--raw", choices=("true", "false"), help="false: the file takes inputs that are normalised")
@@ -65,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             raise UserError(f"--raw {known.raw}: pth holds the weights alone; give --format onnx or pt2", 2)
         if kind == "onnx" and (missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]):
             raise UserError(f'--format onnx needs {", ".join(missing)}: pip install -e ".[export]"', 2)
-        run = load_run(known.ckpt_path)
+        run = load_run(known.ckpt_path, is_trusted=known.trust_checkpoint == "true")
         output: Path = known.output or known.ckpt_path.with_suffix(f".{kind}")
         if output.resolve() == known.ckpt_path.resolve():
             raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)

@@ -20,13 +20,14 @@ from project.engine.script import ScriptParser, output_file, short_errors, write
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from rows import as_csv, as_table, printable
+from rows import as_csv, as_table
 from torch import Tensor
 
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError
 from project.base.image_files import find_images, read_image
 from project.base.loaded import shape_of_images
+from project.base.rank import printable
 from project.engine.quiet import quiet_lightning
 from project.engine.resume import load_run
 
@@ -35,7 +36,7 @@ BATCH_SIZE = 256
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+    parser.add_checkpoint_arguments()
     parser.add_argument("--output", type=output_file, help="write a CSV file instead of a table")
     parser.add_argument("--top_k", type=int, metavar="K", help="the K likeliest classes, not one")
     parser.add_argument("--probabilities", action="store_true", help="a column for each class")
@@ -43,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with short_errors():
         known = parser.parse_args(args)
         quiet_lightning()
-        run = load_run(known.ckpt_path)
+        run = load_run(known.ckpt_path, is_trusted=known.trust_checkpoint == "true")
         data = run.datamodule
         name = type(data).__name__
         shape = shape_of_images(data.empty_batch) if isinstance(data, TensorDataModule) else None

@@ -5,6 +5,8 @@ import io
 import re
 from collections.abc import Sequence
 
+from project.base.rank import printable
+
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: the columns' names first; of None a cell is empty."""
@@ -28,8 +30,3 @@ def for_spreadsheet(cell: str) -> str:
     """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
     cell = cell.encode(errors="backslashreplace").decode()
     return f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell) else cell
-
-
-def printable(text: str) -> str:
-    """One line that a terminal shows as it is: a line break is \\\\n."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

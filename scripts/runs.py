@@ -25,6 +25,7 @@ from learning_curves import draw_curves
 from rows import as_csv, as_table, count
 
 from project.base.errors import UserError, did_you_mean
+from project.base.rank import printable
 from project.engine.folder import LOGS, Run, short
 from project.engine.names import better_by_name
 
@@ -53,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError(f"--plot {known.plot}: a file ends with {', '.join(FORMATS)}", 2)
         found = find_runs(known.root, known.names)
         for problem in found.problems:
-            print(f"Note: {problem}", file=sys.stderr)
+            print(f"Note: {printable(problem)}", file=sys.stderr)
         runs = found.runs
         if not runs and (known.best or known.plot):
             raise UserError(f"no runs below {short(known.root)}")

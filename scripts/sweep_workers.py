@@ -17,6 +17,7 @@ from sweep_results import line
 from sweep_study import CANNOT_WRITE, open_study
 
 from project.base.errors import UserError
+from project.base.rank import printable
 from project.engine.folder import short
 from project.engine.signals import Stopped
 
@@ -33,7 +34,7 @@ def train_all(folder: Path, task: dict[str, Any], num_workers: int, devices: Seq
             trials = study.get_trials(deepcopy=False)
             for trial in trials:
                 if trial.state.is_finished() and trial.number not in said:
-                    print(line(trial, task["monitor"]), flush=True)
+                    print(printable(line(trial, task["monitor"])), flush=True)
                     said.add(trial.number)
             check_failures(trials, folder)
             num_left = task["num_trials"] - sum(trial.state.is_finished() for trial in trials)

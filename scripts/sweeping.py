@@ -108,7 +108,7 @@ class Worker:
         if not runs or not (runs[-1] / "metrics.json").is_file():
             with output_to(self.folder / name / "output.txt"), SIGNALS.handled():
                 try:
-                    train_reporting(args, Report(trial, self.task["monitor"]))
+                    train_reporting(args, Report(trial, self.task["monitor"]), [*self.task["flags"], *flags])
                 except Exception as error:
                     if cannot_write(error):
                         raise  # it is no fault of the trial's
@@ -148,9 +148,10 @@ class Worker:
         self.study.tell(trial, state=TrialState.FAIL)
 
 
-def train_reporting(args: Sequence[str], report: Report) -> None:
+def train_reporting(args: Sequence[str], report: Report, first_flags: Sequence[str]) -> None:
+    """first_flags: those of the trial; `args` of one that goes on has fewer."""
     sys.argv = [str(Path(__file__).with_name("train.py")), *args]  # for environment.txt: it repeats the run
-    cli = parse(args)
+    cli = parse(args, first_flags)
     own = cli.config_init.trainer.callbacks or []
     cli.config_init.trainer.callbacks = [*(own if isinstance(own, list) else [own]), report]
     with cpu_threads(cli.config.num_threads):

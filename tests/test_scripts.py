@@ -483,7 +483,7 @@ def test_ctrl_c_ends_a_script_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, first: str, flags: str
 ) -> None:
     module = script(name)
-    monkeypatch.setattr(module, first, lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))
     if name == "benchmark":
         monkeypatch.setitem(module.TABLES, "mnist", {"": module.compare})
     with pytest.raises(SystemExit) as caught:

@@ -4,6 +4,8 @@ import difflib
 import traceback
 from collections.abc import Iterable
 
+from project.base.rank import printable_lines
+
 
 class UserError(Exception):
     """A mistake in the input, not in the code: the message names the bad value and the way out in two lines at most.
@@ -13,7 +15,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))  # it may quote a file
         self.status = status
 
 

@@ -14,4 +14,14 @@ def rank() -> int:
 def say(text: str) -> None:
     """Print lines, once for all processes."""
     if rank() == 0:
-        print(text, flush=True)
+        print(printable_lines(text), flush=True)
+
+
+def printable_lines(text: str) -> str:
+    """Lines that a terminal shows as they are: a character that would control it becomes an escape such as \\x1b."""
+    return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: a line break is \\n."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

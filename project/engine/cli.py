@@ -1,5 +1,6 @@
 """From flags and configs to model, data and Trainer."""
 
+import contextlib
 import copy
 import os
 import platform
@@ -30,6 +31,7 @@ from project.engine.misfits import is_of_library
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.restart import Restart
 from project.engine.steps import SeveralSteps, say_single_steps
+from project.engine.trust import Trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,27 +41,29 @@ class TrainingCLI(LightningCLI):
 
     args: the command line.
     saved: a config to start from, as a checkpoint holds it, where args has no --config.
+    trust: what it may construct; None: anything.
     """
 
-    def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
-        self.saved = saved
+    def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None, trust: Trust | None = None) -> None:
+        self.saved, self.trust = saved, trust
         self.restart: Restart | None = None  # what --ckpt_path asked for
         self.failures: list[Exception] = []
         # a class of the user's is found as with python -m; the script's own folder is scripts/
         sys.path[:0] = [folder for folder in (str(Path.cwd()), str(ROOT)) if folder not in sys.path]
-        super().__init__(
-            *(LightningModule, LightningDataModule),
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            run=False,
-            args=list(args),
-            parser_class=Parser,
-            parser_kwargs={"allow_abbrev": False},
-            trainer_defaults={"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False},
-            save_config_callback=None,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+        with trust.enforced(saved) if trust else contextlib.nullcontext():
+            super().__init__(
+                *(LightningModule, LightningDataModule),
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                run=False,
+                args=list(args),
+                parser_class=Parser,
+                parser_kwargs={"allow_abbrev": False},
+                trainer_defaults={"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False},
+                save_config_callback=None,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="True draws one.")
@@ -70,6 +74,7 @@ class TrainingCLI(LightningCLI):
 
         add("--name", str | None, None, "The run's folder is ROOT/NAME/version_N; the model's class unless given.")
         add("--ckpt_path", str | None, None, "Resume from `last` or `best` of the newest run NAME, or from a file.")
+        add("--trust_checkpoint", bool, False, "Construct whatever the config in the file of --ckpt_path names.")
         add("--monitor", str | None, "auto", "What best.ckpt goes by; auto: the first metric; null: the last epoch.")
         add("--monitor_mode", Literal["min", "max"] | None, None, "Which is better; the metric's own unless given.")
         add("--patience", PositiveInt | None, None, "Stop after so many validations without a better --monitor.")
@@ -101,12 +106,14 @@ class TrainingCLI(LightningCLI):
             self.config.seed_everything = int(os.environ.get("PL_GLOBAL_SEED", drawn) if rank() > 0 else drawn)
 
     def before_instantiate_classes(self) -> None:
+        if self.trust:
+            self.trust.check(self.config)
         make_paths_absolute(self.config)
         make_plain(self.config)
         drop_objects(self.config)
         settle_devices(self.config.trainer)
         with warnings.catch_warnings():
-            # jsonargparse 5 drops add_instantiator; what replaces it came after 4.50, our lower bound
+            # jsonargparse 5 drops it; what replaces it holds for all parsers of the process
             warnings.simplefilter("ignore", DeprecationWarning)
             self.parser.add_instantiator(self.build, object, subclasses=True)
         data = Namespace(data=self.config.data)

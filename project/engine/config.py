@@ -19,6 +19,8 @@ from project.engine.names import flatten
 
 LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir", "eval_batch_size")
 """Of data: they change no batch of a training."""
+NOT_KEPT = ("config", "trust_checkpoint")
+"""The names of config files, and what holds for one command alone."""
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
@@ -77,16 +79,19 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     """The config as plain values and as YAML. Raises UserError where reading would not give it back."""
     to_repeat = config.clone()
     to_repeat.ckpt_path = None
-    to_repeat.pop("config", None)  # the names of files
+    for key in NOT_KEPT:
+        to_repeat.pop(key, None)
     lost: list[str] = []
     try:
         text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)  # it has been validated
         plain = yaml.safe_load(text)
         same = parser.parse_object(copy.deepcopy(plain), _skip_validation=True)  # changes what it is given
-        same.pop("config", None)
+        for key in NOT_KEPT:
+            same.pop(key, None)
         if same != to_repeat:  # otherwise there is no need to look further, which takes longer
             again = parser.parse_object(copy.deepcopy(plain))
             drop_objects(again)
+            again.pop("trust_checkpoint", None)
             was, now = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
             lost = [key for key in was | now if was.get(key) != now.get(key)]
     except (UserError, ValueError, TypeError, yaml.YAMLError) as error:

@@ -113,3 +113,11 @@ def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:
         return None
     folder = checkpoint.resolve().parent.parent
     return folder if folder in [path.resolve() for path in versions(root / name).values()] else None
+
+
+def root_of(checkpoint: Path, name: str) -> str | None:
+    """ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE; None where it lies elsewhere."""
+    folders = checkpoint.resolve().parts[:-1]
+    inner = (*Path(name).parts, folders[-2], "checkpoints") if len(folders) > 1 else ()
+    is_run = inner and folders[-len(inner) :] == inner and folders[-2].startswith("version_")
+    return str(Path(*folders[: -len(inner)])) if is_run else None

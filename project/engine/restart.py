@@ -14,9 +14,11 @@ from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
 from project.engine.config import LOOKS_ON
 from project.engine.devices import num_processes_started
-from project.engine.folder import LOGS, folder_to_continue, versions
+from project.engine.folder import LOGS, folder_to_continue, root_of, versions
 from project.engine.names import PLACE, flatten
+from project.engine.parser import arguments
 from project.engine.script import ScriptParser
+from project.engine.trust import Trust
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed", "data.num_folds", "data.fold")
@@ -28,6 +30,7 @@ class Restart(NamedTuple):
     path, checkpoint: None where it was killed before its first checkpoint: it starts again.
     folder: where it goes on; None starts a new run from the checkpoint.
     place: what today's command says of name and root.
+    trust: what the config may construct; None: anything, where the run is the user's own.
     """
 
     own: dict[str, Any] | None
@@ -35,6 +38,7 @@ class Restart(NamedTuple):
     checkpoint: dict[str, Any] | None = None
     folder: Path | None = None
     place: tuple[str, str | None] = ("", None)
+    trust: Trust | None = None
 
     @property
     def start(self) -> dict[str, Any] | None:
@@ -48,17 +52,21 @@ class Restart(NamedTuple):
         return self.own | {"ckpt_path": str(self.path or self.folder), "name": name, "trainer": trainer}
 
 
-def find_restart(ordered: Sequence[str], default_name: str | None = None) -> tuple[Restart | None, list[str]]:
+def find_restart(
+    ordered: Sequence[str], default_name: str | None = None, first_flags: Sequence[str] | None = None
+) -> tuple[Restart | None, list[str]]:
     """What --ckpt_path of a command line asks for, None without one; and the arguments but for the --config files.
 
     ordered: as from `arguments`. default_name: of runs of this command, where it has none; the model's class unless
-    given. Raises UserError where there is no such run, or its checkpoint is not sound.
+    given. first_flags: of a run that was not begun by this user's commands alone, what the user has typed for it.
+    Raises UserError where there is no such run, or its checkpoint is not sound.
     """
     flags = [arg for arg in ordered[1:] if not arg.startswith("--config=")]
     given: dict[str, Any] = {"model": ordered[0]}
     for file in config_files(ordered):
         given |= flatten(yaml.safe_load(file.read_text(encoding="utf-8")))
     order = ScriptParser(add_help=False)
+    order.add_argument("--trust_checkpoint", nargs="?", const="true")
     for key in ("ckpt_path", "name", "trainer.default_root_dir"):
         order.add_argument(f"--{key}")
     given |= {key: value for key, value in vars(order.parse_known_args(flags)[0]).items() if value is not None}
@@ -67,13 +75,17 @@ def find_restart(ordered: Sequence[str], default_name: str | None = None) -> tup
         return None, flags
     if asked in ("last", "best"):
         name = name or default_name or str(given["model"]).rpartition(".")[2]
-        return newest(str(asked), Path(root or LOGS), str(name))._replace(place=(str(name), root)), flags
+        restart = newest(str(asked), Path(root or LOGS), str(name))
+        trust = None if first_flags is None else Trust(f"the run {restart.folder}", arguments(first_flags))
+        return restart._replace(place=(str(name), root), trust=trust), flags
     path = Path(str(asked))
     checkpoint = read_checkpoint(path)
     own = checkpoint["config"]
-    place = str(name or own["name"]), root or own["trainer"]["default_root_dir"]
+    place = str(name or own["name"]), root or root_of(path, str(own["name"]))
     folder = folder_to_continue(path, Path(place[1] or LOGS), place[0])
-    return Restart(own, path, checkpoint, folder, place), flags
+    is_trusted = str(given.get("trust_checkpoint")).lower() == "true"
+    trust = None if is_trusted else Trust(f"checkpoint {path}", ordered)
+    return Restart(own, path, checkpoint, folder, place, trust), flags
 
 
 def config_files(ordered: Sequence[str]) -> list[Path]:

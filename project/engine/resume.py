@@ -18,13 +18,15 @@ from project.base.system import System
 from project.engine.checkpoints import plain, read_checkpoint
 from project.engine.checks import schedule_at
 from project.engine.cli import TrainingCLI
+from project.engine.trust import Trust
 
 
-def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
+def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
     """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's weights.
 
     flags: --data.* and --trainer.* flags that differ from those of the run.
-    Raises UserError where the file is not a sound checkpoint or does not fit the code of today.
+    is_trusted: whether the config may construct anything, and not only what `Trust` allows.
+    Raises UserError where the file is not a sound checkpoint, names what is not allowed, or does not fit today's code.
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
@@ -34,7 +36,8 @@ def load_run(path: Path, flags: Sequence[str] = ()) -> TrainingCLI:
         kept["accelerator"] = "cpu"
     if "initializer" in config["model"].get("init_args", {}):
         config["model"]["init_args"]["initializer"] = None  # its work is done
-    cli = TrainingCLI(flags, saved=config | {"trainer": kept})
+    trust = None if is_trusted else Trust(f"checkpoint {path}", flags)
+    cli = TrainingCLI(flags, saved=config | {"trainer": kept}, trust=trust)
     check_weights(checkpoint, cli.model, path)
     cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
     cli.model.load_state_dict(checkpoint["state_dict"])

@@ -60,15 +60,18 @@ def names_experiment(args: Sequence[str]) -> bool:
     return bool({"--config", "-c"} & flags) or {"--model", "--data"} <= flags
 
 
-def parse(args: Sequence[str]) -> TrainingCLI:
-    """Model and data of a command line; of the default experiment where it names none; of the run that it resumes."""
+def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
+    """Model and data of a command line; of the default experiment where it names none; of the run that it resumes.
+
+    first_flags: as of `find_restart`.
+    """
     is_named = names_experiment(args)
     ordered = arguments(args)
-    restart, flags = find_restart(ordered, None if is_named else "default")
+    restart, flags = find_restart(ordered, None if is_named else "default", first_flags)
     if restart is None or restart.start is None:
         cli = TrainingCLI(ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args]))
     else:
-        cli = TrainingCLI(flags, saved=restart.start)
+        cli = TrainingCLI(flags, saved=restart.start, trust=restart.trust)
         now = write_config(cli.parser, cli.config)[0]
         changes = check_changes(restart, cli.model, now, flags)
         say_unused(cli.read(config_files(ordered)), now, changes)
@@ -81,7 +84,8 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     root = root_folder(config)
     cli.check_devices()
     check_packages(config.trainer.logger)
-    _, path, checkpoint, folder, _ = cli.restart or Restart(None)
+    restart = cli.restart or Restart(None)
+    path, checkpoint = restart.path, restart.checkpoint
     if checkpoint is not None and path is not None:
         check_resume(checkpoint, cli.model, config, path)
         if isinstance(cli.model, System):
@@ -91,7 +95,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
-        run = Run(root, config.name, folder)
+        run = Run(root, config.name, restart.folder)
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, checkpoint)

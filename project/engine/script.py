@@ -134,6 +134,12 @@ class ScriptParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.add_argument("--version", action=ShowVersions, nargs=0, help="print the versions and exit")
 
+    def add_checkpoint_arguments(self) -> None:
+        self.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+        whatever = "construct whatever the config in the checkpoint names"
+        options: dict[str, Any] = {"choices": ("true", "false"), "nargs": "?", "const": "true", "default": "false"}
+        self.add_argument("--trust_checkpoint", help=whatever, **options)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)
 

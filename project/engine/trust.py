@@ -1,0 +1,236 @@
+"""What the config in a checkpoint may construct. Constructing a class runs code, so a file may not name just any."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sysconfig
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse._common import parsing_settings
+
+from project.base.errors import UserError
+from project.engine.folder import LOGS
+from project.engine.older import PACKAGE, PATHS
+
+REPOSITORY = LOGS.parent
+LOGGERS = "lightning.pytorch.loggers"
+PACKAGES = (
+    *("torch.nn", "torch.optim", "torchvision", "torchmetrics", "timm"),
+    *("lightning.pytorch.callbacks", LOGGERS),
+)
+"""Their classes may be constructed."""
+EXCEPT = (
+    f"{PACKAGE}.engine",  # makes folders
+    "timm.data",  # reads and writes files that its arguments name
+    "timm.task",  # loads a teacher from a file
+    "timm.utils",  # writes checkpoints
+    "torchmetrics.functional",  # networks that load a file
+    "torchvision.datasets.lsun",  # unpickles a file in the data set's folder
+    "scripts",
+    "tests",  # starts programs
+    "torchvision.io",  # reads files
+    "torchvision.models._api",  # downloads weights from any address
+    "torchvision.models.feature_extraction",  # generates code
+)
+"""Nothing of these modules."""
+ARGUMENTS = {
+    "timm": ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
+    "torchmetrics": ("baseline_path", "baseline_url", "feature_extractor_weights_path", "model_name_or_path"),
+    "lightning.pytorch.callbacks": ("dirpath", "exclude_batches_path"),
+    "torchvision.datasets": ("download",),
+    LOGGERS: ("dict_kwargs", "dir", "log_dir", "root_dir", "save_dir", "tracking_uri"),
+}
+"""Not with these arguments, by package: files to load and places to write to."""
+ALLOWED = (
+    "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's callbacks and loggers, "
+    "networks of torchvision.models and timm, and your own code"
+)
+WAY_OUT = "if you trust the file: --trust_checkpoint true, or its package in trusted_packages in pyproject.toml"
+IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class Trust:
+    """Decides what a config that comes from a file may construct.
+
+    Allowed are classes of PACKAGES, the functions of torchvision.models and timm that make networks, and the user's:
+    code in this repository and the working folder, `trusted_packages` of pyproject.toml, and what the user has typed.
+
+    source: The file, for the error message.
+    args: The command line. What it and its --config=FILE name is the user's.
+    """
+
+    def __init__(self, source: str, args: Iterable[str]) -> None:
+        self.source = source
+        self.typed = {text for arg in args for text in strings(value_of(arg))}
+
+    @cached_property
+    def users(self) -> set[str]:
+        """Import paths of the user's modules and objects. A module's includes all that lies below it."""
+        typed = {text for text in self.typed if IMPORT_PATH.fullmatch(text)}
+        return {PACKAGE, *trusted_packages(), *typed, *(defined_at(resolve(path)) for path in typed)}
+
+    @contextlib.contextmanager
+    def enforced(self, config: Any) -> Iterator[None]:
+        """While jsonargparse works on `config`, it imports only what is allowed. Raises UserError for anything else."""
+        modules = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
+        self.users.update(name for name in modules if name not in EXCEPT and is_users_module(name))
+        before = {key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")}
+        allowed = [path for path in (*PACKAGES, *self.users) if all(map(str.isidentifier, path.split(".")))]
+        set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
+        try:
+            yield
+        except (UserError, ImportError, ValueError) as error:
+            if denied := re.search(r"Importing '([\w.]+)' is not allowed", f"{error} {error.__cause__}"):
+                self.refuse(denied[1])
+            raise
+        finally:
+            parsing_settings.update(before)  # jsonargparse has no public way to take its rules back
+
+    def check(self, config: Any, key: str = "") -> None:
+        """Raise UserError where a parsed config would construct or call what it may not."""
+        if isinstance(config, list | tuple | set):
+            for value in config:
+                self.check(value, key)
+        elif isinstance(config, dict | Namespace):
+            entries = dict(vars(config) if isinstance(config, Namespace) else config)
+            if isinstance(config, Namespace) and "class_path" in entries:
+                made = resolve(entries["class_path"])
+                self.check_object(made, entries["class_path"])
+                self.check_arguments(defined_at(made), entries)
+            for name, value in entries.items():
+                self.check(value, str(name))
+        elif inspect.isroutine(config) or inspect.isclass(config):
+            self.check_object(config, defined_at(config))
+        elif key in PATHS and IMPORT_PATH.fullmatch(str(config)):  # the model itself imports these
+            if not self.allows(config, is_class=True):
+                self.refuse(config)
+            self.check_object(resolve(config), config)
+
+    def check_object(self, value: Any, path: str) -> None:
+        if not self.allows(defined_at(value), inspect.isclass(value)) and not makes_network(value):
+            self.refuse(path)
+
+    def allows(self, path: str, is_class: bool) -> bool:
+        """What the nearest rule for an import path says: one about a module holds for all that lies below it."""
+        parts = path.split(".")
+        for parent in (".".join(parts[:num]) for num in range(len(parts), 0, -1)):
+            if parent in self.users:
+                return True
+            if parent in EXCEPT:
+                return False
+            if parent in PACKAGES:
+                return is_class
+        return False
+
+    def check_arguments(self, place: str, entries: dict[str, Any]) -> None:
+        if is_below(place, *self.users):
+            return
+        refused = [name for package, names in ARGUMENTS.items() if is_below(place, package) for name in names]
+        given = {**as_dict(entries.get("init_args")), **as_dict(entries.get("dict_kwargs"))}
+        for name, value in {**given, "dict_kwargs": entries.get("dict_kwargs")}.items():
+            # Lightning's join a name to a folder; timm takes hf-hub:NAME and local-dir:FOLDER for a model's name
+            leads_out = is_below(place, "lightning") and isinstance(value, str) and leads_out_of_folder(value)
+            leads_out |= is_below(place, "timm") and name == "model_name" and ":" in str(value)
+            if value and (name in refused or leads_out) and str(value) not in self.typed:
+                self.refuse(f"{place} with {name} {str(value)[:60]!r}")
+
+    def refuse(self, what: str) -> None:
+        raise UserError(f"{self.source} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)
+
+
+def makes_network(function: Any) -> bool:
+    """Whether it is one of the functions by which torchvision and timm make their networks."""
+    place = defined_at(function)
+    if place.startswith("torchvision.models."):
+        models: Any = importlib.import_module("torchvision.models")
+        return any(models.get_model_builder(name) is function for name in models.list_models())
+    if place.startswith("timm.models."):
+        timm: Any = importlib.import_module("timm")
+        return function is timm.create_model or timm.is_model(function.__name__)
+    return False
+
+
+def trusted_packages() -> list[str]:
+    """Of pyproject.toml. Raises UserError where that is not a list of import paths."""
+    file = REPOSITORY / "pyproject.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file} is no valid TOML: {error}", 2) from error
+    packages = content.get("tool", {}).get("lightbase", {}).get("trusted_packages", [])
+    if not isinstance(packages, list) or not all(isinstance(name, str) and name for name in packages):
+        raise UserError(f"{file}: trusted_packages {packages!r} must be a list of names", 2)
+    return packages
+
+
+def is_users_module(name: str) -> bool:
+    """Whether the module lies in this repository or the working folder, and is not an installed package."""
+    try:
+        spec = importlib.util.find_spec(name)  # imports nothing
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return bool(places) and all(is_users_file(Path(place).resolve()) for place in places)
+
+
+def is_users_file(path: Path) -> bool:
+    is_installed = {"site-packages", "dist-packages"} & {*path.parts}
+    is_pythons = path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
+    is_near = path.is_relative_to(REPOSITORY) or path.is_relative_to(Path.cwd())
+    return is_near and not is_installed and not is_pythons
+
+
+def leads_out_of_folder(path: str) -> bool:
+    return Path(path).is_absolute() or ".." in Path(path).parts
+
+
+def resolve(path: str) -> Any:
+    """The object at an import path, None where there is none."""
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def defined_at(value: Any) -> str:
+    """The import path of the definition of a class or function, or of an object's class."""
+    definition = value if inspect.isclass(value) or inspect.isroutine(value) else type(value)
+    return f"{definition.__module__}.{definition.__qualname__}"
+
+
+def is_below(path: str, *parents: str) -> bool:
+    return any(path == parent or path.startswith(f"{parent}.") for parent in parents)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts among the values of nested dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings(inner)
+
+
+def value_of(arg: str) -> Any:
+    """What `--KEY=VALUE` or VALUE says, read as YAML; the content of FILE for `--config=FILE`."""
+    flag, is_whole, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
+    text = Path(value).read_text(encoding="utf-8") if flag == "--config" and is_whole else value
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def as_dict(values: Any) -> dict[str, Any]:
+    return dict(vars(values) if isinstance(values, Namespace) else values or {})
