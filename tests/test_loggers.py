@@ -15,7 +15,9 @@ from conftest import REPO
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 from pages import commands, run, write_files
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
 
 Train = Callable[..., dict[str, Any]]
 Points = dict[str, list[tuple[int, float]]]
@@ -39,6 +41,17 @@ def of_tensorboard(folder: Path) -> Points:
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
+def without_data_server(folder: Path) -> Points:
+    """As of_tensorboard, with the reader of `tensorboard --load_fast=false`."""
+    events = plugin_event_accumulator.EventAccumulator(str(folder), tensor_size_guidance={"scalars": 0})
+    events.Reload()
+    names = [name for name in events.Tags()["tensors"] if name.startswith(SHOWN)]
+    return {
+        name: [(event.step, tensor_util.make_ndarray(event.tensor_proto).item()) for event in events.Tensors(name)]
+        for name in names
+    }
+
+
 def rounded(points: Points) -> dict[str, list[tuple[int, float]]]:
     return {name: [(step, round(value, 4)) for step, value in found] for name, found in sorted(points.items())}
 
@@ -51,6 +64,22 @@ def as_if_killed(folder: Path, epoch: int) -> None:
 def yaml_of(path: Path, *loggers: str) -> Path:
     path.write_text(yaml.safe_dump({"trainer": {"logger": [{"class_path": name} for name in loggers]}}))
     return path
+
+
+def test_tensorboard_without_its_data_server_shows_no_point_twice(train: Train, tmp_path: Path) -> None:
+    train("--keep_every_epoch", "true", "--trainer.max_epochs", 3)
+    folder = tmp_path / "tiny" / "version_0"
+    before = rounded(of_tensorboard(folder))
+    assert rounded(without_data_server(folder)) == before
+    for epoch in (0, 1):
+        as_if_killed(folder, epoch)
+        train("--ckpt_path", "last")
+        assert rounded(without_data_server(folder)) == before
+    (folder / "metrics.json").unlink()
+    shutil.rmtree(folder / "checkpoints")  # as if killed before the first one
+    train("--ckpt_path", "last")
+    assert rounded(without_data_server(folder)) == rounded(of_tensorboard(folder)) == before
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.slow

@@ -50,8 +50,9 @@ def make_loggers(cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict
         file = run.folder / f".{name}{names.count(name)}.json"
         # a run that starts again has told what it may not tell again
         saved = json.loads(file.read_text(encoding="utf-8")) if checkpoint and not run.is_new and file.is_file() else {}
-        # a resumed run writes its curves on from the checkpoint's step, without one from the first
-        purge_step = None if run.is_new else checkpoint["global_step"] if checkpoint else 0
+        # A resumed run drops its points from the checkpoint's step on. A new run has none, but
+        # TensorBoard without its data server ignores the first purge of a run.
+        purge_step = checkpoint["global_step"] if checkpoint and not run.is_new else 0
         try:
             logger = make_logger(cli, config, run, saved.get("id"), purge_step)
             if isinstance(logger, GoesOn):
@@ -62,7 +63,7 @@ def make_loggers(cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict
     return loggers
 
 
-def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, purge_step: int | None) -> Logger:
+def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, purge_step: int) -> Logger:
     """run_id: of the run at W&B or MLflow that it goes on with. purge_step: the first step that it writes anew."""
     name = config.class_path.rpartition(".")[2]
     title, version = str(cli.config.name), run.folder.name
@@ -93,7 +94,7 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, pur
     if config.class_path == f"lightning.pytorch.loggers.{name}" and name in OURS:
         logger: Logger = OURS[name](**arguments)
         if isinstance(logger, RunRows):
-            logger.purge_step = purge_step or 0
+            logger.purge_step = purge_step
         return logger
     config.init_args = Namespace(arguments)
     made: Logger = cli.instantiate(Namespace(trainer=Namespace(logger=config))).trainer.logger
