@@ -69,18 +69,13 @@ def main(args: Sequence[str] | None = None) -> Path:
         output: Path = known.output or known.ckpt_path.with_suffix(f".{kind}")
         if output.resolve() == known.ckpt_path.resolve():
             raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)
-        # written beside the target and moved there, so that an earlier file survives a full disk
-        staged = output.with_name(f".{output.name}.part")
-        try:
-            if kind == "pth":
-                said = write_weights(run.model, staged)
-            else:
-                subject = make_subject(run.model, run.datamodule, None if known.raw is None else known.raw == "true")
-                subject.about.update(run=name_of(run, known.ckpt_path), checkpoint=known.ckpt_path.name)
-                said = write_graph(subject, kind, staged)
-            staged.replace(output)
-        finally:
-            staged.unlink(missing_ok=True)
+        if kind == "pth":
+            content, said = checked_weights(run.model)
+        else:
+            subject = make_subject(run.model, run.datamodule, None if known.raw is None else known.raw == "true")
+            subject.about.update(run=name_of(run, known.ckpt_path), checkpoint=known.ckpt_path.name)
+            content, said = checked_graph(subject, kind)
+        write_whole(output, content)
     print(f"{said}: {output}")
     return output
 
@@ -91,29 +86,29 @@ def name_of(run: TrainingCLI, checkpoint: Path) -> str:
     return f"{run.config.name}/{folder}" if folder.startswith("version_") else str(run.config.name)
 
 
-def write_weights(model: LightningModule, file: Path) -> str:
-    """A plain state_dict of the network, checked to be that of the checkpoint bit for bit. Returns what to say."""
+def checked_weights(model: LightningModule) -> tuple[bytes, str]:
+    """A file with a plain state_dict of the network, which equals the checkpoint's bit for bit, and what to say."""
     net = model.net if isinstance(model, System) else model
     own = net.state_dict()
     buffer = io.BytesIO()
     torch.save({name: value.detach().cpu() for name, value in own.items()}, buffer)
-    write_whole(file, buffer.getbuffer())
-    saved = torch.load(file, weights_only=True)
+    content = buffer.getvalue()
+    saved = torch.load(io.BytesIO(content), weights_only=True)
     if saved.keys() != own.keys() or any(not torch.equal(saved[name], own[name].cpu()) for name in own):
-        raise RuntimeError(f"{file} does not hold the weights that were written to it")
-    return f"Weights of {type(net).__name__}, checked to be those of the checkpoint"
+        raise RuntimeError("torch.load does not give the weights that torch.save was given")
+    return content, f"Weights of {type(net).__name__}, checked to be those of the checkpoint"
 
 
 @torch.no_grad()
-def write_graph(subject: Subject, kind: str, file: Path) -> str:
-    """The graph with weights, checked to give the checkpoint's outputs. Returns what to say."""
+def checked_graph(subject: Subject, kind: str) -> tuple[bytes, str]:
+    """A file with the graph and its weights, which gives the checkpoint's outputs, and what to say."""
     warnings.filterwarnings("ignore", message=CHATTER)
-    write_whole(file, memoryview(as_onnx(subject) if kind == "onnx" else as_pt2(subject)))
+    content = as_onnx(subject) if kind == "onnx" else as_pt2(subject)
     inputs = [x for x, _ in subject.batches]
-    difference = largest_difference(subject, run_onnx(file, inputs) if kind == "onnx" else run_pt2(file, inputs))
+    difference = largest_difference(subject, run_onnx(content, inputs) if kind == "onnx" else run_pt2(content, inputs))
     x, y = subject.batches[0]
     what = f"{subject.net}, {subject.names[0]} {describe(x)} to {subject.names[1]} {describe(y)}"
-    return f"{what}, checked to be the checkpoint's, at most {difference:.1g} off"
+    return content, f"{what}, checked to be the checkpoint's, at most {difference:.1g} off"
 
 
 def trace(subject: Subject) -> ExportedProgram:
@@ -166,17 +161,16 @@ def as_onnx(subject: Subject) -> bytes:
     return found.model_proto.SerializeToString()
 
 
-def run_onnx(file: Path, inputs: list[Tensor]) -> list[Tensor]:
+def run_onnx(content: bytes, inputs: list[Tensor]) -> list[Tensor]:
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(file, providers=["CPUExecutionProvider"])
+    session = InferenceSession(content, providers=["CPUExecutionProvider"])
     (name,) = (found.name for found in session.get_inputs())
     return [torch.from_numpy(session.run(None, {name: batch.numpy()})[0]) for batch in inputs]
 
 
-def run_pt2(file: Path, inputs: list[Tensor]) -> list[Tensor]:
-    with file.open("rb") as stream:
-        net = torch.export.load(stream).module()
+def run_pt2(content: bytes, inputs: list[Tensor]) -> list[Tensor]:
+    net = torch.export.load(io.BytesIO(content)).module()
     return [net(batch) for batch in inputs]
 
 

@@ -154,7 +154,7 @@ def shorten(cell: str) -> str:
 
 
 def csv_file(text: str) -> Path:
-    if Path(text).suffix != ".csv":
+    if Path(text).suffix != ".csv" and not text.startswith("/dev/"):
         raise argparse.ArgumentTypeError(f"{text}: a file ends with .csv here; the name of a run stands before --csv")
     return output_file(text)
 

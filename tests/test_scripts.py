@@ -4,7 +4,9 @@ import ast
 import csv
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,9 +24,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from project.base.datamodule import TensorDataModule
+from project.base.errors import UserError
 from project.base.image_files import read_image
 from project.engine.resume import load_run
 from project.engine.run import main
+from project.engine.script import open_stream, write_whole
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -131,6 +135,63 @@ def test_a_full_disk_leaves_earlier_predictions_whole(run: Any, tmp_path: Path, 
     assert "No space left" in fails(capsys, 1, lambda: predict(command))
     assert output.read_text() == "earlier"
     assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.linux
+def test_a_link_stays_and_its_target_is_written(run: Any, tmp_path: Path, capsys: Any) -> None:
+    link, target = tmp_path / "link.pth", tmp_path / "elsewhere" / "weights.pth"
+    target.parent.mkdir()
+    link.symlink_to(target)  # which is not there yet
+    for _ in range(2):
+        export(["--ckpt_path", best(run), "--output", str(link)])
+        assert link.readlink() == target
+        assert torch.load(target, weights_only=True)
+        assert list(target.parent.iterdir()) == [target]
+        target.write_text("earlier")
+    shutil.rmtree(target.parent)
+    error = fails(capsys, 1, lambda: export(["--ckpt_path", best(run), "--output", str(link)]))
+    assert "link.pth cannot be written: No such file" in error
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("kind", ["named pipe", "process substitution", "device"])
+def test_what_is_no_regular_file_is_written_in_place(run: Any, tmp_path: Path, kind: str) -> None:
+    output = tmp_path / "output"
+    if kind == "device":
+        try:
+            os.mknod(output, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+            output.write_text("")
+        except PermissionError:
+            pytest.skip("only root makes devices")
+        reader = os.open(os.devnull, os.O_RDONLY)
+    elif kind == "named pipe":
+        os.mkfifo(output)
+        reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        reader, writer = os.pipe()
+        output = Path(f"/dev/fd/{writer}")
+    before = stat.S_IFMT(output.stat().st_mode)
+    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
+    predict(["--ckpt_path", best(run), str(tmp_path / "black.png"), "--output", str(output)])
+    assert stat.S_IFMT(output.stat().st_mode) == before
+    assert os.read(reader, 99).startswith(b"file,class" if kind != "device" else b"")
+    os.close(reader)
+    if kind == "process substitution":
+        with pytest.raises(UserError, match="Broken pipe"):
+            write_whole(output, "x")
+        os.close(writer)
+
+
+@pytest.mark.linux
+def test_an_open_file_goes_on_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    print("before", flush=True)
+    write_whole(Path("/dev/fd/1"), "content\n")
+    stream = open_stream(Path("/dev/stdout"))
+    assert stream is not None
+    with stream:
+        stream.write(b"more\n")
+    print("after", flush=True)
+    assert capfd.readouterr().out == "before\ncontent\nmore\nafter\n"
 
 
 def test_export_refuses_a_folder_that_is_not_there(run: Any, capsys: Any) -> None:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from project.base.errors import UserError, first_line
 from project.base.rank import rank
@@ -106,19 +106,44 @@ def tell_download_error(error: Exception) -> None:
             sys.exit(1)
 
 
-def write_whole(path: Path, content: str | memoryview, way_out: str = "") -> None:
-    """Write a file whole or not at all: an earlier one survives a full disk or a crash."""
+def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
+    """Write a file whole or not at all: an earlier file survives a full disk or a crash.
+
+    A link stays, and its target is written. A device, a pipe or /dev/stdout is written in place.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    try:
+        if stream := open_stream(path):
+            with stream:
+                stream.write(content)
+        else:
+            replace(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
+        raise UserError(f"{what}\n{way_out}".strip()) from error
+
+
+def open_stream(path: Path) -> BinaryIO | None:
+    """Open a device, a pipe, or a file that this process holds open, to write in place; None for any other path."""
+    standard = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+    folder, _, name = standard.get(str(path), str(path)).rpartition("/")
+    if folder == "/dev/fd" and name.isdecimal():  # 63 for the shell's >(command)
+        sys.stdout.flush()  # what was printed before comes first
+        return os.fdopen(os.dup(int(name)), "wb")  # opened by its path, a file would be cut to nothing
+    return path.open("wb") if path.exists() and not path.is_file() else None
+
+
+def replace(path: Path, content: bytes | memoryview) -> None:
     staged = path.with_name(f".{path.name}.part")  # one name a target: the next time replaces what a crash left
     try:
         with staged.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
-    except OSError as error:
+    except OSError:
         staged.unlink(missing_ok=True)
-        what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
-        raise UserError(f"{what}\n{way_out}".strip()) from error
+        raise
 
 
 class ShowVersions(argparse.Action):
