@@ -87,7 +87,7 @@ class TensorDataModule(LightningDataModule):
         return inputs
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Random changes to a training batch (N, ...), on its device, before `normalize`."""
+        """Random changes to the inputs (N, ...) of a training batch, on its device, before `normalize`."""
         return inputs
 
     def setup(self, stage: str) -> None:

@@ -1,5 +1,6 @@
 """Trials before a run starts: of a config file, of the data, of the network on it, of the optimiser."""
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import yaml
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -115,6 +117,28 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
 
 
+def check_augment(data: TensorDataModule) -> None:
+    """Raises UserError if `augment`, which gets the inputs alone, would leave masks or target images behind."""
+    if is_overridden("on_after_batch_transfer", data, TensorDataModule) or not may_augment(data):
+        return
+    inputs, targets = data.splits["train"].__getitems__([0])
+    shapes: list[tuple[int, ...]] = []
+    apply_to_collection(targets, Tensor, lambda target: shapes.append(tuple(target.shape[1:])))
+    size = tuple(inputs.shape[-2:]) if isinstance(inputs, Tensor) and inputs.dim() > 2 else None
+    if shape := next((shape for shape in shapes if shape[-2:] == size), None):
+        what = f"augment of {type(data).__name__} changes images and not their targets {shape}, of the same size"
+        way_out = "leave it out, or override on_after_batch_transfer(batch, dataloader_idx), which gets both"
+        raise UserError(f"{what}:\n{way_out}", 2)
+
+
+def may_augment(data: TensorDataModule) -> bool:
+    """Whether `augment` is overridden, and not by a class whose arguments random_crop, random_flip, ... are all off."""
+    kind = next(kind for kind in type(data).__mro__ if "augment" in vars(kind))
+    arguments = inspect.signature(vars(kind).get("__init__", object)).parameters
+    flags = [vars(data).get(name, True) for name in arguments if name.startswith("random_")]
+    return kind is not TensorDataModule and (not flags or any(flags))
+
+
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
     """Give the network its weights, load the data and try the network on it, before a run folder exists."""
     if isinstance(model, System):
@@ -122,6 +146,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()
         data.setup("fit")
+        check_augment(data)
         if has_test(model, data):
             data.setup("test")  # what is wrong with it is found now, not after the training
         sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
