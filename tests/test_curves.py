@@ -6,8 +6,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from conftest import script
 from lightning import Callback
 from test_training import Terminate, curves
 from torch import Tensor
@@ -221,9 +223,95 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     }
 
 
-def test_what_is_no_number_is_no_curve() -> None:
-    found = numbers({"a": torch.tensor(1.0), "b": torch.tensor([1.0, 2.0]), "c": torch.zeros(3, 3), "d": 4, "e": "x"})
-    assert {name: float(value) for name, value in found.items()} == {"a": 1, "b_0": 1, "b_1": 2, "d": 4}
+def test_what_is_no_number_is_no_curve_and_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"a": torch.tensor(1.0), "b": torch.tensor([1.0, 2.0]), "c": torch.zeros(3, 3), "d": 4, "e": "x"}
+    values |= {"f": torch.zeros(101), "g": None, "h": (torch.zeros(2), torch.zeros(2)), "i": {"x": 1.0}, "j": [1.0]}
+    reported: set[str] = set()
+    for _ in range(2):
+        found = numbers(values, [], reported)
+        assert {name: float(value) for name, value in found.items()} == {"a": 1, "b_0": 1, "b_1": 2, "d": 4}
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.findall(r"^Metric (\w) is not logged: (shape \(.*?\)|\w+)", line)[0] for line in lines] == [
+        ("c", "shape (3, 3)"),
+        ("e", "str"),
+        ("f", "shape (101,)"),
+        ("g", "NoneType"),
+        ("h", "tuple"),
+        ("i", "dict"),
+        ("j", "list"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, {"m": 1.0}),
+        (torch.tensor([True, False]), {"m_0": 1.0, "m_1": 0.0}),
+        (np.float32(2.5), {"m": 2.5}),
+        (np.int64(4), {"m": 4.0}),
+        (np.bool_(True), {"m": 1.0}),
+        (np.array([1.0, 2.0]), {"m_0": 1.0, "m_1": 2.0}),
+        (np.array(3), {"m": 3.0}),
+        (torch.ones(1, 1, dtype=torch.int32), {"m": 1.0}),
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_kind_are_curves(value: Any, expected: dict[str, float]) -> None:
+    found = numbers({"m": value}, [], set())
+    assert {name: number.item() for name, number in found.items()} == expected
+    assert all(number.dtype == torch.float32 for number in found.values())  # Lightning warns of others
+
+
+def test_a_metric_without_a_curve_is_reported_by_a_run_and_by_a_test(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = "torchmetrics.classification.MulticlassAccuracy", "torchmetrics.classification.MulticlassConfusionMatrix"
+    train("--model.metrics.acc", names[0], "--model.metrics.confusion", names[1])
+    line = "Metric confusion is not logged: shape (4, 4)"
+    assert capsys.readouterr().out.count(line) == 1
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    assert set(script("evaluate").main(["--ckpt_path", str(path)])) == {"test/loss", "test/acc", "test/num_samples"}
+    assert capsys.readouterr().out.count(line) == 1
+
+
+class NamedLoss(Classifier):
+    def __init__(self, num_classes: int, **system: Any) -> None:
+        super().__init__(num_classes=num_classes, **system)
+        self.metrics = MetricCollection({"ss": MulticlassAccuracy(num_classes)}, prefix="lo")
+
+
+class TracksAcc(Classifier):
+    value = "acc"
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self.net(batch[0])
+        self.track("val", self.criterion(logits, batch[1]), logits, batch[1], **{self.value: 7.0})
+
+
+class TracksNumSamples(TracksAcc):
+    value = "num_samples"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("loss", ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy")),
+        ("num_samples", ("--model.metrics.num_samples", "torchmetrics.classification.MulticlassAccuracy")),
+        ("loss", ("--model", "test_curves.NamedLoss")),
+        ("acc", ("--model", "test_curves.TracksAcc")),
+        ("num_samples", ("--model", "test_curves.TracksNumSamples")),
+    ],
+)
+def test_a_name_that_another_curve_has_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flags: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(*flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert f"two curves have the name {name!r}" in error
+    assert len(error.splitlines()) == 2
+    assert not list(tmp_path.glob("*/version_*"))
 
 
 def test_a_metric_of_nothing_is_no_curve() -> None:

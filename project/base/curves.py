@@ -30,14 +30,15 @@ class Curves(Callback):
         self.epoch = Means(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the newest step
         self.saw_views = False  # whether test_views had an effect
+        self.reported: set[str] = set()  # names of metrics that make no curve
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         metrics, data = collection(pl_module.metrics), trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, TensorDataModule) else None
-        self.epoch = Means(metrics.clone(), classes=classes)
-        self.means = {"train": Means(metrics.clone(), self.epoch, classes)}
-        self.means |= {name: Means(metrics.clone(), classes=classes) for name in ("val", "test")}
+        self.epoch = Means(metrics.clone(), None, classes, self.reported)
+        self.means = {"train": Means(metrics.clone(), self.epoch, classes, self.reported)}
+        self.means |= {name: Means(metrics.clone(), None, classes, self.reported) for name in ("val", "test")}
         pl_module.prepare_net(trains=stage == "fit")
         # such an epoch has its point at its end
         warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")

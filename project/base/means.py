@@ -1,13 +1,18 @@
 """Means and metrics of many batches, computed a few times only: what the curves are made of."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+
+from project.base.errors import UserError
+from project.base.rank import say
 
 Metrics = dict[str, Metric] | MetricCollection
 KEEP = 2**20  # numbers of outputs that wait: one update for many batches costs hardly more than one for a single
@@ -18,12 +23,18 @@ class Means:
 
     whole: those of a longer time, which get every batch too and start anew on their own.
     classes: names for metrics with a value for each.
+    reported: names of metrics that make no curve; a line has reported each of them.
     """
 
     def __init__(
-        self, metrics: MetricCollection, whole: "Means | None" = None, classes: Sequence[str] | None = None
+        self,
+        metrics: MetricCollection,
+        whole: "Means | None" = None,
+        classes: Sequence[str] | None = None,
+        reported: set[str] | None = None,
     ) -> None:
         self.metrics, self.whole, self.classes = metrics, whole, in_keys(classes or [])
+        self.reported = set() if reported is None else reported
         self.reset()
 
     def reset(self) -> None:
@@ -81,9 +92,10 @@ class Means:
         if self.sums is None:
             return {}
         total = reduce(self.sums.clone())
-        found = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        found |= numbers(self.metrics.compute(), self.classes) if self.has_metrics else {}
-        return found | {"num_samples": total[-1]}
+        means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
+        computed = numbers(self.metrics.compute(), self.classes, self.reported) if self.has_metrics else {}
+        check_names([*self.names, *computed, "num_samples"])
+        return means | computed | {"num_samples": total[-1]}
 
     def state(self) -> dict[str, Any]:
         self.flush()
@@ -105,18 +117,40 @@ class Means:
             self.metrics[name].merge_state(saved)
 
 
-def numbers(values: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, Tensor]:
+def numbers(values: Mapping[str, Any], classes: Sequence[str], reported: set[str]) -> dict[str, Tensor]:
     """Metrics of one number as they are; those of one for each class as NAME/CLASS, or NAME_0, NAME_1, ... where the
-    classes have no names; others are no curves."""
+    classes have no names. A line reports each other metric, unless `reported` has its name already."""
     found: dict[str, Tensor] = {}
     for name, value in values.items():
-        if isinstance(value, Tensor) and value.dim() == 1 and 1 < len(value) == len(classes):
-            found |= {f"{name}/{label}": number for label, number in zip(classes, value, strict=True)}
-        elif isinstance(value, Tensor) and value.dim() == 1 and len(value) <= 100:
-            found |= {f"{name}_{i}": number for i, number in enumerate(value)}
-        elif isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
-            found[name] = torch.as_tensor(value).squeeze()
+        if isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
+            value = torch.tensor(value)
+        is_vector = isinstance(value, Tensor) and value.dim() == 1
+        if isinstance(value, Tensor) and value.numel() == 1:
+            found[name] = value.float().squeeze()
+        elif is_vector and len(value) == len(classes):
+            found |= {f"{name}/{label}": number for label, number in zip(classes, value.float(), strict=True)}
+        elif is_vector and 0 < len(value) <= 100:
+            found |= {f"{name}_{i}": number for i, number in enumerate(value.float())}
+        elif name not in reported:
+            say_no_curve(name, value)
+            reported.add(name)
     return found
+
+
+def say_no_curve(name: str, value: Any) -> None:
+    kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    what = f"Metric {name} is not logged: {kind}, and a curve needs a number, or a vector of 100 at most"
+    is_matrix = isinstance(value, Tensor) and value.dim() == 2
+    report = " (evaluate.py --report writes a confusion matrix)" if is_matrix else ""
+    say(f"{what}; compute one in a metric of your own{report}")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises UserError if two curves have one name."""
+    if twice := [name for name, num in Counter(names).items() if num > 1]:
+        what = f"two curves have the name {twice[0]!r}, and one would replace the other"
+        way_out = "rename the metric, or the value that track() is given; loss and num_samples are taken"
+        raise UserError(f"{what}:\n{way_out}", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from project.base.datamodule import TensorDataModule
 from project.base.errors import UserError, did_you_mean, first_line
 from project.base.groups import check_options, grouped
+from project.base.means import check_names, collection
 from project.base.optim import build_optimizer, build_scheduler
 from project.base.rank import say
 from project.base.samples import TensorBatches
@@ -142,6 +143,7 @@ def may_augment(data: TensorDataModule) -> bool:
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
     """Give the network its weights, load the data and try the network on it, before a run folder exists."""
     if isinstance(model, System):
+        check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         model.prepare_weights()
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
         data.prepare_data()

@@ -58,4 +58,5 @@ def better(monitor: str, model: LightningModule) -> str:
         return "max" if metrics[name].higher_is_better else "min"
     if (mode := better_by_name(name)) is not None:
         return mode
-    raise UserError(f"--monitor {monitor}: is a higher or a lower value better? give --monitor_mode max or min", 2)
+    question = f"--monitor {monitor}: is a higher or a lower value better?"
+    raise UserError(f"{question} give --monitor_mode max or min, or --monitor val/loss", 2)
