@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from project.base.curves import Curves
+from project.base.errors import UserError
 from project.base.means import Means, collection, numbers
 from project.classifier import Classifier
 
@@ -318,6 +319,13 @@ def test_a_metric_of_nothing_is_no_curve() -> None:
     means = Means(MetricCollection({"mean": MeanMetric()}))
     means.add(1, {"loss": torch.tensor(1.0)}, None, None)
     assert means.result(first).keys() == {"loss", "num_samples"}
+
+
+@pytest.mark.parametrize("name", ["recall@0.5", "update"])
+def test_a_name_that_torch_does_not_take_is_two_lines_at_most(name: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"model.metrics: {name!r}")) as caught:
+        collection({name: MulticlassAccuracy(3)})
+    assert caught.value.status == 2
 
 
 def test_metrics_keep_their_order() -> None:

@@ -10,6 +10,7 @@ import yaml
 from lightning import LightningModule
 from test_training import checkpoint, curves
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
 
 from project.base.errors import UserError
 from project.classifier import Classifier
@@ -96,6 +97,12 @@ def test_torchmetrics_is_asked_whatever_the_name(metric: str, mode: str) -> None
     own = getattr(torchmetrics.classification, metric)(num_classes=4)
     model = Classifier(MLP([2, 4]), metrics={"quality": own}, num_classes=4)
     assert better("val/quality", model) == mode
+
+
+def test_a_metric_with_a_slash_in_its_name_is_not_taken_for_another_one() -> None:
+    metrics: Any = {"wrong/acc": MulticlassHammingDistance(4), "acc": MulticlassAccuracy(4)}
+    model = Classifier(MLP([2, 4]), metrics=metrics, num_classes=4)
+    assert [better(f"val/{name}", model) for name in metrics] == ["min", "max"]
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,11 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
 
 def better(monitor: str, model: LightningModule) -> str:
     """min or max: of the model's metrics torchmetrics knows it; otherwise by the name."""
-    name = monitor.rpartition("/")[2]
+    name = monitor.removeprefix("val/")  # a metric's name may have "/" too
     metrics = collection(model.metrics if isinstance(model, System) else None)
-    if name in metrics and metrics[name].higher_is_better is not None:
-        return "max" if metrics[name].higher_is_better else "min"
+    higher = {key: metric.higher_is_better for key, metric in metrics.items()}.get(name)
+    if higher is not None:
+        return "max" if higher else "min"
     if (mode := better_by_name(name)) is not None:
         return mode
     question = f"--monitor {monitor}: is a higher or a lower value better?"
