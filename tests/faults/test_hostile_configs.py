@@ -138,7 +138,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("project.engine.folder.LOGS", tmp_path / "logs")
     monkeypatch.setattr("project.engine.restart.LOGS", tmp_path / "logs")
     yield found
-    sys.modules.pop("hostile", None)
+    for name in ("hostile", "own_loss"):
+        sys.modules.pop(name, None)
 
 
 def changed(checkpoint: Path, copy: Path, change: Change, target: Path) -> dict[str, Any]:
@@ -292,8 +293,8 @@ def test_the_users_own_run_is_trusted(train: Callable[..., Any], target: Path) -
 
 def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -> None:
     folder, metrics = trained()
-    Path("mine.py").write_text("from torch import nn\n\nclass Loss(nn.CrossEntropyLoss): ...\n")
-    changed(folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=named("mine.Loss")), target)
+    Path("own_loss.py").write_text("from torch import nn\n\nclass Loss(nn.CrossEntropyLoss): ...\n")
+    changed(folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=named("own_loss.Loss")), target)
     assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
 
 
