@@ -134,6 +134,17 @@ def test_the_point_of_an_epochs_end_is_in_the_file_when_its_checkpoint_is(train:
     assert [step for step, _ in points["train/loss"]][-1] == 18
 
 
+@pytest.mark.slow
+@pytest.mark.linux
+def test_the_test_of_several_processes_drops_no_point_of_their_training(train: Train, tmp_path: Path) -> None:
+    loggers = "[lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.CSVLogger]"
+    train("--trainer.logger", loggers, "--trainer.strategy", "ddp_fork", "--trainer.devices", 2)
+    folder = tmp_path / "tiny" / "version_0"
+    for found in (of_tensorboard(folder), without_data_server(folder), of_csv(folder / "metrics.csv")):
+        assert len(found["val/loss"]) == 2
+        assert len(found["test/loss"]) == 1
+
+
 def test_csv_alone_speaks_of_no_other_logger(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("--trainer.logger", "CSVLogger", "--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
     shown = capsys.readouterr().out

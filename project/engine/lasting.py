@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from project.engine.script import write_whole
 class RunTensorBoard(TensorBoardLogger):
     """TensorBoard sorts by name: `epoch`, which Lightning adds, goes behind loss and accuracy, as all of watch/."""
 
+    def keep_points(self) -> None:
+        self._kwargs["purge_step"] = None  # of the SummaryWriter that Lightning makes
+
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({"watch/epoch" if name == "epoch" else name: metrics[name] for name in metrics}, step)
 
@@ -26,7 +30,10 @@ class RunTensorBoard(TensorBoardLogger):
 class RunRows(CSVLogger):
     """Keeps what metrics.csv has of the steps before `purge_step`, where Lightning deletes the file."""
 
-    purge_step = 0
+    purge_step: float = 0
+
+    def keep_points(self) -> None:
+        self.purge_step = math.inf
 
     @property
     @rank_zero_experiment
@@ -37,7 +44,7 @@ class RunRows(CSVLogger):
 
 
 class Rows(ExperimentWriter):
-    def __init__(self, log_dir: str, purge_step: int) -> None:
+    def __init__(self, log_dir: str, purge_step: float) -> None:
         super().__init__(log_dir)
         file = Path(self.metrics_file_path)
         if file.is_file():

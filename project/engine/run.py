@@ -20,6 +20,7 @@ from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
 from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, json_text, root_folder, short
+from project.engine.lasting import RunRows, RunTensorBoard
 from project.engine.loggers import check_packages, curves, ended, make_loggers
 from project.engine.misfits import short_misfits
 from project.engine.parser import arguments
@@ -122,6 +123,9 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
     recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
     try:
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, RunTensorBoard | RunRows):
+                logger.keep_points()  # with ddp_fork the processes of the test open the files anew
         tested = best_checkpoint(trainer)
         # its weights are the model's now, and best.ckpt's: it would put those before averaging in their place
         kept = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
