@@ -10,6 +10,7 @@ import torch
 import yaml
 from conftest import TINY
 from lightning import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 
@@ -175,3 +176,35 @@ def test_a_rate_that_only_the_checkpoint_knows_is_refused(
     assert "--model.learning_rate 0.5" in capsys.readouterr().err
     train(*flags, "--ckpt_path", "last", "--model.dropout", 0.5, "--trainer.max_epochs", 2, config=str(config))
     assert "Resume: model.dropout 0.5, before 0.0" in capsys.readouterr().out
+
+
+class Called(Plain):
+    """Its optimizer comes from the config; Adam's betas are a tuple."""
+
+    def __init__(self, optimizer: OptimizerCallable = torch.optim.Adam, scales: tuple[int, int] = (1, 1)) -> None:
+        super().__init__()
+        self.make_optimizer = optimizer
+
+    def configure_optimizers(self) -> Any:
+        return self.make_optimizer(self.parameters())
+
+
+def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "called.yaml"
+    name, data = (Path(TINY).read_text().split(part)[i] for part, i in (("model:", 0), ("data:", 1)))
+    model = "model: {class_path: test_restart.Called, init_args: {optimizer: torch.optim.AdamW}}"
+    config.write_text(f"{name}{model}\ndata:{data}")
+    train("--trainer.max_epochs", 1, config=str(config))
+    capsys.readouterr()
+    assert train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))["epochs"] == 2
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
+    assert said == ["Resume: trainer.max_epochs 2, before 1"]
+    for flag, value in (("--model.optimizer", "torch.optim.SGD"), ("--model.optimizer.lr", 0.5)):
+        with pytest.raises(SystemExit) as caught:
+            train("--ckpt_path", "last", "--trainer.max_epochs", 3, flag, value, config=str(config))
+        assert caught.value.code == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert f"{flag} {value}: the run goes on with " in first
+        assert "leave it out" in second

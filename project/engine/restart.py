@@ -124,6 +124,7 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
     for key, (before, value) in found.items():
         section, _, name = key.partition(".")
         reason = None
+        is_optimizer = section == "model" and name.partition(".")[0] == "optimizer"
         is_option = section == "model" and (name in OPTIONS or name.startswith(("parameter_groups", "freeze")))
         if restart.checkpoint is not None and key == "seed_everything":
             reason = "its random numbers go on"
@@ -133,6 +134,8 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
             reason = "its best.ckpt was chosen so"
         elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
             reason = "it was stopped within an epoch, whose batches are counted so"
+        elif restart.checkpoint is not None and is_optimizer:
+            reason = "whose state is the checkpoint's"
         elif restart.checkpoint is not None and has_own_optimizer and is_option:
             reason = f"the optimiser that {type(model).__name__} makes itself is that of the checkpoint"
         if reason:

@@ -51,11 +51,6 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Nam
     check_weights(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
-    # of the configs: a model may assign another one, then as now
-    configs = (checkpoint["config"], config.as_dict())
-    saved, own = (of_run["model"].get("init_args", {}).get("optimizer") for of_run in configs)
-    if saved != own:
-        raise UserError(f"checkpoint {path} was trained with {saved}, whose state model.optimizer {own} cannot use", 2)
     if isinstance(model, System) and checkpoint.get("parameter_groups", []) != names_in_groups(model):
         raise UserError(f"checkpoint {path} was trained with other model.parameter_groups: they must be the same", 2)
     max_epochs = config.trainer.max_epochs
