@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import yaml
@@ -163,12 +163,20 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam wakes the GPU, also one on the CPU
-    if isinstance(model, System) and isinstance(model.optimizer, str) and trial_device(config.trainer) is not None:
+    if has_named_optimizer(model) and trial_device(config.trainer) is not None:
         schedule_at(3, model, num_steps=100)  # a wrong argument is found before anything is written
 
 
 def has_test(model: LightningModule, data: LightningDataModule) -> bool:
     return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
+
+
+def has_named_optimizer(model: LightningModule) -> TypeGuard[System]:
+    """Whether System builds optimizer and scheduler by their names. It does not if a subclass overrides
+    `configure_optimizers`, or assigns an object or a function."""
+    if not isinstance(model, System) or is_overridden("configure_optimizers", model, System):
+        return False
+    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
 
 
 def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:

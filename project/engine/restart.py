@@ -12,6 +12,7 @@ from project.base.errors import UserError
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
+from project.engine.checks import has_named_optimizer
 from project.engine.config import LOOKS_ON
 from project.engine.devices import num_processes_started
 from project.engine.folder import LOGS, folder_to_continue, root_of, versions
@@ -22,7 +23,11 @@ from project.engine.trust import Trust
 
 WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
 SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed", "data.num_folds", "data.fold")
-OPTIONS = ("lr", "learning_rate", "weight_decay", "momentum", "betas")  # of an optimiser, by their usual names
+# of an optimiser and its schedule, by their usual names
+OPTIONS = (
+    *("lr", "learning_rate", "weight_decay", "momentum", "betas", "optimizer_args", "parameter_groups", "freeze"),
+    *("scheduler", "scheduler_args", "scheduler_interval"),
+)
 
 
 class Restart(NamedTuple):
@@ -119,13 +124,12 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
     """
     epochs = (restart.checkpoint or {}).get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
     in_epoch = epochs is not None and epochs["ready"] > epochs["processed"]
-    has_own_optimizer = not isinstance(model, System) or not isinstance(model.optimizer, str)
+    is_own = not has_named_optimizer(model)
     found = changed(restart.own or {}, now, flags)
     for key, (before, value) in found.items():
         section, _, name = key.partition(".")
-        reason = None
-        is_optimizer = section == "model" and name.partition(".")[0] == "optimizer"
-        is_option = section == "model" and (name in OPTIONS or name.startswith(("parameter_groups", "freeze")))
+        reason, way_out = None, "start anew"
+        option = name.partition(".")[0] if section == "model" else ""
         if restart.checkpoint is not None and key == "seed_everything":
             reason = "its random numbers go on"
         elif restart.checkpoint is not None and (key.startswith("model.initializer") or is_weights(key, value, model)):
@@ -134,12 +138,12 @@ def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any],
             reason = "its best.ckpt was chosen so"
         elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
             reason = "it was stopped within an epoch, whose batches are counted so"
-        elif restart.checkpoint is not None and is_optimizer:
-            reason = "whose state is the checkpoint's"
-        elif restart.checkpoint is not None and has_own_optimizer and is_option:
-            reason = f"the optimiser that {type(model).__name__} makes itself is that of the checkpoint"
+        elif restart.checkpoint is not None and (option == "optimizer" or (option in OPTIONS and is_own)):
+            reason = f"the optimizer of {type(model).__name__} is that of the checkpoint"
+            if isinstance(model, System) and "weights" in now["model"].get("init_args", {}):
+                way_out = f"start anew from its weights: --model.weights {restart.path} without --ckpt_path"
         if reason:
-            raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or start anew", 2)
+            raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or {way_out}", 2)
         say(f"Resume: {key} {short(value)}, before {short(before)}")
     return list(found)
 

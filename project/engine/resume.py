@@ -16,7 +16,7 @@ from project.base.groups import IMPLEMENTATIONS, grouped
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import plain, read_checkpoint
-from project.engine.checks import schedule_at
+from project.engine.checks import has_named_optimizer, schedule_at
 from project.engine.cli import TrainingCLI
 from project.engine.trust import Trust
 
@@ -51,7 +51,7 @@ def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Nam
     check_weights(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
-    if isinstance(model, System) and checkpoint.get("parameter_groups", []) != names_in_groups(model):
+    if has_named_optimizer(model) and checkpoint.get("parameter_groups", []) != names_in_groups(model):
         raise UserError(f"checkpoint {path} was trained with other model.parameter_groups: they must be the same", 2)
     max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
@@ -119,27 +119,27 @@ class WholeEpochs(Callback):
 
 class ResumedOptimizer(Callback):
     """Lets a resumed optimiser step as this run has built it; and puts optimiser and schedule, both by name, where they
-    would be had the training always had today's length, learning rate and other options."""
+    would be had the training always had today's length, learning rate and other options. Others stay as Lightning
+    restores them."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(as_built)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if isinstance(pl_module, System):
+        if has_named_optimizer(pl_module):
             checkpoint["schedule"] = schedule_options(pl_module)
             checkpoint["parameter_groups"] = names_in_groups(pl_module)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != "fit" or not isinstance(pl_module, System) or "schedule" not in checkpoint:
+        if trainer.state.fn != "fit" or not has_named_optimizer(pl_module) or "schedule" not in checkpoint:
             return
         was, own = checkpoint["schedule"], schedule_options(pl_module)
         (saved,) = checkpoint["lr_schedulers"] or [{}]
         num_steps = pl_module.num_scheduler_steps()
         length = saved.get("T_max", saved.get("total_steps", num_steps))
         has_length = num_steps is None or {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
-        is_by_name = isinstance(pl_module.optimizer, str) and isinstance(pl_module.scheduler, str | None)
-        if not is_by_name or (was == own and (has_length or length == num_steps)):
+        if was == own and (has_length or length == num_steps):
             return
         done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         step = checkpoint["global_step"] if own["scheduler_interval"] == "step" else done

@@ -134,6 +134,9 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         if has_test(model, data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
+        if "Tried to step" in str(error):  # torch's OneCycleLR; a resume cannot stretch one that a user's module builds
+            way_out = "train for fewer epochs, or start anew from the weights: --model.weights without --ckpt_path"
+            raise UserError(f"the schedule ends before the training: {first_line(error)}\n{way_out}", 2) from error
         of_lightning = ("`val_check_interval`", "Early stopping conditioned on metric")  # mistakes in flags
         if not isinstance(error, MisconfigurationException) and not any(text in str(error) for text in of_lightning):
             raise

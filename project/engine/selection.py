@@ -10,6 +10,7 @@ from project.base.errors import UserError
 from project.base.means import collection
 from project.base.rank import say
 from project.base.system import System
+from project.engine.checks import has_named_optimizer
 from project.engine.names import better_by_name
 
 
@@ -30,7 +31,7 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
         f"{type(data).__name__} has no val_dataloader": not is_overridden("val_dataloader", data),
     }
     reason = next((reason for reason, applies in missing.items() if applies), None)
-    by_plateau = reason and isinstance(model, System) and model.scheduler == "ReduceLROnPlateau"
+    by_plateau = reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau"
     if by_plateau or (config.patience is not None and (reason or config.monitor is None)):
         flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
         raise UserError(f"--{flag} needs a validation to go by: {reason or '--monitor null'}", 2)

@@ -13,7 +13,6 @@ from project.base.errors import UserError
 from project.base.random_state import RandomState
 from project.base.rank import say
 from project.base.samples import ResumableLoader
-from project.base.system import System
 from project.callbacks.charts import has_pictures
 from project.callbacks.device_monitor import DeviceMonitor
 from project.callbacks.gradient_norm import GradientNorm
@@ -22,6 +21,7 @@ from project.callbacks.progress import Patience
 from project.callbacks.step_timer import StepTimer
 from project.callbacks.weight_histograms import WeightHistograms
 from project.engine.checkpoints import RunCheckpoint
+from project.engine.checks import has_named_optimizer
 from project.engine.cli import TrainingCLI
 from project.engine.config import write_config
 from project.engine.finite import StopOnNan
@@ -40,7 +40,7 @@ class SayLimits(Callback):
         limits = []
         if not isinstance(trainer.train_dataloader, ResumableLoader):
             limits.append("a resumed run may end with other weights (its training loader keeps no state)")
-        if trainer.lr_scheduler_configs and not isinstance(pl_module, System):
+        if trainer.lr_scheduler_configs and not has_named_optimizer(pl_module):
             limits.append("a resume with another length does not stretch the schedule")
         draws = any(isinstance(callback, PredictionFigures) for callback in trainer.callbacks)
         if draws and not isinstance(trainer.datamodule, TensorDataModule):
