@@ -1,5 +1,6 @@
 """From a checkpoint back to a run: rebuilt to be used, or to go on."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from project.base.curves import NEVER
 from project.base.errors import UserError
 from project.base.groups import IMPLEMENTATIONS, grouped
 from project.base.rank import say
@@ -115,6 +118,46 @@ class WholeEpochs(Callback):
             loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
             loop._restarting = loop.epoch_loop.restarting = False
+
+
+class PlateauFirst(Checkpoint):
+    """Steps a user's ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the checkpoint is written.
+    Lightning steps it after that, so a resume would lose the step.
+
+    A Checkpoint, so that the module's `on_train_epoch_end` is called before it: that may log the value.
+    """
+
+    resumed: dict[str, Tensor] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # what System builds itself is stepped by Curves
+        others = [config for config in trainer.lr_scheduler_configs if config.frequency != NEVER]
+        found = [config for config in others if config.reduce_on_plateau and config.interval == "epoch"]
+        self.frequencies = [(config, config.frequency) for config in found]
+        self.keep_from_lightning()
+
+    def keep_from_lightning(self) -> None:
+        for config, _ in self.frequencies:
+            config.frequency = sys.maxsize
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        if loop._num_ready_batches_reached():  # not an epoch that max_steps cuts short
+            for config, frequency in self.frequencies:
+                config.frequency = frequency
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            self.keep_from_lightning()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        watched = {config.monitor for config, _ in self.frequencies}
+        values = trainer.callback_metrics
+        checkpoint["watched"] = {name: values[name] for name in watched if name in values}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.resumed = checkpoint.get("watched", {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
 
 
 class ResumedOptimizer(Callback):

@@ -28,7 +28,7 @@ from project.engine.finite import StopOnNan
 from project.engine.folder import Run
 from project.engine.processes import StopOnSignal
 from project.engine.recorder import RunRecorder
-from project.engine.resume import ResumedOptimizer, WholeEpochs
+from project.engine.resume import PlateauFirst, ResumedOptimizer, WholeEpochs
 from project.engine.selection import Selection
 
 
@@ -81,7 +81,7 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
         num_epochs = None if in_epoch else config.trainer.check_val_every_n_epoch
         best = RunCheckpoint(folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1)
         each = [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)] if config.keep_every_epoch else []
-        callbacks += [best, *each, RunCheckpoint(folder, "last")]
+        callbacks += [PlateauFirst(), best, *each, RunCheckpoint(folder, "last")]
     own = cli.config_init.trainer.callbacks or []
     for callback in own if isinstance(own, list) else [own]:
         names = (callback.filename, callback.save_last and "last") if isinstance(callback, ModelCheckpoint) else ()

@@ -23,9 +23,11 @@ MODULES = {
     "OneCycle": "Classifier",
     "Cosine": "Classifier",
     "Lambda": "Classifier",
+    "Plateau": "Classifier",
     "TwoGroups": "Classifier",
     "Plain": "LightningModule",
     "PlainLambda": "LightningModule",
+    "PlainPlateau": "LightningModule",
     "PlainCallable": "LightningModule",
     "Adversarial": "LightningModule",
 }
@@ -100,8 +102,34 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
     whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, moment: str
 ) -> None:
     expected = whole(module)
-    command = ["--config", str(write_config(module, tmp_path))]
-    for stop in MOMENTS[moment]:
+    folder = stopped_and_resumed(module, MOMENTS[moment], tmp_path, monkeypatch)
+    assert equal(weights(folder), weights(expected))
+    found, points = curves(folder), curves(expected)
+    assert len(set(points["lr"].values())) > 1 or module == "PlainCallable"
+    for tag in ("lr", "train/loss", "val/loss"):
+        assert found[tag] == points[tag]
+
+
+@pytest.mark.linux
+def test_a_plateau_that_is_seen_in_mid_epoch_counts_after_a_stop_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--trainer.val_check_interval", "0.7")  # nothing is validated between the stop and the epoch's end
+    main(["--config", str(write_config("Plateau", tmp_path)), *flags, "--name", "whole"])
+    expected = tmp_path / "whole" / "version_0"
+    rates = list(curves(expected)["lr"].values())
+    assert rates == pytest.approx([0.05] * 20 + [0.005] * 10 + [0.0005] * 10), "as Lightning steps it"
+    folder = stopped_and_resumed("Plateau", ["1 8 SIGTERM"], tmp_path, monkeypatch, flags)
+    assert equal(weights(folder), weights(expected))
+    assert curves(folder)["lr"] == curves(expected)["lr"]
+
+
+def stopped_and_resumed(
+    module: str, stops: list[str], root: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...] = ()
+) -> Path:
+    """The folder of a run that is stopped and resumed by the same command, to its end."""
+    command = ["--config", str(write_config(module, root)), *flags]
+    for stop in stops:
         monkeypatch.setenv("STOP_AT", stop)
         if stop.endswith("SIGKILL"):
             assert kill(command) == -9
@@ -111,12 +139,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
         command += [] if "--ckpt_path" in command else ["--ckpt_path", "last"]
     monkeypatch.delenv("STOP_AT")
     main(command)
-    folder = tmp_path / "cut" / "version_0"
-    assert equal(weights(folder), weights(expected))
-    found, points = curves(folder), curves(expected)
-    assert len(set(points["lr"].values())) > 1 or module == "PlainCallable"
-    for tag in ("lr", "train/loss", "val/loss"):
-        assert found[tag] == points[tag]
+    return root / "cut" / "version_0"
 
 
 def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(
