@@ -168,6 +168,10 @@ class ResumedOptimizer(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(as_built)
+        if trainer.ckpt_path:
+            # `trainer.estimated_stepping_batches` in configure_optimizers makes the loaders before the epoch and the
+            # loader's state are restored; without them Lightning makes them anew, and restores both
+            trainer.fit_loop._combined_loader = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if has_named_optimizer(pl_module):

@@ -49,7 +49,7 @@ class TwoGroups(Classifier):
         others = [parameter for parameter in self.parameters() if parameter.dim() > 1]
         groups = [{"params": others, "weight_decay": 0.1}, {"params": biases, "lr": 0.5}]
         optimizer = SGD(groups, lr=0.05, momentum=0.9)
-        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)]
+        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)]
 
 
 class Estimated(Classifier):

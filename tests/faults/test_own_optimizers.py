@@ -25,9 +25,11 @@ MODULES = {
     "Lambda": "Classifier",
     "Plateau": "Classifier",
     "TwoGroups": "Classifier",
+    "Estimated": "Classifier",
     "Plain": "LightningModule",
     "PlainLambda": "LightningModule",
     "PlainPlateau": "LightningModule",
+    "PlainEstimated": "LightningModule",
     "PlainCallable": "LightningModule",
     "Adversarial": "LightningModule",
 }
@@ -36,7 +38,7 @@ MOMENTS = {  # epoch, batch and signal of each stop, in 4 epochs of 10 batches
     "signal in an epoch": ["1 3 SIGTERM"],
     "stopped three times": ["1 3 SIGINT", "1 6 SIGTERM", "3 4 SIGKILL"],
 }
-QUICK = [("OneCycle", "signal in an epoch")]
+QUICK = [("OneCycle", "signal in an epoch"), ("PlainEstimated", "signal in an epoch")]
 CASES = [
     pytest.param(module, moment, marks=[] if (module, moment) in QUICK else pytest.mark.slow)
     for module in MODULES
