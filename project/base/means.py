@@ -165,6 +165,8 @@ def collection(metrics: Metrics | Metric | None) -> MetricCollection:
         return metrics if isinstance(metrics, MetricCollection) else MetricCollection(metrics or {})
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
+        if not str(name).isprintable():
+            raise UserError(f"model.metrics: {name!r} cannot be a name", 2)
         try:
             ordered.add_metrics({name: metric})
         except KeyError as error:  # of torch, for names with a dot, or of its methods

@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, checked before they are read, kept by the run's own rules."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} {what}: {hint}")
     checkpoint = load_checked(path)
     config = checkpoint.get("config") if isinstance(checkpoint, dict) and "state_dict" in checkpoint else None
-    if not isinstance(config, dict) or not {"model", "data", "trainer"} <= config.keys():
+    if not isinstance(config, dict) or not has_shape_of_config(config):
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
+    config.pop("config", None)  # a flag, which would read a file
     as_today(checkpoint)
     return checkpoint
+
+
+def has_shape_of_config(config: dict[str, Any]) -> bool:
+    try:
+        json.dumps(config, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # it holds itself
+        return False
+    parts = [config.get(name) for name in ("model", "data", "trainer")]
+    classes = [part for part in parts[:2] if isinstance(part, dict)]
+    are_classes = all(isinstance(part.get("class_path"), str) for part in classes)
+    have_arguments = all(isinstance(part.get("init_args", {}), dict) for part in classes)
+    return all(isinstance(part, dict) for part in parts) and are_classes and have_arguments
 
 
 class RunCheckpoint(ModelCheckpoint):

@@ -69,7 +69,7 @@ def unknown_key(path: str, class_path: str, known: list[str]) -> str:
     if name == "class_path":
         return f"{path}: beside it there is only the key init_args, which holds all arguments"
     names = {key.removeprefix(parent + dot).partition(".")[0] for key in known if key.startswith(parent + dot)}
-    if class_path:
+    if class_path.rpartition(".")[0] in sys.modules:  # the message may quote a file: nothing is imported for it
         cls, scratch = pkgutil.resolve_name(class_path), ArgumentParser(exit_on_error=False, add_help=False)
         add = scratch.add_class_arguments if isinstance(cls, type) else scratch.add_function_arguments
         arguments, own = add(cls, fail_untyped=False), inspect.signature(cls).parameters
@@ -86,8 +86,8 @@ def unknown_key(path: str, class_path: str, known: list[str]) -> str:
 def nearest_import(path: str) -> str:
     module, _, name = path.rpartition(".")
     try:
-        return did_you_mean(name, dir(importlib.import_module(module)))
-    except ImportError:
+        return did_you_mean(name, dir(sys.modules[module]))
+    except KeyError:
         if module.partition(".")[0] in EXTRAS:
             return f'; pip install -e ".[{module.partition(".")[0]}]"'
         own = [file.name for file in pkgutil.walk_packages(project.__path__, "project.")]

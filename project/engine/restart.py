@@ -81,7 +81,9 @@ def find_restart(
     if asked in ("last", "best"):
         name = name or default_name or str(given["model"]).rpartition(".")[2]
         restart = newest(str(asked), Path(root or LOGS), str(name))
-        trust = None if first_flags is None else Trust(f"the run {restart.folder}", arguments(first_flags))
+        trust = (
+            None if first_flags is None else Trust(restart.path or Path(str(restart.folder)), arguments(first_flags))
+        )
         return restart._replace(place=(str(name), root), trust=trust), flags
     path = Path(str(asked))
     checkpoint = read_checkpoint(path)
@@ -89,7 +91,7 @@ def find_restart(
     place = str(name or own["name"]), root or root_of(path, str(own["name"]))
     folder = folder_to_continue(path, Path(place[1] or LOGS), place[0])
     is_trusted = str(given.get("trust_checkpoint")).lower() == "true"
-    trust = None if is_trusted else Trust(f"checkpoint {path}", ordered)
+    trust = None if is_trusted else Trust(path, ordered)
     return Restart(own, path, checkpoint, folder, place, trust), flags
 
 

@@ -39,7 +39,7 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
         kept["accelerator"] = "cpu"
     if "initializer" in config["model"].get("init_args", {}):
         config["model"]["init_args"]["initializer"] = None  # its work is done
-    trust = None if is_trusted else Trust(f"checkpoint {path}", flags)
+    trust = None if is_trusted else Trust(path, flags)
     cli = TrainingCLI(flags, saved=config | {"trainer": kept}, trust=trust)
     check_weights(checkpoint, cli.model, path)
     cli.model.on_load_checkpoint(checkpoint)  # as Lightning does

@@ -88,6 +88,8 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     restart = cli.restart or Restart(None)
     path, checkpoint = restart.path, restart.checkpoint
     if checkpoint is not None and path is not None:
+        if restart.trust:
+            restart.trust.check_state(checkpoint)
         check_resume(checkpoint, cli.model, config, path)
         if isinstance(cli.model, System):
             cli.model.is_initialized = True  # when it began

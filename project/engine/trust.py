@@ -8,7 +8,8 @@ import pkgutil
 import re
 import sysconfig
 import tomllib
-from collections.abc import Iterable, Iterator
+import typing
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse._common import parsing_settings
+from torch import nn
 
 from project.base.errors import UserError
+from project.base.imports import IMPORT_PATH
 from project.engine.folder import LOGS
 from project.engine.older import PACKAGE, PATHS
 
 REPOSITORY = LOGS.parent
 LOGGERS = "lightning.pytorch.loggers"
 PACKAGES = (
+    *(f"{PACKAGE}.base", f"{PACKAGE}.callbacks"),  # their functions import, read and write what arguments name
     *("torch.nn", "torch.optim", "torchvision", "torchmetrics", "timm"),
     *("lightning.pytorch.callbacks", LOGGERS),
 )
@@ -34,6 +38,7 @@ EXCEPT = (
     "timm.task",  # loads a teacher from a file
     "timm.utils",  # writes checkpoints
     "torchmetrics.functional",  # networks that load a file
+    "torchvision.datasets.caltech",  # makes folders
     "torchvision.datasets.lsun",  # unpickles a file in the data set's folder
     "scripts",
     "tests",  # starts programs
@@ -47,7 +52,7 @@ ARGUMENTS = {
     "torchmetrics": ("baseline_path", "baseline_url", "feature_extractor_weights_path", "model_name_or_path"),
     "lightning.pytorch.callbacks": ("dirpath", "exclude_batches_path"),
     "torchvision.datasets": ("download",),
-    LOGGERS: ("dict_kwargs", "dir", "log_dir", "root_dir", "save_dir", "tracking_uri"),
+    LOGGERS: ("artifact_location", "dict_kwargs", "dir", "log_dir", "root_dir", "save_dir", "tracking_uri"),
 }
 """Not with these arguments, by package: files to load and places to write to."""
 ALLOWED = (
@@ -55,7 +60,9 @@ ALLOWED = (
     "networks of torchvision.models and timm, and your own code"
 )
 WAY_OUT = "if you trust the file: --trust_checkpoint true, or its package in trusted_packages in pyproject.toml"
-IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+NAMING = ("--model", "--data", "--trainer", "--config")  # flags whose values may name classes
+PLACES = ("dir", "path")  # the ends of those that do not
+FIELD = re.compile(r"\{[\w/.-]*(:\d*(\.\d+)?[defg])?\}")  # of a checkpoint's file name
 
 
 class Trust:
@@ -64,13 +71,13 @@ class Trust:
     Allowed are classes of PACKAGES, the functions of torchvision.models and timm that make networks, and the user's:
     code in this repository and the working folder, `trusted_packages` of pyproject.toml, and what the user has typed.
 
-    source: The file, for the error message.
+    file: The checkpoint, or the folder of the run. Code beside it came with it, and is not the user's.
     args: The command line. What it and its --config=FILE name is the user's.
     """
 
-    def __init__(self, source: str, args: Iterable[str]) -> None:
-        self.source = source
-        self.typed = {text for arg in args for text in strings(value_of(arg))}
+    def __init__(self, file: Path, args: Sequence[str]) -> None:
+        self.file = file
+        self.typed = {text for value in typed_values(args) for text in strings(value)}
 
     @cached_property
     def users(self) -> set[str]:
@@ -82,7 +89,7 @@ class Trust:
     def enforced(self, config: Any) -> Iterator[None]:
         """While jsonargparse works on `config`, it imports only what is allowed. Raises UserError for anything else."""
         modules = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
-        self.users.update(name for name in modules if name not in EXCEPT and is_users_module(name))
+        self.users.update(name for name in modules if name not in EXCEPT and is_users_module(name, self.file))
         before = {key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")}
         allowed = [path for path in (*PACKAGES, *self.users) if all(map(str.isidentifier, path.split(".")))]
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
@@ -103,21 +110,35 @@ class Trust:
         elif isinstance(config, dict | Namespace):
             entries = dict(vars(config) if isinstance(config, Namespace) else config)
             if isinstance(config, Namespace) and "class_path" in entries:
-                made = resolve(entries["class_path"])
-                self.check_object(made, entries["class_path"])
-                self.check_arguments(defined_at(made), entries)
+                self.check_class_path(str(entries["class_path"]), entries)
             for name, value in entries.items():
                 self.check(value, str(name))
         elif inspect.isroutine(config) or inspect.isclass(config):
             self.check_object(config, defined_at(config))
         elif key in PATHS and IMPORT_PATH.fullmatch(str(config)):  # the model itself imports these
-            if not self.allows(config, is_class=True):
-                self.refuse(config)
-            self.check_object(resolve(config), config)
+            self.check_object(self.imported(config), config)
+
+    def check_class_path(self, path: str, entries: dict[str, Any]) -> None:
+        made = self.imported(path)
+        self.check_object(made, path)
+        if inspect.isroutine(made) and not (makes_network(made) or returns_network(made) or path in self.typed):
+            self.refuse(path)
+        self.check_arguments(defined_at(made), entries)
+
+    def imported(self, path: str) -> Any:
+        if not self.allows(path, is_class=True):
+            self.refuse(path)
+        return resolve(path)
 
     def check_object(self, value: Any, path: str) -> None:
         if not self.allows(defined_at(value), inspect.isclass(value)) and not makes_network(value):
             self.refuse(path)
+
+    def check_state(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError where a callback's state has a path that leads elsewhere: Lightning deletes old files."""
+        for path in strings(checkpoint.get("callbacks", {})):
+            if "://" in path or ".." in Path(path).parts:
+                self.refuse(repr(path[:60]))
 
     def allows(self, path: str, is_class: bool) -> bool:
         """What the nearest rule for an import path says: one about a module holds for all that lies below it."""
@@ -144,7 +165,7 @@ class Trust:
                 self.refuse(f"{place} with {name} {str(value)[:60]!r}")
 
     def refuse(self, what: str) -> None:
-        raise UserError(f"{self.source} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)
+        raise UserError(f"{self.file} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)
 
 
 def makes_network(function: Any) -> bool:
@@ -157,6 +178,15 @@ def makes_network(function: Any) -> bool:
         timm: Any = importlib.import_module("timm")
         return function is timm.create_model or timm.is_model(function.__name__)
     return False
+
+
+def returns_network(function: Any) -> bool:
+    """Whether its annotations say so."""
+    try:
+        returned = typing.get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return False
+    return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
 
 def trusted_packages() -> list[str]:
@@ -172,27 +202,32 @@ def trusted_packages() -> list[str]:
     return packages
 
 
-def is_users_module(name: str) -> bool:
-    """Whether the module lies in this repository or the working folder, and is not an installed package."""
+def is_users_module(name: str, beside: Path) -> bool:
+    """Whether the module lies in this repository or the working folder, and is neither an installed package nor a
+    folder that holds the file `beside`."""
     try:
         spec = importlib.util.find_spec(name)  # imports nothing
     except (ImportError, ValueError):
         return False
     if spec is None:
         return False
-    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
-    return bool(places) and all(is_users_file(Path(place).resolve()) for place in places)
+    found = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    places = [Path(place).resolve() for place in found]
+    holds_file = any(beside.resolve().is_relative_to(place) for place in places)
+    return bool(places) and not holds_file and all(map(is_users_file, places))
 
 
 def is_users_file(path: Path) -> bool:
     is_installed = {"site-packages", "dist-packages"} & {*path.parts}
     is_pythons = path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
     is_near = path.is_relative_to(REPOSITORY) or path.is_relative_to(Path.cwd())
-    return is_near and not is_installed and not is_pythons
+    is_no_code = any(path.is_relative_to(REPOSITORY / name) for name in ("scripts", "logs", "data"))
+    return is_near and not (is_installed or is_pythons or is_no_code)
 
 
 def leads_out_of_folder(path: str) -> bool:
-    return Path(path).is_absolute() or ".." in Path(path).parts
+    path = FIELD.sub("", path)
+    return Path(path).is_absolute() or ".." in Path(path).parts or bool({*"$~{}"} & {*path})
 
 
 def resolve(path: str) -> Any:
@@ -222,14 +257,19 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(inner)
 
 
-def value_of(arg: str) -> Any:
-    """What `--KEY=VALUE` or VALUE says, read as YAML; the content of FILE for `--config=FILE`."""
-    flag, is_whole, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
-    text = Path(value).read_text(encoding="utf-8") if flag == "--config" and is_whole else value
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+def typed_values(args: Sequence[str]) -> Iterator[Any]:
+    """The values of a command line's flags that may name classes, read as YAML, and the contents of --config=FILE."""
+    flag = ""
+    for arg in args:
+        if arg.startswith("-"):
+            flag, _, arg = arg.partition("=")
+        if flag == "--config" and arg:
+            arg = Path(arg).read_text(encoding="utf-8")
+        if flag.startswith(NAMING) and not flag.endswith(PLACES):
+            try:
+                yield yaml.safe_load(arg)
+            except yaml.YAMLError:
+                yield arg
 
 
 def as_dict(values: Any) -> dict[str, Any]:

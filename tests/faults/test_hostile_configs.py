@@ -19,6 +19,7 @@ from project.engine.run import main as train_main
 
 Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
 Trained = Callable[..., tuple[Path, dict[str, Any]]]
+BAD = "came/bad.ckpt"
 MODULE = """
 from pathlib import Path
 from lightning import LightningDataModule, LightningModule
@@ -80,6 +81,15 @@ OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.p
         profiler=named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
     ),
     "an initializer": of_model(initializer="hostile.write"),
+    "a checkpoint's name makes a path": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{step:c}TARGET")]
+    ),
+    "a logger's version has a variable": of_trainer(
+        logger=named("lightning.pytorch.loggers.TensorBoardLogger", version=".$E./.$E./TARGET")
+    ),
+    "artifacts elsewhere": of_trainer(
+        logger=named("lightning.pytorch.loggers.MLFlowLogger", artifact_location="file://TARGET")
+    ),
     "a plugin": of_trainer(plugins=[named("hostile.Net")]),
 }
 ANYWHERE: dict[str, Change] = {
@@ -99,6 +109,23 @@ ANYWHERE: dict[str, Change] = {
     "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
     "a program by a detour": anything("project.engine.source.subprocess.Popen", args=["touch", "TARGET"]),
+    "a program by a function that imports": of_model(
+        optimizer_args={
+            "weight_decay": {
+                **named(
+                    "project.base.download.open_or_download",
+                    source=named("project.base.imports.imported", argument="x", path="subprocess.Popen"),
+                    data_dir="TARGET",
+                    files="x",
+                ),
+                "dict_kwargs": {"args": ["touch", "TARGET"]},
+            }
+        }
+    ),
+    "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
+    "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
+    "a folder of a data set": anything("torchvision.datasets.Caltech101", root="TARGET"),
+    "a module that came with the file": anything("came.with_it.Net"),
     "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
     "a folder of a run": anything("project.engine.folder.Run", root="TARGET", name="x"),
     "a file handler": anything("logging.FileHandler", filename="TARGET"),
@@ -133,7 +160,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "hostile.py").write_text(MODULE.format(target=str(found)))
     monkeypatch.syspath_prepend(str(package))
     work = tmp_path / "work"
-    work.mkdir()
+    (work / "came").mkdir(parents=True)
+    (work / "came" / "with_it.py").write_text(MODULE.format(target=str(found)))
     monkeypatch.chdir(work)
     monkeypatch.setattr("project.engine.folder.LOGS", tmp_path / "logs")
     monkeypatch.setattr("project.engine.restart.LOGS", tmp_path / "logs")
@@ -164,8 +192,8 @@ def check_refused(command: Callable[[], Any], target: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("name", most_are_slow(ALL, 3))
 def test_train_refuses(name: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path("bad.ckpt"), ALL[name], target)
-    check_refused(lambda: train_main(["--ckpt_path", "bad.ckpt", "--trainer.max_epochs", "3"]), target, capsys)
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), ALL[name], target)
+    check_refused(lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
@@ -173,33 +201,85 @@ def test_train_refuses(name: str, trained: Trained, target: Path, capsys: pytest
 def test_scripts_refuse(
     name: str, command: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path("bad.ckpt"), ANYWHERE[name], target)
-    check_refused(lambda: COMMANDS[command](["--ckpt_path", "bad.ckpt"]), target, capsys)
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), ANYWHERE[name], target)
+    check_refused(lambda: COMMANDS[command](["--ckpt_path", BAD]), target, capsys)
 
 
 @pytest.mark.parametrize("name", [*OF_TRAINING][:2])
 def test_evaluate_does_not_construct_what_is_for_training(name: str, trained: Trained, target: Path) -> None:
     folder, metrics = trained()
-    changed(folder / "checkpoints" / "best.ckpt", Path("bad.ckpt"), OF_TRAINING[name], target)
-    assert COMMANDS["evaluate"](["--ckpt_path", "bad.ckpt"])["test/acc"] == metrics["test/acc"]
+    changed(folder / "checkpoints" / "best.ckpt", Path(BAD), OF_TRAINING[name], target)
+    assert COMMANDS["evaluate"](["--ckpt_path", BAD])["test/acc"] == metrics["test/acc"]
     assert not target.exists()
 
 
 def test_a_file_that_names_a_network_is_not_read(trained: Trained, target: Path) -> None:
     Path("hostile.yaml").write_text(yaml.safe_dump(named("hostile.Net")))
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path("bad.ckpt"), of_model(net="hostile.yaml"), target)
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net="hostile.yaml"), target)
     with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", "bad.ckpt"])
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
     assert not target.exists()
     assert "hostile" not in sys.modules
 
 
 def test_a_new_run_does_not_go_where_the_file_says(trained: Trained, target: Path) -> None:
     change = of_trainer(default_root_dir="TARGET")
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path("bad.ckpt"), change, target)
-    train_main(["--ckpt_path", "bad.ckpt", "--trainer.max_epochs", "3"])
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
     assert not target.exists()
     assert (target.parent / "logs" / "tiny" / "version_0" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("views", ["hostile", "hostile:write"])
+def test_views_that_are_no_import_path_are_refused(views: str, trained: Trained, target: Path) -> None:
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target)
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert not target.exists()
+
+
+def test_a_message_in_a_file_imports_nothing(trained: Trained, target: Path) -> None:
+    net = "x\n- Problem with given class_path 'hostile.X':\n  - No module named q"
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net=net), target)
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert not target.exists()
+
+
+def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path("hostile.ckpt"), lambda *_: None, target)
+    assert train_main(["--ckpt_path", "hostile.ckpt", "--trainer.max_epochs", "3"])["epochs"] == 3
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim"])
+def test_a_state_deletes_no_folder(
+    path: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(trained()[0] / "checkpoints" / "last.ckpt", weights_only=True)
+    content["callbacks"]["RunCheckpoint/last"]["best_model_path"] = path
+    copy = target.parent / "logs" / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
+    copy.parent.mkdir(parents=True)
+    torch.save(content, copy)
+    check_refused(lambda: train_main(["--ckpt_path", str(copy), "--trainer.max_epochs", "3"]), target, capsys)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config, _: config.update(model=None),
+        lambda config, _: config["model"].update(init_args=5),
+        lambda config, _: config.update(trainer="x"),
+        lambda config, _: config.update(data=config),
+    ],
+)
+def test_what_is_no_config_is_said(
+    change: Change, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert len(capsys.readouterr().err.splitlines()) <= 2
 
 
 def test_runs_prints_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,12 +302,12 @@ def test_an_error_quotes_no_control_characters(
     trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change = of_trainer(logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="\x1b[2Jhere"))
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path("bad.ckpt"), change, target)
-    check_refused(lambda: train_main(["--ckpt_path", "bad.ckpt"]), target, capsys)
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
+    check_refused(lambda: train_main(["--ckpt_path", BAD]), target, capsys)
     change = of_model(optimizer="\x1b[2Jhere")
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path("bad.ckpt"), change, target)
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
     with pytest.raises(SystemExit):
-        train_main(["--ckpt_path", "bad.ckpt"])
+        train_main(["--ckpt_path", BAD])
     assert "\x1b" not in "".join(capsys.readouterr())
 
 
