@@ -1,4 +1,4 @@
-"""What surrounds the code agrees with it: versions, completion, the checks of a commit and of CI."""
+"""What surrounds the code agrees with it: versions, the checks of a commit and of CI."""
 
 import io
 import json
@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from contextlib import redirect_stdout
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -112,50 +111,3 @@ def test_what_the_containers_name_is_there() -> None:
     container = json.loads(re.sub(r"^\s*//.*", "", text, flags=re.M))
     assert (REPO / ".devcontainer" / container["build"]["dockerfile"]).is_file()
     assert f" {container['remoteUser']}\n" in dockerfile
-
-
-@pytest.fixture(scope="module")
-def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command of docs/flags.md writes."""
-    write, load = re.search(
-        r"```bash\n(.*completion.*)\n(source .*)\n```", (REPO / "docs" / "flags.md").read_text()
-    ).groups()  # type: ignore[union-attr]
-    assert write == "python scripts/completion.py > .completion.bash"
-    assert load == "source .completion.bash"
-    shown = io.StringIO()
-    with redirect_stdout(shown):
-        script("completion").main([])
-    path = tmp_path_factory.mktemp("completion") / ".completion.bash"
-    path.write_text(shown.getvalue())
-    return path
-
-
-def complete(file: Path, line: str) -> list[str]:
-    """What bash offers at the end of a line, whose words it splits at spaces and =."""
-    words = line.replace("=", " = ").split(" ")
-    code = f"""source {file}; set -u; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}
-    complete -p python >&2; _complete_scripts; printf '%s\n' "${{COMPREPLY[@]:-}}" """
-    shown = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert "-F _complete_scripts python" in shown.stderr
-    return shown.stdout.split()
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_bash_completes_flags_and_values(completion: Path) -> None:
-    flags = complete(completion, "python scripts/train.py --config x.yaml --model.")
-    assert {"--model.lr", "--model.net", "--model.net.sizes", "--model.optimizer"} <= set(flags)
-    assert all(flag.startswith("--model.") for flag in flags)
-    assert {"--trainer.max_epochs", "--trainer.devices"} <= set(
-        complete(completion, "python3 ./scripts/train.py --trainer.")
-    )
-    assert complete(completion, "python scripts/train.py --data.rand") == ["--data.random_crop", "--data.random_flip"]
-    assert complete(completion, "python /some/where/scripts/train.py --model.optimizer AdamW") == ["AdamW"]
-    assert complete(completion, "python -u scripts/train.py --monitor_mode=m") == ["min", "max"]
-    assert complete(completion, "python scripts/train.py --monitor_mode=") == ["min", "max"]
-    package = OWN["name"]
-    assert f"{package}.data.mnist.MNIST" in complete(completion, "python scripts/train.py --data ")
-    assert complete(completion, "python scripts/export.py --ck") == ["--ckpt_path"]
-    assert {"--find", "--data.batch_size"} <= set(complete(completion, "python scripts/tune.py --"))
-    for others in ("python other.py --model.", "python scripts/train.py --config conf", "python scr"):
-        assert not complete(completion, others)
