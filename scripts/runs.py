@@ -4,7 +4,6 @@ python scripts/runs.py
 python scripts/runs.py mnist_mlp "sweep/*" --sort test/acc
 python scripts/runs.py mnist_mlp --csv runs.csv
 python scripts/runs.py mnist_mlp mnist_cnn --plot curves.png
-python scripts/runs.py mnist_mlp/version_3 --delete
 python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
 
 NAME is that of train.py's --name, or NAME/version_N, a folder of runs or a pattern; all runs without one. finished: the
@@ -26,7 +25,7 @@ from rows import as_csv, as_table, count
 
 from project.base.errors import UserError, did_you_mean
 from project.base.rank import printable
-from project.engine.folder import LOGS, Run, short
+from project.engine.folder import LOGS, short
 from project.engine.names import better_by_name
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -42,14 +41,8 @@ def main(args: Sequence[str] | None = None) -> None:
     what.add_argument("--best", action="store_true", help="print the path of the best checkpoint, by validation")
     what.add_argument("--csv", nargs="?", const=True, type=csv_file, metavar="FILE", help="the table, with all digits")
     what.add_argument("--plot", type=output_file, metavar="FILE", help="learning curves, as png, pdf or svg")
-    what.add_argument("--delete", action="store_true", help="the named runs, after a question")
-    parser.add_argument("--yes", action="store_true", help="--delete without a question")
     with short_errors():
         known = parser.parse_args(args)
-        if known.delete and not known.names:
-            raise UserError("--delete: name the runs that are to go, before it", 2)
-        if known.yes and not known.delete:
-            raise UserError("--yes answers the question of --delete only", 2)
         if known.plot and known.plot.suffix.lower() not in FORMATS:
             raise UserError(f"--plot {known.plot}: a file ends with {', '.join(FORMATS)}", 2)
         found = find_runs(known.root, known.names)
@@ -67,8 +60,6 @@ def main(args: Sequence[str] | None = None) -> None:
             print(short(best_checkpoint(runs)))
         elif known.plot:
             draw_curves(runs, known.plot)
-        elif known.delete:
-            delete(runs, known.root, known.yes)
         elif known.csv:
             write_csv(rows, None if known.csv is True else known.csv)
         elif rows:
@@ -167,28 +158,6 @@ def write_csv(rows: Sequence[dict[str, Any]], file: Path | None) -> None:
     else:
         write_whole(file, as_csv(lines))
         print(f"{count(len(rows), 'run')} in {file}")
-
-
-def delete(runs: Sequence[FoundRun], root: Path, is_sure: bool) -> None:
-    """After a question, unless sure; nothing at all if one of them is running."""
-    if busy := [short(run.folder) for run in runs if run.status == "running"]:
-        raise UserError(f"--delete: {', '.join(busy)} is running, so nothing is deleted\nstop it, or name the others")
-    num_bytes = 0
-    for run in runs:
-        sizes = [path.lstat().st_size for path in run.folder.rglob("*")]
-        num_bytes += sum(sizes)
-        best = "" if run.best is None else f", {run.monitor} {run.best:.4f}"
-        print(f"{short(run.folder)}  {run.status}{best}, {sum(sizes) / 1e6:.1f} MB")
-    if not is_sure:
-        if not sys.stdin.isatty():
-            raise UserError("--delete asks first, and here is no terminal: add --yes; nothing is deleted", 2)
-        print(f"Delete {count(len(runs), 'run folder')}, {num_bytes / 1e6:.1f} MB? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("Nothing is deleted")
-            return
-    for run in runs:
-        Run(root, run.name, run.folder).discard()  # held, so that no resume begins meanwhile
-    print(f"Deleted {count(len(runs), 'run folder')}")
 
 
 if __name__ == "__main__":

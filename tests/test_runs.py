@@ -1,7 +1,6 @@
-"""runs.py: the table, what it reads, and what it deletes."""
+"""runs.py: the table, and what it reads."""
 
 import csv
-import io
 import json
 import os
 import re
@@ -122,8 +121,7 @@ def test_mistakes(root: Path, capsys: Any) -> None:
     assert "ends with .csv" in fails(capsys, root, 2, "--csv", "mlp")
     assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
     assert ".png" in fails(capsys, root, 2, "--plot", "x.doc")
-    assert "not allowed with" in fails(capsys, root, 2, "--best", "--delete")
-    assert "--delete only" in fails(capsys, root, 2, "--yes")
+    assert "not allowed with" in fails(capsys, root, 2, "--best", "--csv")
 
 
 def test_an_empty_folder_says_so(tmp_path: Path, capsys: Any) -> None:
@@ -234,48 +232,16 @@ def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(root: Path, c
     assert sum(line.startswith("wide") for line in lines) == lines.count("") + 1
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, text: str, is_terminal: bool = True) -> None:
-    stdin = io.StringIO(text)
-    monkeypatch.setattr(stdin, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stdin", stdin)
-
-
-def test_it_deletes_what_was_named_and_nothing_else(root: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    outside = tmp_path / "outside" / "version_0"
-    outside.mkdir(parents=True)
-    (outside / "config.yaml").write_text("name: x")
+def test_a_link_and_a_folder_elsewhere_hold_no_runs(root: Path, capsys: Any) -> None:
+    outside = write_run(root.parent, "outside/version_0")
     (root / "linked").symlink_to(outside.parent)
-    (root / "mlp" / "version_2" / "data").symlink_to(outside)
-    assert "name the runs" in fails(capsys, root, 2, "--delete")
     for name in ("linked", "../outside", str(outside), "linked/version_0"):
-        assert "no run below" in fails(capsys, root, 2, name, "--delete", "--yes")
-    answer(monkeypatch, "y", is_terminal=False)
-    with pytest.raises(SystemExit) as caught:
-        call(root, "mlp", "--delete")
-    assert caught.value.code == 2
-    assert "--yes" in capsys.readouterr().err
-    for text in ("", "\n", "n\n"):
-        answer(monkeypatch, text)
-        call(root, "mlp", "--delete")
-        assert "Nothing is deleted" in capsys.readouterr().out
-    assert len(list(root.rglob("config.yaml"))) == 4
-    answer(monkeypatch, "y\n")
-    call(root, "mlp/version_2", "sweep", "--delete")
-    shown = capsys.readouterr().out.splitlines()
-    assert ["mlp/version_2" in shown[0], "trial_3" in shown[1]] == [True, True]
-    assert sorted(path.name for path in root.iterdir()) == ["linked", "mlp"]  # what is empty goes, too
-    assert sorted(path.name for path in (root / "mlp").iterdir()) == ["version_0", "version_10"]
-    assert (outside / "config.yaml").exists()
-    call(root, "mlp/version_0", "--delete", "--yes")
-    assert not (root / "mlp" / "version_0").exists()
+        assert "no run below" in fails(capsys, root, 2, name)
 
 
-def test_a_running_run_is_not_deleted(root: Path, capsys: Any) -> None:
+def test_a_held_lock_means_running(root: Path, capsys: Any) -> None:
     with FileLock(root / "mlp" / "version_0" / ".lock"):
         assert table(capsys, root, "mlp/version_0")[0]["status"] == "running"
-        error = fails(capsys, root, 1, "mlp", "--delete", "--yes")
-        assert "mlp/version_0 is running" in error
-    assert len(list(root.rglob("config.yaml"))) == 4
     (root / "mlp" / "version_0" / ".lock").touch()  # of a process that was killed
     assert table(capsys, root, "mlp/version_0")[0]["status"] == "finished"
 
@@ -357,14 +323,12 @@ def test_every_command_of_the_page_runs(train: Train, tmp_path: Path, capsys: An
     monkeypatch.chdir(tmp_path)
     for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
         train("--name", name, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "logs")
-    answer(monkeypatch, "y\n")
     for command in commands(PAGE):
         if inner := re.search(r"\$\((.*)\)", command):
             capsys.readouterr()
             run(inner[1], tmp_path)
             command = command.replace(inner[0], capsys.readouterr().out.strip())
         run(command, tmp_path)
-    assert not (tmp_path / "logs" / "mnist_mlp" / "version_0").exists()
     assert (tmp_path / "logs" / "mnist_mlp" / "version_1" / "report.csv").exists()
     assert (tmp_path / "runs.csv").read_text().count("mnist_mlp") == 2
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
