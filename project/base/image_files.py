@@ -1,7 +1,6 @@
 """Image files of any size and mode: found, checked, read as tensors."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from multiprocessing.pool import ThreadPool
@@ -39,31 +38,15 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
     return files, missing
 
 
-def check_images(files: list[Path], folder: Path) -> None:
-    """Open each file, and decode those that may be cut short. The sound ones are noted in `folder`, or beside torch's
-    cache where that is read-only, and not opened again until they change. Raises UserError naming a broken one."""
-    notes = (folder if os.access(folder, os.W_OK) else Path(torch.hub.get_dir())) / ".checked_images"
-    noted = set(notes.read_text().split()) if notes.is_file() else set()
+def check_images(files: list[Path]) -> None:
+    """Open each file, and decode those that may be cut short. Raises UserError naming a broken one."""
     with ThreadPool(16) as pool:  # a network's file system has many at once
-        marks = zip(pool.imap(fingerprint, files, 256), files, strict=True)
-        new = {mark: file for mark, file in marks if mark not in noted}
-        bar = Tqdm(
-            pool.imap(fault, new.values(), 16), "Checking images", len(new), leave=False, disable=not new or None
-        )
-        faults = dict(zip(new, bar, strict=True))
-    with contextlib.suppress(OSError):  # without notes the next start takes longer
-        notes.parent.mkdir(parents=True, exist_ok=True)
-        with notes.open("a") as file:
-            file.writelines(f"{mark}\n" for mark in new if not faults[mark])
-    if broken := [f"{new[mark]} cannot be read: {reason}" for mark, reason in faults.items() if reason]:
+        pairs = zip(files, pool.imap(fault, files, 16), strict=True)
+        bar = Tqdm(pairs, "Checking images", len(files), leave=False, disable=None)  # in a terminal
+        broken = [f"{file} cannot be read: {reason}" for file, reason in bar if reason]
+    if broken:
         more = f"; so are {len(broken) - 1} more" if len(broken) > 1 else ""
         raise UserError(f"{broken[0]}{more}\nmend or remove what is broken")
-
-
-def fingerprint(file: Path) -> str:
-    found = file.stat()
-    text = f"{file.absolute()} {found.st_size} {found.st_mtime_ns}"
-    return hashlib.blake2b(os.fsencode(text), digest_size=12).hexdigest()
 
 
 def fault(file: Path) -> str:

@@ -103,7 +103,7 @@ class ImageFolder(TensorDataModule):
                 folder = self.folders.get(split, self.data_dir)
                 raise UserError(f"{folder} has classes that the training had not: {', '.join(unknown[:5])}")
         every = [file for by_class in self.files.values() for files in by_class.values() for file in files]
-        check_images(every, self.data_dir)
+        check_images(every)
         self.is_checked = True
 
     def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:
