@@ -22,6 +22,7 @@ from class_report import ClassReport
 from lightning import Callback
 
 from project.base.datamodule import TensorDataModule
+from project.base.download import prepare_data
 from project.base.errors import UserError
 from project.base.rank import rank, say
 from project.engine.checks import has_test, try_network
@@ -57,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, TensorDataModule):
-            run.datamodule.prepare_data()
+            prepare_data(run.datamodule)
             run.datamodule.setup("test")
             if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")

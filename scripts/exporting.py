@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from project.base.datamodule import TensorDataModule
+from project.base.download import prepare_data
 from project.base.errors import UserError
 from project.base.loaded import shape_of_images
 from project.base.system import System
@@ -99,7 +100,7 @@ def example(model: LightningModule, data: LightningDataModule) -> Tensor:
         what = f"what the network takes of {name} is not known"
         raise UserError(f"{what}\nset self.example_input_array of {type(model).__name__} to such a tensor, (N, ...)")
     if data.empty_batch is None:  # an older checkpoint does not know it
-        data.prepare_data()
+        prepare_data(data)
         data.setup("fit")
     if data.empty_batch is None:
         raise UserError(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from project.base.datamodule import TensorDataModule
+from project.base.download import prepare_data
 from project.base.errors import UserError
 from project.engine.cli import TrainingCLI
 from project.engine.parser import arguments
@@ -24,7 +25,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError("which data? give --config, configs/cifar10_cnn.yaml for instance", 2)
         quiet_lightning()
         data = TrainingCLI(arguments(args)).datamodule
-        data.prepare_data()
+        prepare_data(data)
         name = type(data).__name__
         if not isinstance(data, TensorDataModule):
             print(f"{name}: prepared")

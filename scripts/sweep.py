@@ -22,6 +22,7 @@ from project.engine.script import ScriptParser, short_errors  # isort: skip  # f
 
 from filelock import FileLock, Timeout
 
+from project.base.download import prepare_data
 from project.base.errors import UserError
 from project.engine.cli import TrainingCLI
 from project.engine.devices import num_gpus
@@ -64,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> Any:
             raise UserError("a search compares trials by a validation, and there is none: see the line above", 2)
         cli.config.name = name = options.name or f"{cli.config.name}_sweep"
         root = root_folder(cli.config)
-        cli.datamodule.prepare_data()  # once: a download, for instance
+        prepare_data(cli.datamodule)  # once: a download, for instance
         with held(root / name), study_errors(root / name):
             num_trials = begin(root / name, cli, dimensions, selection, options.trials)
             max_epochs = max(0, cli.config.trainer.max_epochs or 0)

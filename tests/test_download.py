@@ -1,24 +1,27 @@
-"""A download in a data module's prepare_data that fails, or brings a file that is cut short."""
+"""A download that fails, or brings a file that is cut short: of torchvision's sets and of a user's own."""
 
 import gc
 import http.server
+import tarfile
 import threading
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning import LightningDataModule
-from torchvision.datasets.utils import download_url
+from conftest import TINY, script
+from small import Points
+from torchvision import datasets
+from torchvision.datasets.utils import download_and_extract_archive
 
-from project.engine.script import short_errors
+from project.base.download import prepare_data
 
 # urllib leaves the socket of a refused connection to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-CLOSED = "http://127.0.0.1:9/points.zip"  # nobody listens there
+CLOSED = "http://127.0.0.1:9"  # nobody listens there
+Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -27,32 +30,30 @@ def collect() -> Iterator[None]:
     gc.collect()
 
 
-class Unreachable(LightningDataModule):
-    """A plain data module, whose prepare_data Lightning calls."""
+class Unreachable(Points):
+    """A user's own download."""
 
     def prepare_data(self) -> None:
-        urllib.request.urlretrieve(CLOSED)
-
-    def train_dataloader(self) -> Any:
-        raise AssertionError("not reached")
-
-    val_dataloader = train_dataloader
+        urllib.request.urlretrieve(f"{CLOSED}/points.zip")
 
 
-def refused(capsys: pytest.CaptureFixture[str], run: Callable[[], Any]) -> str:
-    with pytest.raises(SystemExit) as caught, short_errors():
-        run()
-    assert caught.value.code == 1
-    error = capsys.readouterr().err.rpartition("error: ")[2]  # behind torchvision's progress bar
-    assert len(error.splitlines()) == 2
-    assert "test_download.py, line " in error
-    return error
+class Buggy(Points):
+    def prepare_data(self) -> None:
+        raise KeyError("bug")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """The address of a web server with a file that is no zip."""
-    (tmp_path / "points.zip").write_bytes(b"PK\x03\x04 cut short")
+    """The address of a web server with archives that are cut short."""
+    tmp_path /= "served"
+    tmp_path.mkdir()
+    (tmp_path / "set.zip").write_bytes(b"PK\x03\x04 cut short")
+    (tmp_path / "set.dat").write_bytes(bytes(range(256)) * 100)
+    for kind in ("gz", "xz"):
+        path = tmp_path / f"set.tar.{kind}"
+        with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
+            archive.add(tmp_path / "set.dat", "set.dat")
+        path.write_bytes(path.read_bytes()[:100])
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
@@ -64,36 +65,53 @@ def server(tmp_path: Path) -> Iterator[str]:
         found.shutdown()
 
 
-def test_a_failed_download_is_two_lines(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def prepare_data(get: Callable[[], Any]) -> None:
-        get()
-
-    def load(get: Callable[[], Any]) -> None:
-        get()
-
-    def unpack() -> None:
-        zipfile.ZipFile(urllib.request.urlretrieve(f"{server}/points.zip", tmp_path / "got.zip")[0])
-
-    for get, words in (
-        (lambda: urllib.request.urlretrieve(CLOSED), "refused"),
-        (lambda: urllib.request.urlretrieve(f"{server}/none.zip"), "HTTPError: HTTP Error 404"),
-        (unpack, "File is not a zip file"),
-        (lambda: download_url(f"{server}/points.zip", str(tmp_path / "sum"), md5="0" * 32), "corrupted"),
-        (lambda: (tmp_path / "nowhere").read_bytes(), "No such file"),
-    ):
-        assert words in refused(capsys, lambda get=get: prepare_data(get))  # type: ignore[misc]
-        with (
-            pytest.raises(Exception, match=words.split(": ")[-1]),
-            short_errors(),
-        ):  # elsewhere it is a bug, with its traceback
-            load(get)
-    with pytest.raises(KeyError), short_errors():
-        prepare_data(lambda: {}["bug"])
-    with pytest.raises(RuntimeError, match="bug"), short_errors():
-        prepare_data(lambda: (_ for _ in ()).throw(RuntimeError("bug")))
-
-
-def test_a_failed_download_of_a_plain_data_module(
-    train: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+def test_a_failed_download_of_torchvision_is_two_lines(
+    train: Train,
+    server: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "refused" in refused(capsys, lambda: train("--data", "test_download.Unreachable"))
+    for i, (address, md5) in enumerate(
+        (
+            (f"{CLOSED}/set.zip", None),
+            (f"{server}/none.zip", None),
+            (f"{server}/set.zip", None),
+            (f"{server}/set.zip", "0" * 32),
+            (f"{server}/set.tar.gz", None),
+            (f"{server}/set.tar.xz", None),
+        )
+    ):
+
+        def init(self: Any, root: str, download: bool = False, address: str = address, md5: str | None = md5) -> None:
+            if not download:
+                raise RuntimeError("Dataset not found")
+            download_and_extract_archive(address, root, md5=md5)
+
+        monkeypatch.setattr(datasets.CIFAR10, "__init__", init)
+        folder = tmp_path / f"data_{i}"
+        with pytest.raises(SystemExit) as caught:
+            train("--data", "project.data.cifar10.CIFAR10", "--data.data_dir", folder)
+        assert caught.value.code == 1
+        lines = capsys.readouterr().err.rpartition("error: ")[2].splitlines()  # behind torchvision's progress bar
+        assert len(lines) == 2, lines
+        assert lines[0].startswith(f"CIFAR10 is not in {folder}, or damaged, and cannot be downloaded: ")
+        assert lines[1].startswith("delete what has come in half, and start the command again; without a network, put ")
+        assert not (tmp_path / "tiny").exists()
+
+
+def test_a_failed_download_of_ones_own_has_a_note_below_its_traceback(train: Train, tmp_path: Path) -> None:
+    data = ["--data", "test_download.Unreachable"]
+    starts: tuple[Callable[[], Any], ...] = (
+        lambda: train(*data, "--model.net.sizes", "[10,2]"),
+        lambda: script("prepare_data").main(["--config", TINY, *data]),
+    )
+    for start in starts:
+        with pytest.raises(OSError, match="refused") as caught:
+            start()
+        (note,) = caught.value.__notes__
+        assert note.startswith("Is the network there?")
+    assert not (tmp_path / "tiny").exists()
+    with pytest.raises(KeyError) as bug:
+        prepare_data(Buggy())
+    assert not hasattr(bug.value, "__notes__")

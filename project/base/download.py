@@ -2,16 +2,35 @@
 
 import contextlib
 import os
+import zlib
+from http.client import HTTPException
+from lzma import LZMAError
 from pathlib import Path
+from tarfile import TarError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from filelock import FileLock
+from lightning import LightningDataModule
 from torch import Tensor
 
 from project.base.errors import UserError
 from project.base.samples import Batch
+
+# A failed download, or a file that was cut short: RuntimeError is torchvision's, the last four are of unpacking.
+DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError, EOFError, BadZipFile, TarError, LZMAError, zlib.error)
+WAY_OUT = "delete what has come in half, and start the command again"
+
+
+def prepare_data(data: LightningDataModule) -> None:
+    """Call the data module's prepare_data. An error of a download gets a note below its traceback."""
+    try:
+        data.prepare_data()
+    except DOWNLOAD_ERRORS as error:
+        error.add_note(f"Is the network there? If a download failed, {WAY_OUT}.")
+        raise
 
 
 def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) -> Any:
@@ -27,14 +46,15 @@ def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) ->
         with FileLock(data_dir / f".{name}.lock") if may_write else contextlib.nullcontext():
             try:
                 return source(**options)
-            except (OSError, RuntimeError):
+            except DOWNLOAD_ERRORS:
                 return source(**options, download=True)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise UserError(f"{name} needs {package}: pip install {package}") from error
-    except (OSError, RuntimeError) as error:
-        what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {str(error).splitlines()[-1]}"
-        raise UserError(f"{what}\nwithout a network, put {files}") from error
+    except DOWNLOAD_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[-1]
+        what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
+        raise UserError(f"{what}\n{WAY_OUT}; without a network, put {files}") from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"{name} cannot be read from {data_dir}: {error}") from error
 

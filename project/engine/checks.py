@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from project.base.datamodule import TensorDataModule
+from project.base.download import prepare_data
 from project.base.errors import UserError, did_you_mean, first_line
 from project.base.groups import check_options, grouped
 from project.base.means import check_names, collection
@@ -146,7 +147,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         model.prepare_weights()
     if isinstance(data, TensorDataModule):  # others may need the Trainer for it
-        data.prepare_data()
+        prepare_data(data)
         data.setup("fit")
         check_augment(data)
         if has_test(model, data):

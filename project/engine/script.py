@@ -4,29 +4,21 @@ import argparse
 import contextlib
 import errno
 import io
-import lzma
 import os
 import sys
-import tarfile
 import threading
 import time
-import traceback
-import zipfile
-import zlib
 from collections.abc import Iterator
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from project.base.errors import UserError, first_line
+from project.base.errors import UserError
 from project.base.rank import rank
 from project.base.versions import versions
 from project.engine.signals import SIGNALS, Stopped
 
 # the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
-# what a download that fails or is cut short raises, where it is made and where it is unpacked
-DOWNLOAD_ERRORS = (OSError, HTTPException, EOFError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
 
 
 class LastingOutput(io.FileIO):
@@ -80,9 +72,8 @@ def short_errors() -> Iterator[None]:
             time.sleep(2)  # the first process has the word; if it says the same, this one ends with it
         print(f"error: {f'on rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
-    except Exception as error:
-        if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
-            tell_download_error(error)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
@@ -90,20 +81,6 @@ def short_errors() -> Iterator[None]:
         sys.exit(1)
     finally:
         threading.excepthook = original_hook
-
-
-def tell_download_error(error: Exception) -> None:
-    """Print what has gone wrong in a data module's prepare_data with a download, and exit; return for other errors."""
-    frames = traceback.extract_tb(error.__traceback__)
-    of_torchvision = isinstance(error, RuntimeError) and frames[-1].filename.endswith("torchvision/datasets/utils.py")
-    if not isinstance(error, DOWNLOAD_ERRORS) and not of_torchvision:
-        return
-    for frame in reversed(frames):
-        if frame.name == "prepare_data":
-            what = f"{type(error).__name__}: {first_line(error)}"
-            print(f"error: {what} ({frame.filename}, line {frame.lineno}, prepare_data)", file=sys.stderr)
-            print("is the network there? delete what has come in half, and start the command again", file=sys.stderr)
-            sys.exit(1)
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
