@@ -1,4 +1,4 @@
-"""A loss or a metric that does not fit ends a run in two lines; a bug in one of the user's own keeps its traceback."""
+"""A loss or a metric that cannot take the outputs and the targets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,37 +6,57 @@ from typing import Any
 
 import pytest
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 Train = Callable[..., dict[str, Any]]
 
 
-class Broken(nn.Module):
+class BrokenLoss(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.mse_loss(outputs, targets.unknown)
 
 
-@pytest.mark.filterwarnings("ignore:Using a target size")
+class BrokenMetric(MeanMetric):
+    higher_is_better = True
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        super().update(targets.unknown)
+
+
 @pytest.mark.parametrize(
-    "flags",
+    "metric",
     [
-        ("--model.criterion", "torch.nn.MSELoss"),
-        pytest.param(("--model.criterion", "torch.nn.GaussianNLLLoss"), marks=pytest.mark.slow),
-        pytest.param(("--model.metrics.mse", "torchmetrics.MeanSquaredError"), marks=pytest.mark.slow),
-        ("--model.metrics.f1", "torchmetrics.classification.BinaryF1Score"),
+        "torchmetrics.classification.BinaryF1Score",
+        pytest.param("torchmetrics.MeanSquaredError", marks=pytest.mark.slow),
     ],
 )
-def test_a_loss_or_metric_that_does_not_fit_is_two_lines(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
+def test_a_metric_of_torchmetrics_that_does_not_fit_is_two_lines(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        train(*flags)
+        train("--model.metrics.unfit", metric)
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 2
-    assert flags[1].rpartition(".")[2] in error
+    assert "the metrics unfit cannot take outputs (32, 4) and targets (32,): " in error
     assert not (tmp_path / "tiny").exists()
 
 
-def test_a_bug_in_a_loss_of_ones_own_keeps_its_traceback(train: Train) -> None:
-    with pytest.raises(AttributeError):
-        train("--model.criterion", "test_misfits.Broken")
+def test_a_metric_of_ones_own_keeps_its_traceback_and_gets_a_note(train: Train) -> None:
+    with pytest.raises(AttributeError, match="unknown") as caught:
+        train("--model.metrics.broken", "test_misfits.BrokenMetric")
+    assert caught.traceback[-1].name == "update"
+    assert caught.value.__notes__ == ["the metrics broken cannot take outputs (32, 4) and targets (32,)"]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("criterion", "kind"),
+    [("torch.nn.MSELoss", RuntimeError), ("test_misfits.BrokenLoss", AttributeError)],
+)
+def test_a_loss_that_does_not_fit_ends_in_a_traceback_with_its_call(
+    train: Train, criterion: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as caught:
+        train("--model.criterion", criterion)
+    assert any("self.criterion(" in str(entry.statement) for entry in caught.traceback)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from project.base.errors import UserError
+from project.base.errors import UserError, first_line
 from project.base.rank import say
 
 Metrics = dict[str, Metric] | MetricCollection
@@ -82,7 +82,7 @@ class Means:
             for means in both:
                 means.metrics.to(self.pairs[0][0].device)
                 for outputs, targets in self.pairs:
-                    means.metrics.update(outputs, targets)
+                    update(means.metrics, outputs, targets)
                 means.has_metrics = True
             self.pairs, self.num_waiting = [], 0
 
@@ -115,6 +115,22 @@ class Means:
         self.metrics.to(device)
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
+
+
+def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
+    """Raises UserError if torchmetrics' metrics refuse the batch. An error of other metrics gets a note."""
+    try:
+        metrics.update(outputs, targets)
+    except Exception as error:
+        shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+        what = f"the metrics {', '.join(map(str, metrics))} cannot take {shapes}"
+        modules = [type(metric).__module__ for metric in metrics.values()]
+        may_be_a_bug = not all(module.startswith("torchmetrics.") for module in modules)
+        if may_be_a_bug or isinstance(error, torch.OutOfMemoryError):
+            error.add_note(what)
+            raise
+        way_out = "take other metrics, or make outputs and targets fit them"
+        raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
 
 
 def numbers(values: Mapping[str, Any], classes: Sequence[str], reported: set[str]) -> dict[str, Tensor]:

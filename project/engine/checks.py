@@ -28,7 +28,7 @@ from project.base.system import System
 from project.base.views import mean_over_views
 from project.engine.config import KnowsClasses
 from project.engine.devices import num_gpus, parse_devices
-from project.engine.misfits import is_of_library
+from project.engine.messages import is_of_library
 from project.engine.processes import short_process_errors
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"

@@ -26,8 +26,7 @@ from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
 from project.engine.config import drop_objects, facts_of, fill_in
 from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
-from project.engine.messages import explain, is_of_parser, pretrained_hint
-from project.engine.misfits import is_of_library
+from project.engine.messages import explain, is_of_library, is_of_parser, pretrained_hint
 from project.engine.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from project.engine.restart import Restart
 from project.engine.steps import SeveralSteps, say_single_steps

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import torch
 from jsonargparse import ArgumentParser
 
 import project
@@ -99,6 +100,14 @@ def nearest_import(path: str) -> str:
 def is_of_parser(error: Exception) -> bool:
     """Whether jsonargparse itself has raised it, and not what it called."""
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent == Path(jsonargparse.__file__).parent
+
+
+def is_of_library(error: Exception) -> bool:
+    """Whether an installed package refuses what it is given: in a network of its own for any reason, below a network
+    of the user's by what torch raises for a wrong shape or type. Everything else may be a bug of the user's."""
+    packages = Path(torch.__file__).parents[1]
+    foreign = [packages in Path(line.filename).parents for line in traceback.extract_tb(error.__traceback__)[1:]]
+    return all(foreign) or (foreign[-1] and isinstance(error, RuntimeError | ValueError | AssertionError))
 
 
 def pretrained_hint(model: Any) -> str:

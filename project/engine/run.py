@@ -22,7 +22,6 @@ from project.engine.devices import cpu_threads, describe_devices
 from project.engine.folder import Run, json_text, root_folder, short
 from project.engine.lasting import RunRows, RunTensorBoard
 from project.engine.loggers import check_packages, curves, ended, make_loggers
-from project.engine.misfits import short_misfits
 from project.engine.parser import arguments
 from project.engine.processes import end_with_parent, is_child, leave, short_process_errors
 from project.engine.quiet import quiet_lightning
@@ -102,7 +101,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, checkpoint)
-        with ended(loggers), short_process_errors(), short_misfits(cli.model):
+        with ended(loggers), short_process_errors():
             trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
