@@ -127,9 +127,9 @@ def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--model.net.sizes", "[192,17,4]"), "another model"),
-        (("--model.net", "small.ConvNet"), "another model"),
-        (("--model.optimizer", "SGD"), "SGD"),
+        (("--model.net.sizes", "[192,17,4]"), "a resume goes on with [192, 16, 4]"),
+        (("--model.net", "small.ConvNet"), "a resume goes on with project.models.mlp.MLP"),
+        (("--model.optimizer", "SGD"), "a resume goes on with Adam"),
         (("--trainer.max_epochs", 0), "max_epochs"),
     ],
 )

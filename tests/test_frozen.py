@@ -95,21 +95,6 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [DECAY, ("--model.optimizer", "SGD", "--model.optimizer_args", "{momentum: 0.9}")],
-    ids=["AdamW", "SGD"],
-)
-def test_a_resume_may_let_it_train(
-    train: Train, tmp_path: Path, optimizer: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    net = ("--model.net", "test_frozen.Normed", "--model.freeze", "stem", *optimizer)
-    train(*net, "--trainer.max_epochs", 1)
-    train("--ckpt_path", "last", "--model.freeze", "null", "--trainer.max_epochs", 2)
-    assert "Resume: model.freeze None, before stem" in capsys.readouterr().out
-    assert not torch.equal(state(tmp_path)["net.stem.0.weight"], built()["stem.0.weight"])
-
-
-@pytest.mark.parametrize(
     ("names", "frozen", "in_eval"),
     [
         (["stem.1"], {"stem.1.weight", "stem.1.bias"}, {"stem.1"}),

@@ -12,7 +12,6 @@ from project.base.errors import UserError
 from project.base.rank import say
 from project.base.system import System
 from project.engine.checkpoints import read_checkpoint
-from project.engine.checks import has_named_optimizer
 from project.engine.config import LOOKS_ON
 from project.engine.devices import num_processes_started
 from project.engine.folder import LOGS, folder_to_continue, root_of, versions
@@ -21,12 +20,18 @@ from project.engine.parser import arguments
 from project.engine.script import ScriptParser
 from project.engine.trust import Trust
 
-WORLD = ("devices", "num_nodes", "limit_train_batches", "overfit_batches")
-SELECTION = ("monitor", "monitor_mode", "data.val_fraction", "data.split_seed", "data.num_folds", "data.fold")
-# of an optimiser and its schedule, by their usual names
-OPTIONS = (
-    *("lr", "learning_rate", "weight_decay", "momentum", "betas", "optimizer_args", "parameter_groups", "freeze"),
-    *("scheduler", "scheduler_args", "scheduler_interval"),
+# What a resume may change. Of the Trainer: the length, the machine, and what only watches.
+TRAINER = (
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
+    *("accelerator", "benchmark", "deterministic", "devices", "num_nodes", "precision", "strategy"),
+    *("callbacks", "detect_anomaly", "enable_model_summary", "enable_progress_bar", "limit_test_batches"),
+    *("log_every_n_steps", "logger", "num_sanity_val_steps", "profiler"),
+)
+SHARES = ("devices", "num_nodes")  # the batches of an epoch: not within one
+MODEL = ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k")
+RUN = (
+    *("device_monitor", "figures_every_n_epochs", "gradient_norm", "histograms_every_n_epochs", "keep_every_epoch"),
+    *("num_threads", "patience", "step_timer", "steps_per_execution", "stop_on_nan", "try_network"),
 )
 
 
@@ -120,39 +125,32 @@ def newest(which: str, root: Path, name: str) -> Restart:
 
 
 def check_changes(restart: Restart, model: LightningModule, now: dict[str, Any], flags: Sequence[str]) -> list[str]:
-    """Say, and return, what goes on otherwise than before. Raises UserError where that cannot be.
+    """Print, and return, the settings that a resume changes. Raises UserError for one that it may not change.
 
     now: the config that flags have made of the run's own.
     """
-    epochs = (restart.checkpoint or {}).get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
-    in_epoch = epochs is not None and epochs["ready"] > epochs["processed"]
-    is_own = not has_named_optimizer(model)
-    found = changed(restart.own or {}, now, flags)
-    for key, (before, value) in found.items():
-        section, _, name = key.partition(".")
-        reason, way_out = None, "start anew"
-        option = name.partition(".")[0] if section == "model" else ""
-        if restart.checkpoint is not None and key == "seed_everything":
-            reason = "its random numbers go on"
-        elif restart.checkpoint is not None and (key.startswith("model.initializer") or is_weights(key, value, model)):
-            reason = "its weights are the checkpoint's"
-        elif restart.checkpoint is not None and restart.folder and key in SELECTION:
-            reason = "its best.ckpt was chosen so"
-        elif in_epoch and ((section == "data" and name not in LOOKS_ON) or (section == "trainer" and name in WORLD)):
-            reason = "it was stopped within an epoch, whose batches are counted so"
-        elif restart.checkpoint is not None and (option == "optimizer" or (option in OPTIONS and is_own)):
-            reason = f"the optimizer of {type(model).__name__} is that of the checkpoint"
-            if isinstance(model, System) and "weights" in now["model"].get("init_args", {}):
-                way_out = f"start anew from its weights: --model.weights {restart.path} without --ckpt_path"
-        if reason:
-            raise UserError(f"--{key} {value}: the run goes on with {before}, {reason}\nleave it out, or {way_out}", 2)
+    differences = changed(restart.own or {}, now, flags)
+    for key, (before, value) in differences.items():
+        if restart.checkpoint is not None and not may_change(key, is_within_epoch(restart.checkpoint)):
+            has_weights = isinstance(model, System) and "weights" in now["model"].get("init_args", {})
+            weights = f" and with --model.weights {restart.path}" if has_weights else ""
+            way_out = f"leave it out, or start a new run: without --ckpt_path{weights}"
+            raise UserError(f"--{key} {short(value)}: a resume goes on with {short(before)}\n{way_out}", 2)
         say(f"Resume: {key} {short(value)}, before {short(before)}")
-    return list(found)
+    return list(differences)
 
 
-def is_weights(key: str, value: Any, model: LightningModule) -> bool:
-    """Whether it is System's argument, and not one of a subclass."""
-    return key == "model.weights" and isinstance(model, System) and value == model.weights_file
+def may_change(key: str, in_epoch: bool) -> bool:
+    section, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    if in_epoch and section == "trainer" and name in SHARES:
+        return False
+    return key in RUN or name in {"trainer": TRAINER, "data": LOOKS_ON, "model": MODEL}.get(section, ())
+
+
+def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
+    epochs = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
+    return epochs is not None and epochs["ready"] > epochs["processed"]
 
 
 def changed(before: dict[str, Any], now: dict[str, Any], flags: Sequence[str]) -> dict[str, tuple[Any, Any]]:

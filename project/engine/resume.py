@@ -90,15 +90,6 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             for name, value in saved["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() and value.shape == weight.shape:
                     saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
-        # torch's fused SGD cannot bear that some have no momentum yet, as what was frozen until now
-        lacking = [pair for pair in zip(own["params"], group["params"], strict=False) if not moves(saved, pair[1])]
-        if isinstance(optimizer, torch.optim.SGD) and len(lacking) < len(group["params"]):
-            trains = [pair for pair in lacking if pair[0].requires_grad]
-            saved["state"].update({index: {"momentum_buffer": torch.zeros_like(weight)} for weight, index in trains})
-
-
-def moves(saved: dict[str, Any], index: int) -> bool:
-    return saved["state"].get(index, {}).get("momentum_buffer") is not None
 
 
 class WholeEpochs(Callback):
@@ -161,8 +152,8 @@ class PlateauFirst(Checkpoint):
 
 
 class ResumedOptimizer(Callback):
-    """Lets a resumed optimiser step as this run has built it; and puts optimiser and schedule, both by name, where they
-    would be had the training always had today's length, learning rate and other options. Others stay as Lightning
+    """Lets a resumed optimizer step as this run has built it. If the training has another length now, optimizer and
+    schedule, both by name, continue where they would be had it always had this length. Others stay as Lightning
     restores them."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
@@ -181,24 +172,23 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or not has_named_optimizer(pl_module) or "schedule" not in checkpoint:
             return
-        was, own = checkpoint["schedule"], schedule_options(pl_module)
+        before, now = checkpoint["schedule"], schedule_options(pl_module)
+        for name, value in before.items():
+            if value != now.get(name):
+                what = f"{type(pl_module).__name__} has the {name} {now.get(name)}: a resume goes on with {value}"
+                raise UserError(f"{what}\nstart a new run: without --ckpt_path and with --model.weights", 2)
         (saved,) = checkpoint["lr_schedulers"] or [{}]
-        num_steps = pl_module.num_scheduler_steps()
-        length = saved.get("T_max", saved.get("total_steps", num_steps))
-        has_length = num_steps is None or {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
-        if was == own and (has_length or length == num_steps):
+        length, num_steps = saved.get("T_max", saved.get("total_steps")), pl_module.num_scheduler_steps()
+        is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
+        if is_given or length is None or num_steps in (None, length):
             return
-        done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        step = checkpoint["global_step"] if own["scheduler_interval"] == "step" else done
-        if saved and was["scheduler_interval"] == own["scheduler_interval"]:
-            step = saved["last_epoch"]
-        optimizer, scheduler = schedule_at(step, pl_module, num_steps)
+        optimizer, scheduler = schedule_at(saved["last_epoch"], pl_module, num_steps)
         checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler else []
-        for group, now in zip(checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True):
-            group.update({key: value for key, value in now.items() if key != "params"})
-        if not has_length and length != num_steps:
-            unit = f"{own['scheduler_interval']}s"
-            say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
+        saved_groups = checkpoint["optimizer_states"][0]["param_groups"]
+        for group, rebuilt in zip(saved_groups, optimizer.param_groups, strict=True):
+            group.update({key: value for key, value in rebuilt.items() if key != "params"})
+        unit = f"{now['scheduler_interval']}s"
+        say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
 
 
 def names_in_groups(model: System) -> list[list[str]]:

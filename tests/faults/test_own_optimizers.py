@@ -156,7 +156,7 @@ def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(
         assert caught.value.code == 2
         first, second = capsys.readouterr().err.splitlines()
         assert f"{flag} {value}" in first
-        assert f"--model.weights {last} without --ckpt_path" in second
+        assert f"without --ckpt_path and with --model.weights {last}" in second
     main([*command, "--model.weights", str(last), "--model.lr", "0.5", "--trainer.max_epochs", "1"])
 
 
