@@ -18,10 +18,12 @@ import pytest
 import yaml
 from conftest import REPO, TINY, script
 from filelock import FileLock
+from lightning import Callback, LightningModule, Trainer
 from pages import commands, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from project.base.errors import UserError
 from project.engine.folder import is_running
 
 PAGE = (REPO / "docs" / "runs.md").read_text()
@@ -266,17 +268,22 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
     return row["status"], row["epochs"]
 
 
+class FullDisk(Callback):
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise UserError("the disk is full")
+
+
 def test_the_status_and_the_best_value_of_real_runs(train: Train, tmp_path: Path, capsys: Any) -> None:
-    """Finished, trained further until a NaN, finished again; the best value is what best.ckpt was chosen by."""
+    """Finished, trained further until an error, finished again; the best value is what best.ckpt was chosen by."""
     train()
     assert status(capsys, tmp_path) == ("finished", "2")
     with pytest.raises(SystemExit):
-        train("--ckpt_path", "last", "--trainer.max_epochs", 4, "--model.lr", 1e30)
+        train("--ckpt_path", "last", "--trainer.max_epochs", 4, "--trainer.callbacks", "test_runs.FullDisk")
     assert status(capsys, tmp_path) == ("stopped", "2")
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
     assert float(row["best val/acc"]) > 0  # of before
-    found = train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--model.lr", 0.01)
+    found = train("--ckpt_path", "last", "--trainer.max_epochs", 3)
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
     assert float(row["test/acc"]) == found["test/acc"]
