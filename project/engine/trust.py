@@ -27,9 +27,15 @@ from project.engine.older import PACKAGE, PATHS
 REPOSITORY = LOGS.parent
 LOGGERS = "lightning.pytorch.loggers"
 PACKAGES = (
-    *(f"{PACKAGE}.base", f"{PACKAGE}.callbacks"),  # their functions import, read and write what arguments name
-    *("torch.nn", "torch.optim", "torchvision", "torchmetrics", "timm"),
-    *("lightning.pytorch.callbacks", LOGGERS),
+    f"{PACKAGE}.base",  # its functions import, read and write what their arguments name
+    f"{PACKAGE}.callbacks",
+    "lightning.pytorch.callbacks",
+    LOGGERS,
+    "timm",
+    "torch.nn",
+    "torch.optim",
+    "torchmetrics",
+    "torchvision",
 )
 """Their classes may be constructed."""
 EXCEPT = (
