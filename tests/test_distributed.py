@@ -858,9 +858,8 @@ def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    (message,) = [line for line in output.splitlines() if line.startswith("Stopped by SIGTERM in ")]
-    assert "test_distributed.py:" in message
-    assert message.endswith("a rank is missing in a collective, go on with --ckpt_path last")
+    (message,) = [line for line in output.splitlines() if line.startswith("Stopped by SIGTERM")]
+    assert message.endswith("after 4 s: a rank is missing in a collective; go on with --ckpt_path last")
     assert_none_left(process.pid, 5)
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,7 +99,7 @@ class StopSignals:
                         tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
                     is_stuck = not self.asked and (seconds >= STUCK_S if self.exchanges else not self.waits)
                     if is_stuck:
-                        missing = f" {where_stuck()}; a rank is missing in a collective, go on with --ckpt_path last"
+                        missing = f" after {STUCK_S} s: a rank is missing in a collective; go on with --ckpt_path last"
                         if rank() == 0:
                             tell(Stopped(numbers[0]).text + missing * self.exchanges)
                         os._exit(128 + numbers[0])
@@ -116,13 +115,6 @@ class StopSignals:
 
 def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def where_stuck() -> str:
-    """Of the main thread: the line of code that is not a library's."""
-    frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
-    own = [f"{frame.filename}:{frame.lineno}" for frame in frames if "site-packages" not in frame.filename]
-    return f"in {own[-1]}, which has not come back for {STUCK_S} s"
 
 
 SIGNALS = StopSignals()
