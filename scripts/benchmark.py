@@ -39,24 +39,25 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, output_file, short_errors, starting, write_whole
 
-import lightning
-import numpy as np
-import torch
-import torchvision
-from contestants import CONFIGS, Reference, StepClock, ours, plain, raw, run_train, stock, tutorial
-from PIL import Image
-from torch import Tensor
-from torchvision import transforms
+with starting():
+    import lightning
+    import numpy as np
+    import torch
+    import torchvision
+    from contestants import CONFIGS, Reference, StepClock, ours, plain, raw, run_train, stock, tutorial
+    from PIL import Image
+    from torch import Tensor
+    from torchvision import transforms
 
-from project.base.image_files import find_images, read_image
-from project.base.sampler import EpochBatchSampler
-from project.base.samples import Batch, ResumableLoader, as_it_is
-from project.data.transforms import crop_and_flip
-from project.engine import run
-from project.engine.quiet import quiet_lightning
-from project.engine.source import source
+    from project.base.image_files import find_images, read_image
+    from project.base.sampler import EpochBatchSampler
+    from project.base.samples import Batch, ResumableLoader, as_it_is
+    from project.data.transforms import crop_and_flip
+    from project.engine import run
+    from project.engine.quiet import quiet_lightning
+    from project.engine.source import source
 
 NUM_FILES = 4000
 FOUND = "gpu" if torch.cuda.is_available() else "cpu"

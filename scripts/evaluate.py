@@ -16,22 +16,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from project.engine.script import ScriptParser, short_errors  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, short_errors, starting
 
-from class_report import ClassReport
-from lightning import Callback
+with starting():
+    from class_report import ClassReport
+    from lightning import Callback
 
-from project.base.datamodule import TensorDataModule
-from project.base.download import prepare_data
-from project.base.errors import UserError
-from project.base.rank import rank, say
-from project.engine.checks import has_test, try_network
-from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import json_text, short
-from project.engine.processes import StopOnSignal, end_with_parent, leave, short_process_errors
-from project.engine.quiet import quiet_lightning
-from project.engine.resume import load_run
-from project.engine.run import as_metrics
+    from project.base.datamodule import TensorDataModule
+    from project.base.download import prepare_data
+    from project.base.errors import UserError
+    from project.base.rank import rank, say
+    from project.engine.checks import has_test, try_network
+    from project.engine.devices import cpu_threads, describe_devices
+    from project.engine.folder import json_text, short
+    from project.engine.processes import StopOnSignal, end_with_parent, leave, short_process_errors
+    from project.engine.quiet import quiet_lightning
+    from project.engine.resume import load_run
+    from project.engine.run import as_metrics
 
 FLAGS = ("--data.", "--trainer.", "--model.test_views")
 

@@ -23,19 +23,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, output_file, short_errors, starting, write_whole
 
-import torch
-from exporting import Subject, describe, make_subject
-from lightning import LightningModule
-from torch import Tensor
-from torch.export import Dim, ExportedProgram
+with starting():
+    import torch
+    from exporting import Subject, describe, make_subject
+    from lightning import LightningModule
+    from torch import Tensor
+    from torch.export import Dim, ExportedProgram
 
-from project.base.errors import UserError, first_line
-from project.base.system import System
-from project.engine.cli import TrainingCLI
-from project.engine.quiet import quiet_lightning
-from project.engine.resume import load_run
+    from project.base.errors import UserError, first_line
+    from project.base.system import System
+    from project.engine.cli import TrainingCLI
+    from project.engine.quiet import quiet_lightning
+    from project.engine.resume import load_run
 
 FORMATS = ("onnx", "pt2", "pth")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from project.engine.folder import is_running  # isort: skip  # first: it hears Ctrl-C
-
 import yaml
 
 from project.base.errors import UserError, did_you_mean
-from project.engine.folder import LOGS, short
+from project.engine.folder import LOGS, is_running, short
 from project.engine.names import PLACE, flatten
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader

@@ -15,21 +15,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, output_file, short_errors, starting, write_whole
 
-import torch
-from lightning import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from rows import as_csv, as_table
-from torch import Tensor
+with starting():
+    import torch
+    from lightning import LightningModule
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from rows import as_csv, as_table
+    from torch import Tensor
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.image_files import find_images, read_image
-from project.base.loaded import shape_of_images
-from project.base.rank import printable
-from project.engine.quiet import quiet_lightning
-from project.engine.resume import load_run
+    from project.base.datamodule import TensorDataModule
+    from project.base.errors import UserError
+    from project.base.image_files import find_images, read_image
+    from project.base.loaded import shape_of_images
+    from project.base.rank import printable
+    from project.engine.quiet import quiet_lightning
+    from project.engine.resume import load_run
 
 BATCH_SIZE = 256
 

@@ -9,13 +9,15 @@ Takes the flags of train.py, and needs none of the devices that they ask for.
 import sys
 from collections.abc import Sequence
 
-from project.base.datamodule import TensorDataModule
-from project.base.download import prepare_data
-from project.base.errors import UserError
-from project.engine.cli import TrainingCLI
-from project.engine.parser import arguments
-from project.engine.quiet import quiet_lightning
-from project.engine.script import short_errors
+from project.engine.script import short_errors, starting
+
+with starting():
+    from project.base.datamodule import TensorDataModule
+    from project.base.download import prepare_data
+    from project.base.errors import UserError
+    from project.engine.cli import TrainingCLI
+    from project.engine.parser import arguments
+    from project.engine.quiet import quiet_lightning
 
 
 def main(args: Sequence[str] | None = None) -> None:

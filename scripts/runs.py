@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from project.engine.script import ScriptParser, output_file, short_errors, write_whole  # isort: skip  # first: it hears Ctrl-C
-
 from found_runs import FoundRun, best_checkpoint, find_runs, natural
 from learning_curves import draw_curves
 from rows import as_csv, as_table, count
@@ -27,6 +25,7 @@ from project.base.errors import UserError, did_you_mean
 from project.base.rank import printable
 from project.engine.folder import LOGS, short
 from project.engine.names import better_by_name
+from project.engine.script import ScriptParser, output_file, short_errors, write_whole
 
 FORMATS = (".png", ".pdf", ".svg")
 CELL = 32  # letters of a setting in a terminal

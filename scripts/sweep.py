@@ -18,28 +18,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from project.engine.script import ScriptParser, short_errors  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, short_errors, starting
 
-from filelock import FileLock, Timeout
+with starting():
+    from filelock import FileLock, Timeout
 
-from project.base.download import prepare_data
-from project.base.errors import UserError
-from project.engine.cli import TrainingCLI
-from project.engine.devices import num_gpus
-from project.engine.folder import root_folder, short
-from project.engine.quiet import quiet_lightning
-from project.engine.run import parse
-from project.engine.selection import choose_selection
+    from project.base.download import prepare_data
+    from project.base.errors import UserError
+    from project.engine.cli import TrainingCLI
+    from project.engine.devices import num_gpus
+    from project.engine.folder import root_folder, short
+    from project.engine.quiet import quiet_lightning
+    from project.engine.run import parse
+    from project.engine.selection import choose_selection
 
-with short_errors():
     if importlib.util.find_spec("optuna") is None:
         raise UserError('sweep.py needs optuna: pip install -e ".[sweep]"', 2)
 
-import optuna
-from sweep_results import repeats_of, show
-from sweep_search import Dimension, dimension, one_name
-from sweep_study import begin, open_study, study_errors
-from sweep_workers import train_all
+    import optuna
+    from sweep_results import repeats_of, show
+    from sweep_search import Dimension, dimension, one_name
+    from sweep_study import begin, open_study, study_errors
+    from sweep_workers import train_all
 
 PRUNES = {"true": True, "false": False}
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("Agg")  # no window
-
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 from rows import as_csv, as_table
@@ -145,6 +142,7 @@ def show_repeats(
 
 def draw(study: optuna.Study, done: Sequence[FrozenTrial], folder: Path) -> None:
     """Optuna's plots, as PNG."""
+    mpl.use("Agg")  # no window
     plots: Any = optuna.visualization.matplotlib
     varied = [flag for flag in done[0].params if len({trial.params[flag] for trial in done}) > 1]
     with warnings.catch_warnings():

@@ -17,23 +17,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from project.engine.script import short_errors  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import short_errors, starting
 
-import optuna
-import torch
-from filelock import FileLock, Timeout
-from optuna.trial import TrialState
-from sweep_report import Report
-from sweep_search import dimension, suggest
-from sweep_study import CANNOT_WRITE, STARTUP, cannot_write, open_study, sampler
+with starting():
+    import optuna
+    import torch
+    from filelock import FileLock, Timeout
+    from optuna.trial import TrialState
+    from sweep_report import Report
+    from sweep_search import dimension, suggest
+    from sweep_study import CANNOT_WRITE, STARTUP, cannot_write, open_study, sampler
 
-from project.base.errors import UserError, first_line
-from project.engine.checkpoints import read_checkpoint
-from project.engine.devices import cpu_threads
-from project.engine.folder import versions
-from project.engine.quiet import quiet_lightning
-from project.engine.run import parse, train
-from project.engine.signals import SIGNALS, Stopped
+    from project.base.errors import UserError, first_line
+    from project.engine.checkpoints import read_checkpoint
+    from project.engine.devices import cpu_threads
+    from project.engine.folder import versions
+    from project.engine.quiet import quiet_lightning
+    from project.engine.run import parse, train
+    from project.engine.signals import SIGNALS, Stopped
 
 
 class Worker:

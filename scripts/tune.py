@@ -18,28 +18,28 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from project.engine.script import ScriptParser, short_errors  # isort: skip  # first: it hears Ctrl-C
+from project.engine.script import ScriptParser, short_errors, starting
 
-from lightning import Trainer
-from lightning.pytorch.tuner import Tuner, lr_finder
-from lightning.pytorch.utilities.parsing import lightning_setattr
-from torch.utils.tensorboard import SummaryWriter
-from tuning import TrialClock, argument, batch_losses, choose, draw_curve, smooth
+with starting():
+    from lightning import Trainer
+    from lightning.pytorch.tuner import Tuner, lr_finder
+    from lightning.pytorch.utilities.parsing import lightning_setattr
+    from torch.utils.tensorboard import SummaryWriter
+    from tuning import TrialClock, argument, batch_losses, choose, draw_curve, smooth
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.system import System
-from project.callbacks import charts
-from project.engine.checkpoints import AtomicCheckpointIO
-from project.engine.checks import prepare
-from project.engine.cli import TrainingCLI
-from project.engine.devices import cpu_threads, describe_devices
-from project.engine.folder import Run, root_folder, short
-from project.engine.quiet import quiet_lightning
-from project.engine.run import parse
+    from project.base.datamodule import TensorDataModule
+    from project.base.errors import UserError
+    from project.base.system import System
+    from project.callbacks import charts
+    from project.engine.checkpoints import AtomicCheckpointIO
+    from project.engine.checks import prepare
+    from project.engine.cli import TrainingCLI
+    from project.engine.devices import cpu_threads, describe_devices
+    from project.engine.folder import Run, root_folder, short
+    from project.engine.quiet import quiet_lightning
+    from project.engine.run import parse
 
 LARGEST = 8192  # Lightning's finder goes no further
-lr_finder.tqdm = functools.partial(lr_finder.tqdm, disable=None, leave=False)  # its bar, in a terminal only
 
 
 def main(args: Sequence[str] | None = None) -> list[str]:
@@ -58,6 +58,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         if num_steps < 50:
             raise UserError(f"--num_steps {num_steps}: 50 is the least, 500 gives a smoother curve", 2)
         quiet_lightning()
+        lr_finder.tqdm = functools.partial(lr_finder.tqdm, disable=None, leave=False)  # its bar, in a terminal only
         cli = parse([*flags, "--steps_per_execution", "1"])  # the finders look at each step
         cli.check_devices()
         trainer: Any = cli.config.trainer

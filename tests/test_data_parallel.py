@@ -20,7 +20,9 @@ from project.callbacks.step_timer import StepTimer, shares
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
 from project.engine import data_parallel
+from project.engine.cli import TrainingCLI
 from project.engine.data_parallel import DataParallelStrategy
+from project.engine.parser import arguments
 from project.engine.quiet import quiet_lightning
 from project.engine.run import main
 from project.models.mlp import MLP
@@ -78,7 +80,8 @@ def data(**options: Any) -> SyntheticImages:
 
 def trainer(folder: Path, strategy: Any, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    is_on_gpu = isinstance(strategy, DataParallelStrategy) and strategy.root_device.type == "cuda"
+    devices = strategy.parallel_devices if isinstance(strategy, DataParallelStrategy) else []
+    is_on_gpu = bool(devices) and devices[0].type == "cuda"
     options = {"accelerator": "gpu" if is_on_gpu else "cpu", "devices": 1, "max_epochs": 2, **quiet, **options}
     return Trainer(strategy=strategy, default_root_dir=folder, use_distributed_sampler=False, **options)
 
@@ -372,7 +375,7 @@ def test_what_dp_cannot_do_is_refused(
     assert len(error.splitlines()) == 1
     assert "dp splits each batch over the GPUs" in error
     with pytest.raises(UserError, match="over GPUs"):  # from Python
-        fit(tmp_path, "dp")
+        fit(tmp_path, DataParallelStrategy())
     two = functools.partial(DataParallelStrategy, [CPU, CPU])
     with pytest.raises(UserError, match="`net`, which PlainModule lacks"):
         trainer(tmp_path, two()).fit(PlainModule(None), data())
@@ -386,6 +389,12 @@ def test_what_dp_cannot_do_is_refused(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(UserError, match="without torchrun"):
         fit(tmp_path, two())
+
+
+def test_the_flag_makes_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("project.engine.cli.check_devices", lambda *_: None)  # there are no GPUs
+    cli = TrainingCLI(arguments(["--config", TINY, "--trainer.strategy", "dp"]))
+    assert isinstance(cli.make_trainer(logger=False).strategy, DataParallelStrategy)
 
 
 GPU = torch.device("cuda", 0)

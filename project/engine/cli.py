@@ -19,11 +19,11 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import project.engine.data_parallel  # noqa: F401  # makes "dp" known
 from project.base.errors import UserError, first_line, is_raised_on_purpose
 from project.base.rank import rank, say
 from project.base.system import System
 from project.callbacks.progress import EpochLines, TrainingProgressBar
+from project.engine import data_parallel
 from project.engine.config import drop_objects, facts_of, fill_in
 from project.engine.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
 from project.engine.messages import explain, is_of_library, is_of_parser, pretrained_hint
@@ -200,6 +200,7 @@ class TrainingCLI(LightningCLI):
                 config["strategy"] = SeveralSteps(asked)
             else:
                 say_single_steps(asked, f"trainer.strategy {config['strategy']} on trainer.devices {config['devices']}")
+        data_parallel.register()
         try:
             return Trainer(**config)
         except (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError) as error:

@@ -163,4 +163,6 @@ def in_this_context(device: torch.device, function: Callable[[], Any]) -> Callab
     return call
 
 
-StrategyRegistry.register("dp", DataParallelStrategy, description="Splits each batch over the GPUs of one process")
+def register() -> None:
+    """Let a Trainer take strategy="dp"."""
+    StrategyRegistry.register("dp", DataParallelStrategy, override=True)

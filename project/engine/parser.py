@@ -21,33 +21,39 @@ from project.engine.script import ScriptParser
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # as far as NumPy's go
 DEFAULT_SYSTEM = "project.classifier.Classifier"
-# typing may hold float | int where Lightning wrote int | float: --trainer.limit_val_batches 1 would be 1.0, all batches
-Trainer.__init__.__annotations__ |= {
+TRAINER_TYPES: dict[str, Any] = {
+    # typing may hold float | int where Lightning wrote int | float: 1 would be read as 1.0, which is all batches
     **dict.fromkeys([f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")], int | float | None),
     "val_check_interval": int | float | str | None,
-    # where Lightning takes numbers below zero without a word
+    # Lightning accepts numbers below zero here
     **dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps"), NonNegativeInt | None),
     "check_val_every_n_epoch": PositiveInt | None,
     "accumulate_grad_batches": PositiveInt,
     "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
     "gradient_clip_val": NonNegativeFloat | None,
 }
-# null in config.yaml where not given: engine/loggers.py fills it in when there is a run's folder
-FILLED_IN: dict[Any, tuple[str, ...]] = {
-    CSVLogger: ("save_dir", "name"),
-    TensorBoardLogger: ("save_dir", "name", "default_hp_metric"),
-    WandbLogger: ("save_dir",),
-    MLFlowLogger: ("save_dir", "experiment_name"),
+# null in config.yaml unless given: engine/loggers.py fills them in when the run has a folder
+LOGGER_TYPES: dict[type, dict[str, Any]] = {
+    CSVLogger: {"save_dir": str | None, "name": str | None},
+    TensorBoardLogger: {"save_dir": str | None, "name": str | None, "default_hp_metric": bool | None},
+    WandbLogger: {"save_dir": str | None},
+    MLFlowLogger: {"save_dir": str | None, "experiment_name": str | None},
 }
-for logger, names in FILLED_IN.items():
-    signature = inspect.signature(logger.__init__)
-    own = signature.parameters.values()
-    or_null = [p.replace(default=None, annotation=p.annotation | None) if p.name in names else p for p in own]
-    logger.__init__.__signature__ = signature.replace(parameters=or_null)
 
 
 class Parser(LightningArgumentParser):
-    """Reports mistakes as a UserError of two lines."""
+    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning declares."""
+
+    def add_class_arguments(self, class_type: type, nested_key: str | None = None, **options: Any) -> list[str]:
+        # jsonargparse calls this for the Trainer, and for the class of each logger
+        types = TRAINER_TYPES if class_type is Trainer else LOGGER_TYPES.get(class_type, {})
+        options["skip"] = {*(options.get("skip") or ()), *types}
+        added = super().add_class_arguments(class_type, nested_key, **options)
+        for name, kind in types.items():
+            default = inspect.signature(Trainer).parameters[name].default if class_type is Trainer else None
+            added.append(f"{nested_key}.{name}" if nested_key else name)
+            self.add_argument(f"--{added[-1]}", type=kind, default=default)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser inside the parser, whose message becomes part of another

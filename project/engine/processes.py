@@ -19,10 +19,10 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing import ProcessRaisedException
 
-from project import STARTED_BY
 from project.base.callback import MayMissSteps
 from project.base.errors import UserError
 from project.base.rank import rank
+from project.engine.script import STARTED_BY
 from project.engine.signals import SIGNALS
 
 

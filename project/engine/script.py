@@ -17,6 +17,8 @@ from project.base.rank import rank
 from project.base.versions import versions
 from project.engine.signals import SIGNALS, Stopped
 
+# noted early: when torch has been imported, seconds later, the process that started this one may be gone
+STARTED_BY = os.getppid()
 # the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
@@ -45,6 +47,16 @@ def outlive_terminal() -> None:
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             raw = raw if stream.write_through else io.BufferedWriter(raw)
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **how))
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and --version needs none."""
+    if sys.argv[1:] == ["--version"]:
+        print(versions())
+        sys.exit()
+    with short_errors():
+        yield
 
 
 @contextlib.contextmanager

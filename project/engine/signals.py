@@ -52,6 +52,7 @@ class StopSignals:
             if self.pid == os.getpid() and not is_inner:
                 signal.set_wakeup_fd(-1)
                 self.sender.close()
+                del self.sender  # and the call after a fork
                 self.pid = 0
                 for number, handler in before.items():
                     signal.signal(number, handler)
@@ -74,6 +75,8 @@ class StopSignals:
             receiver, self.sender = socket.socketpair()
             self.sender.setblocking(False)
             signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
+            # a worker's signals are not this process's
+            multiprocessing.util.register_after_fork(self.sender, lambda _: signal.set_wakeup_fd(-1))
             threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
@@ -118,5 +121,3 @@ def tell(text: str) -> None:
 
 
 SIGNALS = StopSignals()
-# a worker's signals are not this process's
-multiprocessing.util.register_after_fork(SIGNALS, lambda signals: signals.pid and signal.set_wakeup_fd(-1))
