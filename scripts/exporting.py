@@ -99,7 +99,7 @@ def example(model: LightningModule, data: LightningDataModule) -> Tensor:
             return model.example_input_array
         what = f"what the network takes of {name} is not known"
         raise UserError(f"{what}\nset self.example_input_array of {type(model).__name__} to such a tensor, (N, ...)")
-    if data.empty_batch is None:  # an older checkpoint does not know it
+    if data.empty_batch is None:  # the checkpoint does not know it
         prepare_data(data)
         data.setup("fit")
     if data.empty_batch is None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.curves import Curves
 from project.base.errors import UserError
 from project.base.means import Means, collection, numbers
 from project.classifier import Classifier
@@ -114,12 +113,6 @@ def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
     monkeypatch.setattr(Terminate, "at_batch", None)
     train(*flags, "--ckpt_path", "last")
     assert epoch_lines(capsys.readouterr().out)["2"] == expected
-
-
-def test_a_checkpoint_from_before_the_means_of_epochs_is_taken() -> None:
-    callback = Curves()
-    callback.load_state_dict({"train": [{"names": [], "sums": None, "metrics": {}}], "has_logged": True})
-    assert callback.resumed["epoch"] == []
 
 
 class LastLoss(Callback):

@@ -101,8 +101,8 @@ class Curves(Callback):
         return {name: [state[name] for state in states] for name in ("train", "epoch")} | {"lr": float(self.lr)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.lr = state_dict.get("lr", 0.0)
-        self.resumed = {name: state_dict.get(name, []) for name in ("train", "epoch")}  # the latter is younger
+        self.lr = state_dict["lr"]
+        self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
 
 def is_of_class(name: str) -> bool:

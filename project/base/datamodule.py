@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
 from project.base.folds import Fraction, NumFolds, asked_fold, seeded_part, trained_fold, validation_and_rest
-from project.base.loaded import Loaded, as_samples, no_images, no_inputs
+from project.base.loaded import Loaded, as_samples, no_inputs
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is, eval_size
 
@@ -197,4 +197,4 @@ class TensorDataModule(LightningDataModule):
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], was
         self.trained_fold = trained_fold(state_dict.get("fold"), self.fold)
         if not self.splits:
-            self.empty_batch = state_dict.get("empty_batch", no_images(state_dict.get("file_shape", self.image_shape)))
+            self.empty_batch = state_dict.get("empty_batch")  # 0.1 did not keep it

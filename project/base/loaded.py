@@ -62,11 +62,6 @@ def no_inputs(samples: Samples) -> Tensor | None:
     return first.new_empty(0, *first.shape[1:]) if isinstance(first, Tensor) else None
 
 
-def no_images(shape: tuple[int, int, int] | None) -> Tensor | None:
-    """An empty batch of uint8 images: what older checkpoints know is their shape."""
-    return torch.empty(0, *shape, dtype=torch.uint8) if shape else None
-
-
 def shape_of_images(batch: Tensor | None) -> tuple[int, int, int] | None:
     """Channels, height, width of uint8 images, for which files can stand; None for other inputs."""
     if batch is None or batch.dtype != torch.uint8 or batch.dim() != 4:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from project.base.errors import UserError
 from project.base.rank import say
 from project.base.weights import load_checked
-from project.engine.older import as_today
+from project.engine.older import rename_classes
 from project.engine.script import write_whole
 
 
@@ -35,9 +35,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        checkpoint = load_checked(Path(path))
-        if "config" in checkpoint:  # tune.py's have none
-            as_today(checkpoint)
+        checkpoint: dict[str, Any] = load_checked(Path(path))
+        rename_classes(checkpoint.get("schedule", {}), str(checkpoint.get("package")))  # it may name a scheduler
         return checkpoint
 
 
@@ -66,8 +65,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     config = checkpoint.get("config") if isinstance(checkpoint, dict) and "state_dict" in checkpoint else None
     if not isinstance(config, dict) or not has_shape_of_config(config):
         raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
+    if "package" not in checkpoint:
+        raise UserError(f"checkpoint {path} was written before version 0.1, and only such a version can read it")
     config.pop("config", None)  # a flag, which would read a file
-    as_today(checkpoint)
+    rename_classes(config, str(checkpoint["package"]))
     return checkpoint
 
 

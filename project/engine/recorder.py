@@ -48,7 +48,7 @@ class RunRecorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.start is None:  # not when the test restores the best checkpoint
             self.seconds_before = state_dict["train_seconds"]
-            self.best = state_dict.get("best") if self.run and not self.run.is_new else None
+            self.best = state_dict["best"] if self.run and not self.run.is_new else None
 
     def train_seconds(self) -> float:
         return self.seconds_before + (time.monotonic() - self.start if self.start is not None else 0)
