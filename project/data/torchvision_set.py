@@ -43,7 +43,7 @@ class TorchvisionSet(TensorDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        if dataset not in datasets.__all__:
+        if dataset not in datasets.__all__ or dataset == "LSUN":  # which unpickles a file
             hint = did_you_mean(dataset, datasets.__all__) or "; FashionMNIST, SVHN and CIFAR100 are some"
             raise UserError(f"data.dataset {dataset!r} is no class of torchvision.datasets{hint}", 2)
         self.source: Any = vars(datasets)[dataset]

@@ -77,6 +77,8 @@ def has_shape_of_config(config: dict[str, Any]) -> bool:
         json.dumps(config, default=str, skipkeys=True)
     except (ValueError, RecursionError):  # it holds itself
         return False
+    if any("." in str(key) for key in config):  # jsonargparse would take it for a part of another
+        return False
     parts = [config.get(name) for name in ("model", "data", "trainer")]
     classes = [part for part in parts[:2] if isinstance(part, dict)]
     are_classes = all(isinstance(part.get("class_path"), str) for part in classes)

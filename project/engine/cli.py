@@ -49,7 +49,7 @@ class TrainingCLI(LightningCLI):
         self.failures: list[Exception] = []
         # a class of the user's is found as with python -m; the script's own folder is scripts/
         sys.path[:0] = [folder for folder in (str(Path.cwd()), str(ROOT)) if folder not in sys.path]
-        with trust.enforced(saved) if trust else contextlib.nullcontext():
+        with self.import_rules():
             super().__init__(
                 *(LightningModule, LightningDataModule),
                 subclass_mode_model=True,
@@ -63,6 +63,10 @@ class TrainingCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
+
+    def import_rules(self) -> contextlib.AbstractContextManager[None]:
+        """Around what reads the config: of a config that is not trusted, only what it may construct is imported."""
+        return self.trust.enforced(self.saved) if self.trust else contextlib.nullcontext()
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--seed_everything", type=bool | Seed, default=42, help="True draws one.")
@@ -151,7 +155,8 @@ class TrainingCLI(LightningCLI):
 
     def instantiate(self, config: Namespace) -> Namespace:
         try:
-            return self.parser.instantiate(config)
+            with self.import_rules():
+                return self.parser.instantiate(config)
         except ValueError as error:
             failure = next(iter(self.failures), error.__cause__)  # the latter of a function, or the parser's own
             if not isinstance(failure, Exception) or is_of_parser(failure):

@@ -72,7 +72,8 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
         cli = TrainingCLI(ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args]))
     else:
         cli = TrainingCLI(flags, saved=restart.start, trust=restart.trust)
-        now = write_config(cli.parser, cli.config)[0]
+        with cli.import_rules():
+            now = write_config(cli.parser, cli.config)[0]
         changes = check_changes(restart, cli.model, now, flags)
         say_unused(cli.read(config_files(ordered)), now, changes)
     cli.restart = restart
@@ -88,7 +89,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     path, checkpoint = restart.path, restart.checkpoint
     if checkpoint is not None and path is not None:
         if restart.trust:
-            restart.trust.check_state(checkpoint)
+            restart.trust.check_run(checkpoint, restart.folder)
         check_resume(checkpoint, cli.model, config, path)
         if isinstance(cli.model, System):
             cli.model.is_initialized = True  # when it began

@@ -40,12 +40,12 @@ PACKAGES = (
 """Their classes may be constructed."""
 EXCEPT = (
     f"{PACKAGE}.engine",  # makes folders
+    "timm.models._features_fx",  # generates code
     "timm.data",  # reads and writes files that its arguments name
     "timm.task",  # loads a teacher from a file
     "timm.utils",  # writes checkpoints
     "torchmetrics.functional",  # networks that load a file
-    "torchvision.datasets.caltech",  # makes folders
-    "torchvision.datasets.lsun",  # unpickles a file in the data set's folder
+    "torchvision.datasets",  # unpacks archives, makes folders, unpickles a file
     "scripts",
     "tests",  # starts programs
     "torchvision.io",  # reads files
@@ -57,8 +57,10 @@ ARGUMENTS = {
     "timm": ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
     "torchmetrics": ("baseline_path", "baseline_url", "feature_extractor_weights_path", "model_name_or_path"),
     "lightning.pytorch.callbacks": ("dirpath", "exclude_batches_path"),
-    "torchvision.datasets": ("download",),
-    LOGGERS: ("artifact_location", "dict_kwargs", "dir", "log_dir", "root_dir", "save_dir", "tracking_uri"),
+    LOGGERS: (
+        *("artifact_location", "dict_kwargs", "dir", "log_dir", "name", "root_dir", "save_dir", "sub_dir"),
+        *("tracking_uri", "version"),
+    ),
 }
 """Not with these arguments, by package: files to load and places to write to."""
 ALLOWED = (
@@ -68,7 +70,8 @@ ALLOWED = (
 WAY_OUT = "if you trust the file: --trust_checkpoint true, or its package in trusted_packages in pyproject.toml"
 NAMING = ("--model", "--data", "--trainer", "--config")  # flags whose values may name classes
 PLACES = ("dir", "path")  # the ends of those that do not
-FIELD = re.compile(r"\{[\w/.-]*(:\d*(\.\d+)?[defg])?\}")  # of a checkpoint's file name
+FIELD = re.compile(r"\{[\w-]+(/[\w-]+)*(:\d*(\.\d+)?[defg])?\}")  # of a checkpoint's file name
+NAMED = (*PATHS, "accelerator", "plugins", "profiler", "strategy")  # arguments whose text may be an import path
 
 
 class Trust:
@@ -86,18 +89,25 @@ class Trust:
         self.typed = {text for value in typed_values(args) for text in strings(value)}
 
     @cached_property
-    def users(self) -> set[str]:
-        """Import paths of the user's modules and objects. A module's includes all that lies below it."""
-        typed = {text for text in self.typed if IMPORT_PATH.fullmatch(text)}
-        return {PACKAGE, *trusted_packages(), *typed, *(defined_at(resolve(path)) for path in typed)}
+    def modules(self) -> set[str]:
+        """The user's modules and packages, with all that lies below them."""
+        return {PACKAGE, *trusted_packages()}
+
+    @cached_property
+    def named(self) -> set[str]:
+        """Import paths that the user has typed, and those of their definitions."""
+        typed = {text for text in self.typed if IMPORT_PATH.fullmatch(text) and not Path(text).exists()}
+        return typed | {defined_at(resolve(path)) for path in typed}
 
     @contextlib.contextmanager
     def enforced(self, config: Any) -> Iterator[None]:
         """While jsonargparse works on `config`, it imports only what is allowed. Raises UserError for anything else."""
-        modules = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
-        self.users.update(name for name in modules if name not in EXCEPT and is_users_module(name, self.file))
+        names = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
+        self.modules.update(name for name in names if name not in EXCEPT and is_users_module(name, self.file))
         before = {key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")}
-        allowed = [path for path in (*PACKAGES, *self.users) if all(map(str.isidentifier, path.split(".")))]
+        allowed = [
+            path for path in (*PACKAGES, *self.modules, *self.named) if all(map(str.isidentifier, path.split(".")))
+        ]
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
             yield
@@ -121,7 +131,7 @@ class Trust:
                 self.check(value, str(name))
         elif inspect.isroutine(config) or inspect.isclass(config):
             self.check_object(config, defined_at(config))
-        elif key in PATHS and IMPORT_PATH.fullmatch(str(config)):  # the model itself imports these
+        elif key in NAMED and IMPORT_PATH.fullmatch(str(config)):  # the model itself imports these
             self.check_object(self.imported(config), config)
 
     def check_class_path(self, path: str, entries: dict[str, Any]) -> None:
@@ -140,17 +150,21 @@ class Trust:
         if not self.allows(defined_at(value), inspect.isclass(value)) and not makes_network(value):
             self.refuse(path)
 
-    def check_state(self, checkpoint: dict[str, Any]) -> None:
-        """Raise UserError where a callback's state has a path that leads elsewhere: Lightning deletes old files."""
-        for path in strings(checkpoint.get("callbacks", {})):
+    def check_run(self, checkpoint: dict[str, Any], folder: Path | None) -> None:
+        """Raise UserError where a resume would delete or write something outside the run's folder: by a path in the
+        state of a callback, whose older files Lightning deletes, or by a link in the folder."""
+        for path in [*strings(checkpoint.get("callbacks", {})), *keys(checkpoint.get("callbacks", {}))]:
             if "://" in path or ".." in Path(path).parts:
                 self.refuse(repr(path[:60]))
+        for file in folder.rglob("*") if folder else ():
+            if file.is_symlink():
+                self.refuse(f"{file} as a part of its run, which is a link")
 
     def allows(self, path: str, is_class: bool) -> bool:
         """What the nearest rule for an import path says: one about a module holds for all that lies below it."""
         parts = path.split(".")
         for parent in (".".join(parts[:num]) for num in range(len(parts), 0, -1)):
-            if parent in self.users:
+            if parent in self.modules or parent in self.named:
                 return True
             if parent in EXCEPT:
                 return False
@@ -159,7 +173,7 @@ class Trust:
         return False
 
     def check_arguments(self, place: str, entries: dict[str, Any]) -> None:
-        if is_below(place, *self.users):
+        if is_below(place, *self.modules):
             return
         refused = [name for package, names in ARGUMENTS.items() if is_below(place, package) for name in names]
         given = {**as_dict(entries.get("init_args")), **as_dict(entries.get("dict_kwargs"))}
@@ -219,7 +233,7 @@ def is_users_module(name: str, beside: Path) -> bool:
         return False
     found = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
     places = [Path(place).resolve() for place in found]
-    holds_file = any(beside.resolve().is_relative_to(place) for place in places)
+    holds_file = any(file.is_relative_to(place) for place in places for file in (beside.absolute(), beside.resolve()))
     return bool(places) and not holds_file and all(map(is_users_file, places))
 
 
@@ -227,7 +241,8 @@ def is_users_file(path: Path) -> bool:
     is_installed = {"site-packages", "dist-packages"} & {*path.parts}
     is_pythons = path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
     is_near = path.is_relative_to(REPOSITORY) or path.is_relative_to(Path.cwd())
-    is_no_code = any(path.is_relative_to(REPOSITORY / name) for name in ("scripts", "logs", "data"))
+    folders = [root / name for root in (REPOSITORY, Path.cwd()) for name in ("scripts", "logs", "data")]
+    is_no_code = any(path.is_relative_to(folder) for folder in folders)
     return is_near and not (is_installed or is_pythons or is_no_code)
 
 
@@ -261,6 +276,13 @@ def strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list | tuple):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from strings(inner)
+
+
+def keys(value: Any) -> Iterator[str]:
+    """All texts among the keys of nested dicts."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield str(key)
+        yield from keys(inner)
 
 
 def typed_values(args: Sequence[str]) -> Iterator[Any]:

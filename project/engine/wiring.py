@@ -68,7 +68,8 @@ def make_callbacks(cli: TrainingCLI, root: Path, run: Run | None, selection: Sel
     callbacks += [DeviceMonitor()] if config.device_monitor else []
     callbacks += [GradientNorm(config.gradient_norm == "modules")] if config.gradient_norm else []
     callbacks += [WeightHistograms(config.histograms_every_n_epochs)] if config.histograms_every_n_epochs else []
-    callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, selection))
+    with cli.import_rules():
+        callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, selection))
     if config.patience is not None:
         # Lightning 2.6 has no answer where it validates by the clock
         at_end = False if isinstance(config.trainer.val_check_interval, str) else None

@@ -92,6 +92,13 @@ OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.p
     "artifacts elsewhere": of_trainer(
         logger=named("lightning.pytorch.loggers.MLFlowLogger", artifact_location="file://TARGET")
     ),
+    "a profiler's name": of_trainer(profiler="came.with_it.X"),
+    "a checkpoint's field is a path": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{TARGET}")]
+    ),
+    "a logger writes into another run": of_trainer(
+        logger=named("lightning.pytorch.loggers.CSVLogger", name="own", version="version_0")
+    ),
     "a plugin": of_trainer(plugins=[named("hostile.Net")]),
 }
 ANYWHERE: dict[str, Change] = {
@@ -126,6 +133,10 @@ ANYWHERE: dict[str, Change] = {
     ),
     "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
     "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
+    "a network that generates code": of_model(
+        net=named("timm.models._features_fx.GraphExtractNet", return_nodes=["b"])
+    ),
+    "an archive": anything("torchvision.datasets.Cityscapes", root="TARGET"),
     "a folder of a data set": anything("torchvision.datasets.Caltech101", root="TARGET"),
     "a module that came with the file": anything("came.with_it.Net"),
     "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
@@ -254,16 +265,42 @@ def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim"])
-def test_a_state_deletes_no_folder(
+@pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim", "a link"])
+def test_a_resume_deletes_and_writes_nothing_elsewhere(
     path: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = torch.load(trained()[0] / "checkpoints" / "last.ckpt", weights_only=True)
-    content["callbacks"]["RunCheckpoint/last"]["best_model_path"] = path
     copy = target.parent / "logs" / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
     copy.parent.mkdir(parents=True)
+    if path == "a link":
+        (copy.parents[1] / "config.yaml").symlink_to(target)
+    else:
+        content["callbacks"]["RunCheckpoint/last"]["best_k_models"] = {path: torch.tensor(1.0)}
     torch.save(content, copy)
     check_refused(lambda: train_main(["--ckpt_path", str(copy), "--trainer.max_epochs", "3"]), target, capsys)
+
+
+def test_a_setting_with_a_dot_is_none(trained: Trained, target: Path) -> None:
+    def change(config: dict[str, Any], target: str) -> None:
+        config["trainer.default_root_dir"] = target
+
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    with pytest.raises(SystemExit):
+        train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
+    assert not target.exists()
+
+
+def test_a_typed_class_takes_no_place_from_the_file(
+    trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = "lightning.pytorch.loggers.CSVLogger"
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt",
+        Path(BAD),
+        of_trainer(logger=named(logger, save_dir="TARGET")),
+        target,
+    )
+    check_refused(lambda: train_main(["--ckpt_path", BAD, "--trainer.logger", logger]), target, capsys)
 
 
 @pytest.mark.parametrize(
