@@ -38,6 +38,7 @@ PACKAGES = (
     "torchvision",
 )
 """Their classes may be constructed."""
+NATIVE = "torch._C._nn"  # where some functions of torch.nn.functional are defined, such as gelu
 EXCEPT = (
     f"{PACKAGE}.engine",  # makes folders
     "timm.models._features_fx",  # generates code
@@ -105,9 +106,8 @@ class Trust:
         names = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
         self.modules.update(name for name in names if name not in EXCEPT and is_users_module(name, self.file))
         before = {key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")}
-        allowed = [
-            path for path in (*PACKAGES, *self.modules, *self.named) if all(map(str.isidentifier, path.split(".")))
-        ]
+        paths = (*PACKAGES, NATIVE, *self.modules, *self.named)
+        allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
             yield
@@ -147,7 +147,8 @@ class Trust:
         return resolve(path)
 
     def check_object(self, value: Any, path: str) -> None:
-        if not self.allows(defined_at(value), inspect.isclass(value)) and not makes_network(value):
+        is_function = makes_network(value) or is_functional(value)
+        if not self.allows(defined_at(value), inspect.isclass(value)) and not is_function:
             self.refuse(path)
 
     def check_run(self, checkpoint: dict[str, Any], folder: Path | None) -> None:
@@ -198,6 +199,12 @@ def makes_network(function: Any) -> bool:
         timm: Any = importlib.import_module("timm")
         return function is timm.create_model or timm.is_model(function.__name__)
     return False
+
+
+def is_functional(function: Any) -> bool:
+    """Whether it is one of torch.nn.functional, which compute tensors from tensors: an activation, for instance."""
+    found = vars(nn.functional).get(getattr(function, "__name__", ""))
+    return found is function and is_below(defined_at(function), nn.functional.__name__, NATIVE)
 
 
 def returns_network(function: Any) -> bool:

@@ -417,6 +417,17 @@ def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -
     assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
 
 
+@pytest.mark.parametrize("function", ["relu", "gelu"])
+def test_a_function_of_torch_may_be_an_argument(function: str, trained: Trained, target: Path) -> None:
+    folder, metrics = trained()
+    code = "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass Loss(nn.CrossEntropyLoss):\n"
+    init = "    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:\n        super().__init__()\n"
+    Path("own_loss.py").write_text(code + init)
+    loss = named("own_loss.Loss", activation=f"torch.nn.functional.{function}")
+    changed(folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=loss), target)
+    assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
+
+
 @pytest.mark.parametrize("net", ["torchvision.models.resnet18", "timm.create_model"])
 def test_a_function_that_makes_networks_is_called(net: str, trained: Trained, target: Path) -> None:
     arguments: dict[str, Any] = {"model_name": "resnet18"} if "timm" in net else {"num_classes": 4}
