@@ -131,7 +131,7 @@ class Trust:
                 self.check(value, str(name))
         elif inspect.isroutine(config) or inspect.isclass(config):
             self.check_object(config, defined_at(config))
-        elif key in NAMED and IMPORT_PATH.fullmatch(str(config)):  # the model itself imports these
+        elif key in NAMED and IMPORT_PATH.fullmatch(str(config)):  # the model or Lightning imports it
             self.check_object(self.imported(config), config)
 
     def check_class_path(self, path: str, entries: dict[str, Any]) -> None:
@@ -156,10 +156,12 @@ class Trust:
         state of a callback, whose older files Lightning deletes, or by a link in the folder."""
         for path in [*strings(checkpoint.get("callbacks", {})), *keys(checkpoint.get("callbacks", {}))]:
             if "://" in path or ".." in Path(path).parts:
-                self.refuse(repr(path[:60]))
+                what = f"the state of a callback in {self.file} has the path {path[:60]!r}"
+                raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
         for file in folder.rglob("*") if folder else ():
             if file.is_symlink():
-                self.refuse(f"{file} as a part of its run, which is a link")
+                what = f"{file} is a link: the resume of a run from somebody else would write where it leads"
+                raise UserError(f"{what}\n{WAY_OUT}", 2)
 
     def allows(self, path: str, is_class: bool) -> bool:
         """What the nearest rule for an import path says: one about a module holds for all that lies below it."""
