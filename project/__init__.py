@@ -1,1 +1,2 @@
-"""A PyTorch Lightning project template. Start reading at classifier.py, then base/system.py and base/datamodule.py."""
+"""A PyTorch Lightning project template. Start reading at classifier.py, then base/system.py and
+base/datamodule.py."""

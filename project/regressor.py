@@ -1,4 +1,5 @@
-"""Trains a network to predict numbers. Yours: change what you like; base/system.py has what is not here."""
+"""Trains a network to predict numbers. Yours: change what you like; base/system.py has what is not
+here."""
 
 from typing import Any
 
@@ -12,15 +13,22 @@ from project.base.system import System
 
 
 class Regressor(System):
-    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D is 1.
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D
+    is 1.
 
     criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
     """
 
     def __init__(
-        self, net: nn.Module, criterion: nn.Module | None = None, metrics: Metrics | Metric | None = None, **system: Any
+        self,
+        net: nn.Module,
+        criterion: nn.Module | None = None,
+        metrics: Metrics | Metric | None = None,
+        **system: Any,
     ) -> None:
-        super().__init__(net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system)
+        super().__init__(
+            net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, predicted = self.loss_and_prediction(batch)
@@ -41,10 +49,15 @@ class Regressor(System):
         """(N, D)"""
         return self(batch[0]).float()  # the network's, or their mean over test_views
 
-    def loss_and_prediction(self, batch: Batch, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    def loss_and_prediction(
+        self, batch: Batch, net: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
         x, y = batch
         predicted = (net or self.net)(x).float()
         if predicted.numel() != y.numel():
-            raise UserError(f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make them agree")
+            raise UserError(
+                f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make "
+                "them agree"
+            )
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
         return self.criterion(predicted, y), predicted

@@ -1,6 +1,8 @@
-"""How fast training is, side by side with hand-written PyTorch and with Lightning as it is usually written.
+"""How fast training is, side by side with hand-written PyTorch and with Lightning as it is usually
+written.
 
-python scripts/benchmark.py                            # all of it on generated data, about 12 minutes on 2 cores
+python scripts/benchmark.py                            # all of it on generated data, about 12
+minutes on 2 cores
 python scripts/benchmark.py --parts mnist --rounds 5 --json speed.json
 python scripts/benchmark.py --markdown docs/speed.md   # the page of tables
 python scripts/benchmark.py --parts mnist cifar --data_dir data            # the real images
@@ -9,15 +11,17 @@ Contestants of the parts mnist and cifar, with the same network, batch size and 
 
   tutorial       a plain loop over torchvision's dataset with per-sample transforms, no workers
   tutorial, N w  the same with the best number of worker processes
-  stock, N w     Lightning's Trainer as it comes: that dataset, self.log and torchmetrics in each step, TensorBoard, bar
-  plain module   the same module through train.py, over a stock DataLoader of a TensorDataset; then with several steps
+  stock, N w     Lightning's Trainer as it comes: that dataset, self.log and torchmetrics in each
+  step, TensorBoard, bar plain module   the same module through train.py, over a stock DataLoader of
+  a TensorDataset; then with several steps
                  a call, with the data in a TensorDataModule, with both
   own step       a subclass of ours whose training_step calls self.log, the rest as in the YAML
-  raw            hand-tuned PyTorch: data on the device, fused optimiser, channels_last, no logs, threads as in ours
-  ours           the shipped YAML through train.py, with logging, bar and checkpoints; the rows below change one thing
+  raw            hand-tuned PyTorch: data on the device, fused optimiser, channels_last, no logs,
+  threads as in ours ours           the shipped YAML through train.py, with logging, bar and
+  checkpoints; the rows below change one thing
 
-They take turns in every round. A step's time is that between the first and the last call of an epoch, without what an
-epoch or a validation costs once.
+They take turns in every round. A step's time is that between the first and the last call of an
+epoch, without what an epoch or a validation costs once.
 """
 
 import argparse
@@ -46,7 +50,17 @@ with starting():
     import numpy as np
     import torch
     import torchvision
-    from contestants import CONFIGS, Reference, StepClock, ours, plain, raw, run_train, stock, tutorial
+    from contestants import (
+        CONFIGS,
+        Reference,
+        StepClock,
+        ours,
+        plain,
+        raw,
+        run_train,
+        stock,
+        tutorial,
+    )
     from PIL import Image
     from torch import Tensor
     from torchvision import transforms
@@ -68,16 +82,24 @@ GRAPHS = f"{COMPILED} --model.compile_mode reduce-overhead"  # CUDA graphs
 Rows = dict[str, dict[str, float]]
 
 
-def turns(runs: Mapping[str, Callable[[], Any]], rounds: int, ratios: Sequence[tuple[str, str]] = ()) -> Rows:
-    """What the runs return, which take turns in every round; ratios: of the medians of two of them."""
+def turns(
+    runs: Mapping[str, Callable[[], Any]], rounds: int, ratios: Sequence[tuple[str, str]] = ()
+) -> Rows:
+    """What the runs return, which take turns in every round; ratios: of the medians of two of
+    them."""
     values: dict[str, list[float]] = {name: [] for name in runs}
     nowhere = io.StringIO()  # bars and lines are made, but not seen
     for _ in range(rounds):
         for name, measure in runs.items():
             with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 values[name].append(measure())
-    rows = {name: {"median": statistics.median(v), "min": min(v), "max": max(v)} for name, v in values.items()}
-    return rows | {f"{a} / {b}": {"median": rows[a]["median"] / rows[b]["median"]} for a, b in ratios}
+    rows = {
+        name: {"median": statistics.median(v), "min": min(v), "max": max(v)}
+        for name, v in values.items()
+    }
+    return rows | {
+        f"{a} / {b}": {"median": rows[a]["median"] / rows[b]["median"]} for a, b in ratios
+    }
 
 
 Contestant = Callable[[Reference, int], float]
@@ -85,7 +107,10 @@ Contestant = Callable[[Reference, int], float]
 
 def contestants(accelerator: str, tried: Mapping[int, float]) -> dict[str, Contestant]:
     """tried: milliseconds of a tutorial's step by number of workers."""
-    num_workers, faster = min((num for num in tried if num), key=tried.__getitem__), min(tried, key=tried.__getitem__)
+    num_workers, faster = (
+        min((num for num in tried if num), key=tried.__getitem__),
+        min(tried, key=tried.__getitem__),
+    )
     several = "--steps_per_execution 20"
     found: dict[str, Contestant] = {
         "tutorial": tutorial,
@@ -106,7 +131,9 @@ def contestants(accelerator: str, tried: Mapping[int, float]) -> dict[str, Conte
         found |= {
             "raw, compiled": partial(raw, compile_mode="reduce-overhead"),
             "ours, compiled": partial(ours, flags=GRAPHS),
-            "ours, compiled, bf16-mixed": partial(ours, flags=f"{GRAPHS} --trainer.precision bf16-mixed"),
+            "ours, compiled, bf16-mixed": partial(
+                ours, flags=f"{GRAPHS} --trainer.precision bf16-mixed"
+            ),
             "ours, not resident": partial(ours, flags="--data.resident false"),
             "ours, CPU": partial(ours, flags="--trainer.accelerator cpu"),
         }
@@ -115,16 +142,24 @@ def contestants(accelerator: str, tried: Mapping[int, float]) -> dict[str, Conte
 
 def compare(name: str, options: argparse.Namespace) -> Rows:
     """Milliseconds a step."""
-    num_steps = options.steps if name == "mnist" or options.accelerator == "gpu" else -(-options.steps // 5)
+    num_steps = (
+        options.steps if name == "mnist" or options.accelerator == "gpu" else -(-options.steps // 5)
+    )
     reference = Reference(name, num_steps + 1, options.accelerator, options.data_dir)
     small = Reference(name, 60, options.accelerator, options.data_dir)
     counts = [0, *(2**i for i in range((os.cpu_count() or 1).bit_length()))]
     competing = contestants(options.accelerator, {num: tutorial(small, 1, num) for num in counts})
     turns({who: partial(train, small, 1) for who, train in competing.items()}, 1)  # warm-up
     num_epochs = -(-num_steps // (reference.num_batches - 1))
-    rows = turns({who: partial(train, reference, num_epochs) for who, train in competing.items()}, options.rounds)
+    rows = turns(
+        {who: partial(train, reference, num_epochs) for who, train in competing.items()},
+        options.rounds,
+    )
     for row in rows.values():
-        row["images/s"], row["/ ours"] = 64e3 / row["median"], row["median"] / rows["ours"]["median"]
+        row["images/s"], row["/ ours"] = (
+            64e3 / row["median"],
+            row["median"] / rows["ours"]["median"],
+        )
     return rows | {"ours / raw": {"median": rows["ours"]["median"] / rows["raw"]["median"]}}
 
 
@@ -137,14 +172,22 @@ def loader(name: str, options: argparse.Namespace) -> Rows:
     """Images a second out of the loader alone, normalised, on the CPU, as they are or augmented."""
     reference = Reference(name, 300, "cpu", options.data_dir)
     samples, normalize = reference.samples, reference.normalize
-    sampler = EpochBatchSampler(len(samples), 64, shuffle=True, batches_at_once=samples.batches_at_once(64))
-    own = ResumableLoader(samples, batch_sampler=sampler, collate_fn=as_it_is)  # type: ignore[arg-type]  # a batch
-    both = [transforms.RandomCrop(samples.inputs.shape[-1], padding=4), transforms.RandomHorizontalFlip()]
+    sampler = EpochBatchSampler(
+        len(samples), 64, shuffle=True, batches_at_once=samples.batches_at_once(64)
+    )
+    # a batch
+    own = ResumableLoader(samples, batch_sampler=sampler, collate_fn=as_it_is)  # type: ignore[arg-type]
+    both = [
+        transforms.RandomCrop(samples.inputs.shape[-1], padding=4),
+        transforms.RandomHorizontalFlip(),
+    ]
     runs = {
         "torchvision, plain": partial(images_per_s, reference.loader()),
         "ours, plain": partial(images_per_s, own, lambda x: len(normalize(x))),
         "torchvision, crop and flip": partial(images_per_s, reference.loader(augment=both)),
-        "ours, crop and flip": partial(images_per_s, own, lambda x: len(normalize(crop_and_flip(x, 4, True)))),
+        "ours, crop and flip": partial(
+            images_per_s, own, lambda x: len(normalize(crop_and_flip(x, 4, True)))
+        ),
     }
     ratios = [(f"ours, {kind}", f"torchvision, {kind}") for kind in ("plain", "crop and flip")]
     return turns(runs, options.rounds, ratios)
@@ -152,7 +195,9 @@ def loader(name: str, options: argparse.Namespace) -> Rows:
 
 def batch_size(name: str, options: argparse.Namespace) -> Rows:
     """Images a second of ours."""
-    reference = Reference(name, 960 if name == "mnist" else 320, options.accelerator)  # several calls of large batches
+    reference = Reference(
+        name, 960 if name == "mnist" else 320, options.accelerator
+    )  # several calls of large batches
     runs = {
         "batch 64": lambda: 64e3 / ours(reference, 1),
         "batch 1024": lambda: 1024e3 / ours(reference, 1, "--data.batch_size 1024"),
@@ -161,8 +206,8 @@ def batch_size(name: str, options: argparse.Namespace) -> Rows:
 
 
 def growth(name: str, options: argparse.Namespace) -> Rows:
-    """Seconds an epoch of ours by the size of the data, with all that an epoch costs, and what each further sample
-    costs, without; milliseconds a step by the number of classes."""
+    """Seconds an epoch of ours by the size of the data, with all that an epoch costs, and what each
+    further sample costs, without; milliseconds a step by the number of classes."""
     num = 60 if name == "mnist" else 12  # batches
     references = {times: Reference(name, times * num, options.accelerator) for times in (1, 4, 16)}
 
@@ -174,18 +219,27 @@ def growth(name: str, options: argparse.Namespace) -> Rows:
         net = f"--model.net.sizes [784,128,{classes}]" if name == "mnist" else ""
         return ours(references[16], 1, f"--data.of_classes {classes} {net}")
 
-    rows = turns({f"{times} x the data, s": partial(epoch, times) for times in references}, options.rounds)
+    rows = turns(
+        {f"{times} x the data, s": partial(epoch, times) for times in references}, options.rounds
+    )
     for fewer, more in ((1, 4), (4, 16)):
         seconds = rows[f"{more} x the data, s"]["median"] - rows[f"{fewer} x the data, s"]["median"]
-        rows[f"{fewer} to {more} x, µs a sample"] = {"median": 1e6 * seconds / (64 * num * (more - fewer))}
+        rows[f"{fewer} to {more} x, µs a sample"] = {
+            "median": 1e6 * seconds / (64 * num * (more - fewer))
+        }
     first, second = (row["median"] for label, row in rows.items() if "µs" in label)
     rows["second / first"] = {"median": second / first}
-    by_classes = {f"{classes} classes, ms a step": partial(step, classes) for classes in (2, 10, 100)}
-    return rows | turns(by_classes, options.rounds, [("100 classes, ms a step", "2 classes, ms a step")])
+    by_classes = {
+        f"{classes} classes, ms a step": partial(step, classes) for classes in (2, 10, 100)
+    }
+    return rows | turns(
+        by_classes, options.rounds, [("100 classes, ms a step", "2 classes, ms a step")]
+    )
 
 
 def compiled(name: str, options: argparse.Namespace) -> Rows:
-    """What `--model.compile_net inductor` brings on this device, and how long training waits for it."""
+    """What `--model.compile_net inductor` brings on this device, and how long training waits for
+    it."""
     if FOUND == "cpu" and not shutil.which("g++"):
         return {}
     reference = Reference(name, 400 if name == "mnist" else 100, options.accelerator)
@@ -196,10 +250,23 @@ def compiled(name: str, options: argparse.Namespace) -> Rows:
         ours(reference, 1, flag)
         return StepClock.newest.marks[0][0] - start
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
-        rows = turns({f"{who}, s to the first steps": partial(first_call, flag) for who, flag in flags.items()}, 1)
-        runs = {f"{who}, ms a step": partial(ours, reference, 1, flag) for who, flag in flags.items()}
-        return rows | turns(runs, options.rounds, [("ours, compiled, ms a step", "ours, ms a step")])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
+    ):
+        rows = turns(
+            {
+                f"{who}, s to the first steps": partial(first_call, flag)
+                for who, flag in flags.items()
+            },
+            1,
+        )
+        runs = {
+            f"{who}, ms a step": partial(ours, reference, 1, flag) for who, flag in flags.items()
+        }
+        return rows | turns(
+            runs, options.rounds, [("ours, compiled, ms a step", "ours, ms a step")]
+        )
 
 
 def decode(file: Path) -> None:
@@ -207,7 +274,8 @@ def decode(file: Path) -> None:
 
 
 def image_folder(name: str, options: argparse.Namespace) -> Rows:
-    """Images a second out of folders of JPEG files, 256 x 256: decoding alone, the loader, training the CNN on them."""
+    """Images a second out of folders of JPEG files, 256 x 256: decoding alone, the loader, training
+    the CNN on them."""
     num_workers, generator = os.cpu_count() or 1, np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         for i in range(NUM_FILES):
@@ -217,11 +285,17 @@ def image_folder(name: str, options: argparse.Namespace) -> Rows:
             small.resize((256, 256), Image.Resampling.BICUBIC).save(path, quality=90)
         Path(folder, "test").symlink_to("train")
         own = ["--config", str(CONFIGS / "cifar10_cnn.yaml"), "--data.data_dir", folder]
-        flags = "--data project.data.image_folder.ImageFolder --data.image_shape [3,32,32] --data.val_fraction 0"
+        flags = (
+            "--data project.data.image_folder.ImageFolder --data.image_shape [3,32,32] "
+            "--data.val_fraction 0"
+        )
         flags += " --trainer.max_epochs 2 --trainer.accelerator cpu"
         data: Any = run.parse([*own, *flags.split()]).datamodule
         data.setup("fit")
-        how: Any = {"batch_sampler": EpochBatchSampler(NUM_FILES, 64, shuffle=True), "collate_fn": as_it_is}
+        how: Any = {
+            "batch_sampler": EpochBatchSampler(NUM_FILES, 64, shuffle=True),
+            "collate_fn": as_it_is,
+        }
         loader = ResumableLoader(data.splits["train"], num_workers=num_workers, **how)
 
         def decoding() -> float:
@@ -233,8 +307,14 @@ def image_folder(name: str, options: argparse.Namespace) -> Rows:
         def training() -> float:
             return 64e3 / run_train(own, flags)["step_ms"]
 
-        runs: Any = {"decoding alone": decoding, "loader": partial(images_per_s, loader), "training": training}
-        return turns(runs, options.rounds, [("loader", "decoding alone"), ("training", "decoding alone")])
+        runs: Any = {
+            "decoding alone": decoding,
+            "loader": partial(images_per_s, loader),
+            "training": training,
+        }
+        return turns(
+            runs, options.rounds, [("loader", "decoding alone"), ("training", "decoding alone")]
+        )
 
 
 PLAIN_SCRIPT = """
@@ -255,7 +335,9 @@ def launch(name: str, options: argparse.Namespace) -> Rows:
 
     def first_step(*command: str) -> float:
         start = time.perf_counter()
-        with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, text=True
+        ) as process:
             next(line for line in process.stdout or () if line.startswith("Epoch 1"))
             seconds = time.perf_counter() - start
             process.communicate()
@@ -264,8 +346,17 @@ def launch(name: str, options: argparse.Namespace) -> Rows:
     # Lightning says that the epoch is over after its validation
     flags = "--trainer.max_steps 1 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 0"
     with tempfile.TemporaryDirectory() as folder:
-        own = [TRAIN, *Reference("mnist", 10, "auto").flags, *flags.split(), "--trainer.default_root_dir", folder]
-        runs = {"plain script": partial(first_step, "-c", PLAIN_SCRIPT), "ours": partial(first_step, *own)}
+        own = [
+            TRAIN,
+            *Reference("mnist", 10, "auto").flags,
+            *flags.split(),
+            "--trainer.default_root_dir",
+            folder,
+        ]
+        runs = {
+            "plain script": partial(first_step, "-c", PLAIN_SCRIPT),
+            "ours": partial(first_step, *own),
+        }
         return turns(runs, max(5, options.rounds), [("ours", "plain script")])
 
 
@@ -275,28 +366,48 @@ from pathlib import Path
 from project.engine.run import main
 main(sys.argv[1:])
 # what the process itself had; resource.getrusage also counts that which started it
-print("peak", re.search("VmHWM: *([0-9]+) kB", Path("/proc/self/status").read_text().expandtabs())[1])
+status = Path("/proc/self/status").read_text().expandtabs()
+print("peak", re.search("VmHWM: *([0-9]+) kB", status)[1])
 """
 
 
 def memory(name: str, options: argparse.Namespace) -> Rows:
-    """Peak MiB of a run on images in the shape of MNIST's, a tenth of them for validation; on Linux."""
+    """Peak MiB of a run on images in the shape of MNIST's, a tenth of them for validation; on
+    Linux."""
 
     def peak(num_batches: int) -> float:
         flags = [*Reference("mnist", 10, "cpu").flags, "--data.num_train", str(64 * num_batches)]
-        flags += ["--data.val_fraction", "0.1", "--trainer.max_steps", "100", "--trainer.limit_val_batches", "100"]
+        flags += [
+            "--data.val_fraction",
+            "0.1",
+            "--trainer.max_steps",
+            "100",
+            "--trainer.limit_val_batches",
+            "100",
+        ]
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", PEAK, *flags, "--trainer.default_root_dir", folder]
-            how: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": True}
+            how: Any = {
+                "cwd": Path(__file__).parent,
+                "capture_output": True,
+                "text": True,
+                "check": True,
+            }
             return int(subprocess.run(command, **how).stdout.split()[-1]) / 1024
 
     if sys.platform != "linux":
         return {}
     few, many = 150, options.memory_batches
-    rows = turns({f"{64 * few:,} images": partial(peak, few), f"{64 * many:,} images": partial(peak, many)}, 1)
+    rows = turns(
+        {f"{64 * few:,} images": partial(peak, few), f"{64 * many:,} images": partial(peak, many)},
+        1,
+    )
     less, more = (row["median"] for row in rows.values())
     mib = 64 * (many - few) * (28 * 28 + 8) / 2**20  # with the target, int64
-    return rows | {"the images between them": {"median": mib}, "per byte of them": {"median": (more - less) / mib}}
+    return rows | {
+        "the images between them": {"median": mib},
+        "per byte of them": {"median": (more - less) / mib},
+    }
 
 
 SYSTEM = {
@@ -306,7 +417,12 @@ SYSTEM = {
     "growth": growth,
     "compiled": compiled,
 }
-TABLES = {"mnist": SYSTEM, "cifar": SYSTEM, "folder": {"images/s": image_folder}, "launch": {"s": launch}}
+TABLES = {
+    "mnist": SYSTEM,
+    "cifar": SYSTEM,
+    "folder": {"images/s": image_folder},
+    "launch": {"s": launch},
+}
 TABLES["memory"] = {"MiB at the peak": memory}
 COLUMNS = ("median", "min", "max", "images/s", "/ ours")
 
@@ -338,7 +454,11 @@ def markdown_table(title: str, rows: Rows) -> str:
 
 def environment(accelerator: str) -> dict[str, str]:
     info = Path("/proc/cpuinfo")
-    names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(": ")[2]
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
     name = names[0] if names else platform.processor()
     commit, changes = source()
     return {
@@ -353,14 +473,25 @@ def environment(accelerator: str) -> dict[str, str]:
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=TABLES, default=list(TABLES), help="what to measure")
+    parser.add_argument(
+        "--parts", nargs="+", choices=TABLES, default=list(TABLES), help="what to measure"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
     parser.add_argument(
-        "--steps", type=int, default=1000, help="steps of a turn, at least; a fifth for CIFAR-10 on a CPU"
+        "--steps",
+        type=int,
+        default=1000,
+        help="steps of a turn, at least; a fifth for CIFAR-10 on a CPU",
     )
-    parser.add_argument("--data_dir", type=Path, help="the real MNIST and CIFAR-10; generated images unless given")
-    parser.add_argument("--accelerator", choices=["cpu", "gpu"], default=FOUND, help="the GPU if there is one")
-    parser.add_argument("--memory_batches", type=int, default=15_000, help="of the larger run of the part memory")
+    parser.add_argument(
+        "--data_dir", type=Path, help="the real MNIST and CIFAR-10; generated images unless given"
+    )
+    parser.add_argument(
+        "--accelerator", choices=["cpu", "gpu"], default=FOUND, help="the GPU if there is one"
+    )
+    parser.add_argument(
+        "--memory_batches", type=int, default=15_000, help="of the larger run of the part memory"
+    )
     parser.add_argument("--json", type=output_file, help="write the results to a file too")
     parser.add_argument("--markdown", type=output_file, help="write the tables to a file too")
     with short_errors():
@@ -368,11 +499,23 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         quiet_lightning()
         found = environment(options.accelerator)
         print("\n".join(f"{name}: {value}" for name, value in found.items()), end="\n\n")
-        results: dict[str, Any] = {"environment": found, "rounds": options.rounds, "steps": options.steps}
+        results: dict[str, Any] = {
+            "environment": found,
+            "rounds": options.rounds,
+            "steps": options.steps,
+        }
         words = ", ".join(f"{name} {value}" for name, value in found.items())
-        own_args = " ".join(["python scripts/benchmark.py", *(sys.argv[1:] if args is None else args)])
-        how = f"Median (lowest to highest) of {options.rounds} rounds; images generated unless --data_dir is given."
-        page = ["# Speed\n", f"Written by `{own_args}`, {options.steps} steps a turn: {words}. {how}\n"]
+        own_args = " ".join(
+            ["python scripts/benchmark.py", *(sys.argv[1:] if args is None else args)]
+        )
+        how = (
+            f"Median (lowest to highest) of {options.rounds} rounds; images generated "
+            "unless --data_dir is given."
+        )
+        page = [
+            "# Speed\n",
+            f"Written by `{own_args}`, {options.steps} steps a turn: {words}. {how}\n",
+        ]
         start = time.monotonic()
         for part in options.parts:
             for title, measure in TABLES[part].items():
@@ -384,7 +527,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         if options.json:
             write_whole(options.json, json.dumps(results, indent=2) + "\n")
         if options.markdown:
-            write_whole(options.markdown, "\n".join([*page, f"{results['minutes']:.1f} minutes in all."]) + "\n")
+            write_whole(
+                options.markdown,
+                "\n".join([*page, f"{results['minutes']:.1f} minutes in all."]) + "\n",
+            )
     return results
 
 

@@ -1,4 +1,5 @@
-"""Who competes in benchmark.py: the same network, batch size and number of steps, trained in other people's ways."""
+"""Who competes in benchmark.py: the same network, batch size and number of steps, trained in other
+people's ways."""
 
 import copy
 import tempfile
@@ -29,11 +30,14 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 class Generated(TensorDataModule):
-    """Random images in the shape of MNIST's or CIFAR-10's: speed does not depend on what they show."""
+    """Random images in the shape of MNIST's or CIFAR-10's: speed does not depend on what they
+    show."""
 
     image_shape: tuple[int, int, int]
 
-    def __init__(self, image_shape: tuple[int, int, int], num_train: int, of_classes: int = 10, **kwargs) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int], num_train: int, of_classes: int = 10, **kwargs
+    ) -> None:
         super().__init__(**kwargs)
         self.image_shape = image_shape
         self.classes = [str(i) for i in range(of_classes)]
@@ -41,7 +45,9 @@ class Generated(TensorDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         generator = torch.Generator().manual_seed(0)
-        images = torch.empty(self.num[split], *self.image_shape, dtype=torch.uint8).random_(generator=generator)
+        images = torch.empty(self.num[split], *self.image_shape, dtype=torch.uint8).random_(
+            generator=generator
+        )
         return images, torch.randint(len(self.classes), (self.num[split],), generator=generator)
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -49,14 +55,27 @@ class Generated(TensorDataModule):
 
 
 class Reference:
-    """One of the two reference systems, as its YAML has it, with `num_batches` batches of 64 images at most."""
+    """One of the two reference systems, as its YAML has it, with `num_batches` batches of 64 images
+    at most."""
 
-    def __init__(self, name: str, num_batches: int, accelerator: str, data_dir: Path | None = None) -> None:
+    def __init__(
+        self, name: str, num_batches: int, accelerator: str, data_dir: Path | None = None
+    ) -> None:
         self.is_mnist = name == "mnist"
         self.device = torch.device("cuda" if accelerator == "gpu" else "cpu")
-        config, shape = ("mnist_mlp", "[1,28,28]") if self.is_mnist else ("cifar10_cnn", "[3,32,32]")
-        self.flags = ["--config", str(CONFIGS / f"{config}.yaml"), "--trainer.accelerator", accelerator]
-        generated = f"--data contestants.Generated --data.image_shape {shape} --data.num_train {64 * num_batches}"
+        config, shape = (
+            ("mnist_mlp", "[1,28,28]") if self.is_mnist else ("cifar10_cnn", "[3,32,32]")
+        )
+        self.flags = [
+            "--config",
+            str(CONFIGS / f"{config}.yaml"),
+            "--trainer.accelerator",
+            accelerator,
+        ]
+        generated = (
+            f"--data contestants.Generated --data.image_shape {shape} "
+            f"--data.num_train {64 * num_batches}"
+        )
         self.flags += ["--data.data_dir", str(data_dir)] if data_dir else generated.split()
         self.flags += ["--data.val_fraction", "0"]
         self.cli: Any = run.parse(self.flags)
@@ -71,7 +90,9 @@ class Reference:
         return copy.deepcopy(self.cli.model.net).to(self.device)
 
     def optimizer(self, net: nn.Module, **options: Any) -> torch.optim.Optimizer:
-        return getattr(torch.optim, self.cli.model.optimizer)(net.parameters(), lr=self.cli.model.lr, **options)
+        return getattr(torch.optim, self.cli.model.optimizer)(
+            net.parameters(), lr=self.cli.model.lr, **options
+        )
 
     def loader(self, num_workers: int = 0, augment: Sequence[Any] = ()) -> DataLoader:
         """torchvision's dataset over the same images: one PIL image and one transform a sample."""
@@ -83,17 +104,25 @@ class Reference:
         normalize = [transforms.Normalize((0.5,), (0.5,))] if self.is_mnist else []
         dataset.transform = transforms.Compose([*augment, transforms.ToTensor(), *normalize])
         dataset.target_transform = None
-        options: Any = {"pin_memory": self.device.type == "cuda", "persistent_workers": num_workers > 0}
-        return DataLoader(dataset, 64, shuffle=True, drop_last=True, num_workers=num_workers, **options)
+        options: Any = {
+            "pin_memory": self.device.type == "cuda",
+            "persistent_workers": num_workers > 0,
+        }
+        return DataLoader(
+            dataset, 64, shuffle=True, drop_last=True, num_workers=num_workers, **options
+        )
 
 
 class StepClock(MayMissSteps):
-    """Times the steps of a training loop, Lightning's as a callback; `StepClock.newest` is that of the last run."""
+    """Times the steps of a training loop, Lightning's as a callback; `StepClock.newest` is that of
+    the last run."""
 
     newest: "StepClock"
 
     def __init__(self) -> None:
-        self.marks: list[tuple[float, int]] = []  # seconds, steps made: after the first and last call of each epoch
+        self.marks: list[
+            tuple[float, int]
+        ] = []  # seconds, steps made: after the first and last call of each epoch
         StepClock.newest = self
 
     def tick(self, num_steps: int, is_last: bool) -> None:
@@ -114,7 +143,9 @@ class StepClock(MayMissSteps):
         ends = [seconds for seconds, _ in self.marks[1::2]]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *args: Any
+    ) -> None:
         self.tick(trainer.global_step, trainer.is_last_batch)
 
 
@@ -122,32 +153,44 @@ class StepClock(MayMissSteps):
 
 
 def tutorial(reference: Reference, num_epochs: int, num_workers: int = 0) -> float:
-    return plain_loop(reference, num_epochs, reference.net(), partial(iter, reference.loader(num_workers)))
+    return plain_loop(
+        reference, num_epochs, reference.net(), partial(iter, reference.loader(num_workers))
+    )
 
 
 def raw(reference: Reference, num_epochs: int, compile_mode: str | None = None) -> float:
-    """compile_mode: of torch.compile; "reduce-overhead" launches forward and backward as CUDA graphs, with torch's own
-    care for streams and memory. Its optimiser stays one fused kernel outside of them."""
+    """compile_mode: of torch.compile; "reduce-overhead" launches forward and backward as CUDA
+    graphs, with torch's own care for streams and memory. Its optimiser stays one fused kernel
+    outside of them."""
     samples = reference.samples.to(reference.device)
     layout: Any = torch.contiguous_format if reference.is_mnist else torch.channels_last
 
     def batches() -> Iterator[Batch]:
         for index in torch.randperm(len(samples), device=reference.device).split(64):
-            yield reference.normalize(samples.inputs[index]).contiguous(memory_format=layout), samples.targets[index]
+            yield (
+                reference.normalize(samples.inputs[index]).contiguous(memory_format=layout),
+                samples.targets[index],
+            )
 
     net = reference.net().to(memory_format=layout)
-    torch.compiler.reset()  # networks of earlier runs count as variants of this one, of which it takes eight
+    # networks of earlier runs count as variants of this one, of which it takes eight
+    torch.compiler.reset()
     if compile_mode:
         net.compile(mode=compile_mode)
     with cpu_threads(reference.cli.config.num_threads):
         return plain_loop(reference, num_epochs, net, batches, fused=True)
 
 
-def plain_loop(reference: Reference, num_epochs: int, net: Any, batches: Any, **options: Any) -> float:
+def plain_loop(
+    reference: Reference, num_epochs: int, net: Any, batches: Any, **options: Any
+) -> float:
     optimizer, clock = reference.optimizer(net, **options), StepClock()
     for _ in range(num_epochs):
         for step, (x, y) in enumerate(batches(), 1):
-            x, y = x.to(reference.device, non_blocking=True), y.to(reference.device, non_blocking=True)
+            x, y = (
+                x.to(reference.device, non_blocking=True),
+                y.to(reference.device, non_blocking=True),
+            )
             loss = nn.functional.cross_entropy(net(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -206,8 +249,14 @@ class OwnStep(Classifier):
 def stock(reference: Reference, num_epochs: int, num_workers: int = 0) -> float:
     """Lightning's Trainer as it comes, over torchvision's dataset."""
     with tempfile.TemporaryDirectory() as folder:
-        options: Any = {"accelerator": reference.device.type, "devices": 1, "enable_model_summary": False}
-        trainer = lightning.Trainer(max_epochs=num_epochs, callbacks=[StepClock()], default_root_dir=folder, **options)
+        options: Any = {
+            "accelerator": reference.device.type,
+            "devices": 1,
+            "enable_model_summary": False,
+        }
+        trainer = lightning.Trainer(
+            max_epochs=num_epochs, callbacks=[StepClock()], default_root_dir=folder, **options
+        )
         module = PlainModule(reference.net(), reference.cli.model.optimizer, reference.cli.model.lr)
         trainer.fit(module, reference.loader(num_workers))
     return StepClock.newest.step_ms
@@ -223,7 +272,10 @@ def plain(reference: Reference, num_epochs: int, data: str = "PlainData", flags:
     else:
         own = "--model.net project.models.cnn.CIFAR10CNN --model.optimizer SGD --model.lr 0.01"
     shape = "[1,28,28]" if reference.is_mnist else "[3,32,32]"
-    own += f" --data contestants.{data} --data.image_shape {shape} --data.num_train {64 * reference.num_batches}"
+    own += (
+        f" --data contestants.{data} --data.image_shape {shape} --data.num_train "
+        f"{64 * reference.num_batches}"
+    )
     own += " --data.val_fraction 0" if data == "Generated" else ""
     own += f" --trainer.accelerator {'gpu' if reference.device.type == 'cuda' else 'cpu'}"
     experiment = ["--model", "contestants.PlainModule", *own.split()]
@@ -237,7 +289,10 @@ def ours(reference: Reference, num_epochs: int, flags: str = "") -> float:
 def run_train(experiment: Sequence[str], flags: str) -> dict[str, Any]:
     """What metrics.json holds, and step_ms; without a validation and a test."""
     torch.compiler.reset()  # as above
-    flags += " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --trainer.enable_progress_bar true"
+    flags += (
+        " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 "
+        "--trainer.enable_progress_bar true"
+    )
     with tempfile.TemporaryDirectory() as folder:
         own = ["--trainer.default_root_dir", folder, "--trainer.callbacks", "contestants.StepClock"]
         return run.main([*experiment, *own, *flags.split()]) | {"step_ms": StepClock.newest.step_ms}

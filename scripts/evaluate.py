@@ -6,9 +6,10 @@ python scripts/evaluate.py --ckpt_path ... --data.num_folds null
 python scripts/evaluate.py --ckpt_path ... --model.test_views project.data.transforms.mirrored
 python scripts/evaluate.py --ckpt_path ... --report
 
-That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set. --report writes
-precision, recall, F1 and support of each class to report.csv, and confusion_matrix.csv, into the run's folder or a
-given one. The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as test/acc.
+That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set.
+--report writes precision, recall, F1 and support of each class to report.csv, and
+confusion_matrix.csv, into the run's folder or a given one. The last line on stdout is a JSON object
+with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
 import os
@@ -40,13 +41,20 @@ FLAGS = ("--data.", "--trainer.", "--model.test_views")
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ScriptParser(description=__doc__)
     parser.add_checkpoint_arguments()
-    parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too")
-    parser.epilog = "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
+    parser.add_argument(
+        "--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too"
+    )
+    parser.epilog = (
+        "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
+    )
     with short_errors():
         known, flags = parser.parse_known_args(args)
         for flag in flags:
             if flag.startswith("-") and not flag.startswith(FLAGS):
-                known_flags = "--ckpt_path, --trust_checkpoint, --report, --data.*, --trainer.* and --model.test_views"
+                known_flags = (
+                    "--ckpt_path, --trust_checkpoint, --report, --data.*, "
+                    "--trainer.* and --model.test_views"
+                )
                 raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
         if "--data.num_folds null" in " ".join(flags).replace("=", " "):
             flags += ["--data.fold", "null"]  # of none
@@ -68,7 +76,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             found = trainer.test(run.model, run.datamodule, verbose=False) if is_there else []
         leave(trainer)
         if not found:
-            raise UserError("nothing was tested: trainer.limit_test_batches is 0, or the model or the data has no test")
+            raise UserError(
+                "nothing was tested: trainer.limit_test_batches is 0, or the model or the "
+                "data has no test"
+            )
     results = as_metrics(found)
     say(json_text(results))
     return results
@@ -80,7 +91,9 @@ def report_folder(asked: str, checkpoint: Path) -> Path:
     folder = Path(asked) if asked else own
     near = next(path for path in (folder, *folder.parents) if path.exists())
     if not near.is_dir() or not os.access(near, os.W_OK):
-        raise UserError(f"--report: nothing can be written into {short(folder)}; give another folder", 2)
+        raise UserError(
+            f"--report: nothing can be written into {short(folder)}; give another folder", 2
+        )
     return folder
 
 

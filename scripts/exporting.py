@@ -1,4 +1,5 @@
-"""What export.py makes a graph of: a run's predict_step behind the normalisation; and batches to check a file with."""
+"""What export.py makes a graph of: a run's predict_step behind the normalisation; and batches to
+check a file with."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.model = model.eval()
         self.normalize = normalize
-        self.takes_pairs = is_overridden("predict_step", model)  # Lightning's own hands its argument to forward
+        self.takes_pairs = is_overridden(
+            "predict_step", model
+        )  # Lightning's own hands its argument to forward
 
     def forward(self, inputs: Tensor) -> Tensor:
         inputs = self.normalize(inputs)
@@ -45,15 +48,21 @@ class Subject(NamedTuple):
 
 @torch.no_grad()
 def make_subject(model: LightningModule, data: LightningDataModule, raw: bool | None) -> Subject:
-    """raw: whether inputs are as the data module loads them, or as the network takes them; None: as far as is known.
+    """raw: whether inputs are as the data module loads them, or as the network takes them; None: as
+    far as is known.
 
-    Raises UserError where it is not known what they are, or where predict_step gives nothing to compare.
+    Raises UserError where it is not known what they are, or where predict_step gives nothing to
+    compare.
     """
     name, ours = type(model).__name__, data if isinstance(data, TensorDataModule) else None
     if not (is_overridden("predict_step", model) or is_overridden("forward", model)):
         raise UserError(f"{name} has neither predict_step nor forward: it predicts nothing")
     if raw and ours is None:
-        raise UserError(f"--raw true: what {type(data).__name__} does to its samples is not known; leave it out", 2)
+        raise UserError(
+            f"--raw true: what {type(data).__name__} does to its samples is not known; leave "
+            "it out",
+            2,
+        )
     raw = ours is not None and raw is not False
     normalize: Callable[[Tensor], Tensor] = ours.normalize if ours else nn.Identity()
     inputs = random_batches(example(model, data), model, normalize)
@@ -65,8 +74,14 @@ def make_subject(model: LightningModule, data: LightningDataModule, raw: bool | 
         raise UserError(f"predict_step of {name} has to return a tensor with a row for each input")
     x, y = batches[0]
     classes = ours.classes if ours else []
-    are_probabilities = bool(classes) and all(holds_probabilities(outputs, len(classes)) for _, outputs in batches)
-    what = "the probability of each class" if are_probabilities else f"what predict_step of {name} returns"
+    are_probabilities = bool(classes) and all(
+        holds_probabilities(outputs, len(classes)) for _, outputs in batches
+    )
+    what = (
+        "the probability of each class"
+        if are_probabilities
+        else f"what predict_step of {name} returns"
+    )
     about = {
         "input": f"{describe(x)}, {'as loaded' if raw else 'normalised'}",
         "output": f"{describe(y)}, {what}",
@@ -77,7 +92,10 @@ def make_subject(model: LightningModule, data: LightningDataModule, raw: bool | 
         "torch": torch.__version__,
     }
     are_images = ours and (ours.image_shape or shape_of_images(ours.empty_batch))
-    names = ("images" if are_images else "inputs", "probabilities" if are_probabilities else "prediction")
+    names = (
+        "images" if are_images else "inputs",
+        "probabilities" if are_probabilities else "prediction",
+    )
     return Subject(predictor, batches, names, about)
 
 
@@ -88,35 +106,50 @@ def holds_probabilities(outputs: Tensor, num_classes: int) -> bool:
 
 
 def describe(batch: Tensor) -> str:
-    return f"{str(batch.dtype).removeprefix('torch.')} ({', '.join(['N', *map(str, batch.shape[1:])])})"
+    return (
+        f"{str(batch.dtype).removeprefix('torch.')} "
+        f"({', '.join(['N', *map(str, batch.shape[1:])])})"
+    )
 
 
 def example(model: LightningModule, data: LightningDataModule) -> Tensor:
-    """A batch of inputs, which may be empty: as the data module loads them, or as the network takes them of others."""
+    """A batch of inputs, which may be empty: as the data module loads them, or as the network takes
+    them of others."""
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
         if isinstance(model.example_input_array, Tensor):
             return model.example_input_array
         what = f"what the network takes of {name} is not known"
-        raise UserError(f"{what}\nset self.example_input_array of {type(model).__name__} to such a tensor, (N, ...)")
+        raise UserError(
+            f"{what}\nset self.example_input_array of {type(model).__name__} to such a "
+            "tensor, (N, ...)"
+        )
     if data.empty_batch is None:  # the checkpoint does not know it
         prepare_data(data)
         data.setup("fit")
     if data.empty_batch is None:
         raise UserError(
-            f"the samples of {name} are no tensors, and such a file takes one tensor; --format pth does not"
+            f"the samples of {name} are no tensors, and such a file takes one tensor; "
+            "--format pth does not"
         )
     return data.empty_batch
 
 
-def random_batches(like: Tensor, model: LightningModule, normalize: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Of the SIZES: images over all values, words that the network knows, numbers that it sees as normal ones."""
+def random_batches(
+    like: Tensor, model: LightningModule, normalize: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Of the SIZES: images over all values, words that the network knows, numbers that it sees as
+    normal ones."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(size, *like.shape[1:]) for size in SIZES]
     if not like.is_floating_point():
-        embeddings = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+        embeddings = [
+            module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
+        ]
         num_values = 256 if shape_of_images(like) else min(embeddings, default=2)
-        return [torch.randint(num_values, shape, generator=generator).to(like.dtype) for shape in shapes]
+        return [
+            torch.randint(num_values, shape, generator=generator).to(like.dtype) for shape in shapes
+        ]
     batches = [torch.randn(shape, generator=generator).to(like.dtype) for shape in shapes]
     zero, one = (normalize(torch.full_like(batches[0], value))[:1] for value in (0, 1))
     if zero.shape != batches[0][:1].shape:  # it makes something else of them

@@ -1,4 +1,5 @@
-"""The runs below a folder of logs, read from what they have written: no torch, so that a table is there at once."""
+"""The runs below a folder of logs, read from what they have written: no torch, so that a table is
+there at once."""
 
 import fnmatch
 import json
@@ -21,9 +22,11 @@ LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 @dataclass
 class FoundRun:
-    """best: of the metric `monitor`, of which more or less is better by `mode`; None before the first validation.
+    """best: of the metric `monitor`, of which more or less is better by `mode`; None before the
+    first validation.
 
-    metrics: of the test. settings: by the names of flags; empty where the run has not written them down.
+    metrics: of the test. settings: by the names of flags; empty where the run has not written them
+    down.
     """
 
     folder: Path
@@ -49,7 +52,8 @@ class FoundRun:
 
 @dataclass
 class Found:
-    """The runs of the names that were asked for, and what is wrong with files and folders beside and in them."""
+    """The runs of the names that were asked for, and what is wrong with files and folders beside
+    and in them."""
 
     runs: list[FoundRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -57,17 +61,35 @@ class Found:
     def read(self, folder: Path, name: str) -> FoundRun:
         version = int(folder.name.removeprefix("version_"))
         # in this order: it may just be ending
-        status = "running" if is_running(folder) else "finished" if (folder / "metrics.json").exists() else "stopped"
+        status = (
+            "running"
+            if is_running(folder)
+            else "finished"
+            if (folder / "metrics.json").exists()
+            else "stopped"
+        )
         config = self.content(folder / "config.yaml", lambda text: yaml.load(text, LOADER))
-        now, end = (self.content(folder / file, json.loads) for file in ("progress.json", "metrics.json"))
+        now, end = (
+            self.content(folder / file, json.loads) for file in ("progress.json", "metrics.json")
+        )
         epochs, seconds = (number((now | end).get(key)) for key in ("epochs", "train_seconds"))
         goal = str(now.get("monitor")), str(now.get("mode"))
         best = number(now.get("best")) if {"monitor", "mode"} <= now.keys() else None
         metrics = {key: number(value) for key, value in end.items()}
-        tests = {key: value for key, value in metrics.items() if key.startswith("test/") and value is not None}
+        tests = {
+            key: value
+            for key, value in metrics.items()
+            if key.startswith("test/") and value is not None
+        }
         tests.pop("test/num_samples", None)
-        settings = {key: value for key, value in flatten(config).items() if key not in PLACE} if config else {}
-        return FoundRun(folder, name, version, status, epochs, seconds, *goal, best, tests, settings)
+        settings = (
+            {key: value for key, value in flatten(config).items() if key not in PLACE}
+            if config
+            else {}
+        )
+        return FoundRun(
+            folder, name, version, status, epochs, seconds, *goal, best, tests, settings
+        )
 
     def content(self, path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
         """Of a file that may be missing or damaged: empty then."""
@@ -86,8 +108,8 @@ class Found:
 def find_runs(root: Path, names: Sequence[str]) -> Found:
     """The runs below `root` in the order of their names and versions. Links are not followed.
 
-    names: NAME, NAME/version_N, a folder of runs or a pattern; all runs where there are none. Raises UserError for one
-    that fits no run.
+    names: NAME, NAME/version_N, a folder of runs or a pattern; all runs where there are none.
+    Raises UserError for one that fits no run.
     """
     if not root.is_dir() and root != LOGS:  # which the first training makes
         raise UserError(f"--trainer.default_root_dir {root}: there is no such folder", 2)
@@ -105,17 +127,24 @@ def find_runs(root: Path, names: Sequence[str]) -> Found:
                 else:
                     strange.append((folder, "has no config.yaml: no run of train.py"))
     wanted = [as_name(name, root) for name in names]
-    paths = {folder: folder.relative_to(root).as_posix() for folder in [*folders, *(folder for folder, _ in strange)]}
+    paths = {
+        folder: folder.relative_to(root).as_posix()
+        for folder in [*folders, *(folder for folder, _ in strange)]
+    }
     for name in wanted:
         if not any(fits(paths[folder], name) for folder in folders):
             known = sorted({paths[folder].rpartition("/")[0] for folder in folders})
-            near = did_you_mean(name, known) or f"; there is {', '.join(known[:10]) or 'none at all'}"
+            near = (
+                did_you_mean(name, known) or f"; there is {', '.join(known[:10]) or 'none at all'}"
+            )
             raise UserError(f"{name}: no run below {short(root)} has this name{near}", 2)
     found = Found()
     for folder in sorted(folders, key=lambda folder: natural(paths[folder])):
         if not wanted or any(fits(paths[folder], name) for name in wanted):
             found.runs.append(found.read(folder, paths[folder].rpartition("/")[0]))
-    left_out = [item for item in strange if not wanted or any(fits(paths[item[0]], name) for name in wanted)]
+    left_out = [
+        item for item in strange if not wanted or any(fits(paths[item[0]], name) for name in wanted)
+    ]
     found.problems += [f"{short(folder)} {what}" for folder, what in left_out]
     return found
 
@@ -128,12 +157,19 @@ def best_checkpoint(runs: Sequence[FoundRun]) -> Path:
     goals = sorted({(run.monitor, run.mode) for run in measured})
     if len(goals) > 1:
         known = " and ".join(f"{monitor} ({mode})" for monitor, mode in goals)
-        raise UserError(f"--best: these runs go by {known}, which do not compare: name runs that go by one", 2)
+        raise UserError(
+            f"--best: these runs go by {known}, which do not compare: name runs that go by one", 2
+        )
     if not measured:
-        raise UserError("--best: none of these runs has a value of a monitored metric; name a single one")
+        raise UserError(
+            "--best: none of these runs has a value of a monitored metric; name a single one"
+        )
     best = (max if goals[0][1] == "max" else min)(measured, key=lambda run: run.best or 0.0)
     if not best.best_checkpoint.is_file():
-        raise UserError(f"--best: {short(best.folder)} is the best, {best.monitor} {best.best}, but has no best.ckpt")
+        raise UserError(
+            f"--best: {short(best.folder)} is the best, {best.monitor} {best.best}, but has "
+            "no best.ckpt"
+        )
     return best.best_checkpoint
 
 
@@ -147,12 +183,18 @@ def as_name(text: str, root: Path) -> str:
 def fits(path: str, name: str) -> bool:
     """Whether NAME/version_N is meant."""
     inner = (path, path.rpartition("/")[0])
-    return path == name or path.startswith(f"{name}/") or any(fnmatch.fnmatchcase(text, name) for text in inner)
+    return (
+        path == name
+        or path.startswith(f"{name}/")
+        or any(fnmatch.fnmatchcase(text, name) for text in inner)
+    )
 
 
 def natural(text: str) -> list[tuple[int, str]]:
     """A key to sort by: trial_2 before trial_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)
+    ]
 
 
 def number(value: Any) -> float | None:

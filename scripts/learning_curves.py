@@ -29,7 +29,10 @@ def read_curves(folder: Path) -> Curves:
     for tag in events.Tags()["scalars"]:
         if match := re.fullmatch(r"(train|val)[/_](.+)", tag):  # our names, and many a module's own
             points = events.Scalars(tag)
-            curves[match[2], match[1]] = [point.step for point in points], [point.value for point in points]
+            curves[match[2], match[1]] = (
+                [point.step for point in points],
+                [point.value for point in points],
+            )
     return curves
 
 
@@ -38,7 +41,9 @@ def draw_curves(runs: Sequence[FoundRun], file: Path) -> None:
     found = {run.path: curves for run in runs if (curves := read_curves(run.folder))}
     missing = [run.path for run in runs if run.path not in found]
     if not found:
-        raise UserError(f"--plot: no event file of {', '.join(missing[:5])} has a curve of train/ or val/")
+        raise UserError(
+            f"--plot: no event file of {', '.join(missing[:5])} has a curve of train/ or val/"
+        )
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -55,15 +60,21 @@ def draw_curves(runs: Sequence[FoundRun], file: Path) -> None:
             axes.set_title(f"{stage}/{measure}", fontsize=9)
             for (path, curves), shade in zip(found.items(), shades, strict=False):
                 x, y = curves.get((measure, stage), ([], []))
-                (lines[path],) = axes.plot(x, y, color=shade, linewidth=1.2, marker="." if len(x) < 20 else None)
+                (lines[path],) = axes.plot(
+                    x, y, color=shade, linewidth=1.2, marker="." if len(x) < 20 else None
+                )
     for axes in grid[-1]:
         axes.set_xlabel("step")
-    legend = figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8)
+    legend = figure.legend(
+        list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name may have two $
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may be in any script: boxes stand for it
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # a name may be in any script: boxes stand for it
         figure.savefig(buffer, format=file.suffix[1:].lower())
     write_whole(file, buffer.getbuffer())
     print(f"Learning curves of {count(len(found), 'run')}: {file}")

@@ -1,4 +1,5 @@
-"""Download the data set of a config and check it, without training: for machines whose compute nodes have no network.
+"""Download the data set of a config and check it, without training: for machines whose compute
+nodes have no network.
 
 python scripts/prepare_data.py --config configs/cifar10_cnn.yaml
 python scripts/prepare_data.py --config configs/mnist_mlp.yaml --data.data_dir /shared/data

@@ -1,4 +1,5 @@
-"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py, runs.py and sweep.py show."""
+"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py, runs.py and
+sweep.py show."""
 
 import csv
 import io
@@ -11,7 +12,9 @@ from project.base.rank import printable
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: the columns' names first; of None a cell is empty."""
     text = io.StringIO()
-    csv.writer(text).writerows([["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows])
+    csv.writer(text).writerows(
+        [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
+    )
     return text.getvalue()
 
 
@@ -19,7 +22,10 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines. rows: the columns' names first, one at least."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def count(num: int, noun: str) -> str:

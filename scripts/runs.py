@@ -6,8 +6,9 @@ python scripts/runs.py mnist_mlp --csv runs.csv
 python scripts/runs.py mnist_mlp mnist_cnn --plot curves.png
 python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
 
-NAME is that of train.py's --name, or NAME/version_N, a folder of runs or a pattern; all runs without one. finished: the
-run is tested. stopped: it is not, and no process trains it. best: of the metric by which best.ckpt is chosen.
+NAME is that of train.py's --name, or NAME/version_N, a folder of runs or a pattern; all runs
+without one. finished: the run is tested. stopped: it is not, and no process trains it. best: of the
+metric by which best.ckpt is chosen.
 """
 
 import argparse
@@ -34,12 +35,25 @@ CELL = 32  # letters of a setting in a terminal
 def main(args: Sequence[str] | None = None) -> None:
     parser = ScriptParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which runs; all unless given")
-    parser.add_argument("--trainer.default_root_dir", dest="root", type=Path, default=LOGS, help="as of train.py")
+    parser.add_argument(
+        "--trainer.default_root_dir", dest="root", type=Path, default=LOGS, help="as of train.py"
+    )
     parser.add_argument("--sort", metavar="COLUMN", help="by it, of metrics the best first")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--best", action="store_true", help="print the path of the best checkpoint, by validation")
-    what.add_argument("--csv", nargs="?", const=True, type=csv_file, metavar="FILE", help="the table, with all digits")
-    what.add_argument("--plot", type=output_file, metavar="FILE", help="learning curves, as png, pdf or svg")
+    what.add_argument(
+        "--best", action="store_true", help="print the path of the best checkpoint, by validation"
+    )
+    what.add_argument(
+        "--csv",
+        nargs="?",
+        const=True,
+        type=csv_file,
+        metavar="FILE",
+        help="the table, with all digits",
+    )
+    what.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="learning curves, as png, pdf or svg"
+    )
     with short_errors():
         known = parser.parse_args(args)
         if known.plot and known.plot.suffix.lower() not in FORMATS:
@@ -83,8 +97,11 @@ def as_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
     return rows
 
 
-def sort(runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str) -> tuple[list[FoundRun], list[Any]]:
-    """Both by a column: its name, or the end of it (lr for model.lr) or its first word (best), if no other has it."""
+def sort(
+    runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str
+) -> tuple[list[FoundRun], list[Any]]:
+    """Both by a column: its name, or the end of it (lr for model.lr) or its first word (best), if
+    no other has it."""
     columns = list(rows[0])
     ends = tuple(f"{mark}{asked}" for mark in "./ ")
     fitting = [name for name in columns if name.endswith(ends) or name.startswith(f"{asked} ")]
@@ -92,7 +109,9 @@ def sort(runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str) -
         fitting = [asked]
     if len(fitting) != 1:
         way_out = f"is it {' or '.join(fitting)}?" if fitting else f"there is {', '.join(columns)}"
-        raise UserError(f"--sort {asked}: no column of these runs{did_you_mean(asked, columns)}\n{way_out}", 2)
+        raise UserError(
+            f"--sort {asked}: no column of these runs{did_you_mean(asked, columns)}\n{way_out}", 2
+        )
     (column,) = fitting
     modes = {f"best {run.monitor}": run.mode for run in runs} | {
         f"test/{run.monitor.partition('/')[2]}": run.mode for run in runs if run.best is not None
@@ -105,7 +124,9 @@ def sort(runs: Sequence[FoundRun], rows: Sequence[dict[str, Any]], asked: str) -
         return (0, value, []) if is_number else (1, 0, natural(str(value)))
 
     pairs = list(zip(runs, rows, strict=True))
-    with_value = sorted((pair for pair in pairs if pair[1][column] is not None), key=key, reverse=mode == "max")
+    with_value = sorted(
+        (pair for pair in pairs if pair[1][column] is not None), key=key, reverse=mode == "max"
+    )
     pairs = with_value + [pair for pair in pairs if pair[1][column] is None]
     return [run for run, _ in pairs], [row for _, row in pairs]
 
@@ -136,7 +157,13 @@ def as_text(value: Any, column: str) -> str:
     if column == "minutes":
         return f"{value:.2f}"
     is_metric = column.startswith(("best ", "test/"))
-    return str(value) if not is_metric else f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+    return (
+        str(value)
+        if not is_metric
+        else f"{value:.4f}"
+        if 1e-3 <= abs(value) < 1e6
+        else f"{value:.4g}"
+    )
 
 
 def shorten(cell: str) -> str:
@@ -145,7 +172,9 @@ def shorten(cell: str) -> str:
 
 def csv_file(text: str) -> Path:
     if Path(text).suffix != ".csv" and not text.startswith("/dev/"):
-        raise argparse.ArgumentTypeError(f"{text}: a file ends with .csv here; the name of a run stands before --csv")
+        raise argparse.ArgumentTypeError(
+            f"{text}: a file ends with .csv here; the name of a run stands before --csv"
+        )
     return output_file(text)
 
 

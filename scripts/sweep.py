@@ -1,13 +1,17 @@
-"""Search the flags of train.py: each trial is a run. Lists alone are a grid, which a cross-validation is, too.
+"""Search the flags of train.py: each trial is a run. Lists alone are a grid, which a
+cross-validation is, too.
 
 python scripts/sweep.py --config configs/small_net.yaml --search model.lr=log:1e-4..1e-1 --trials 20
-python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --search data.batch_size=32,64
-python scripts/sweep.py --config configs/small_net.yaml --data.num_folds 5 --search data.fold=0,1,2,3,4
+python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --search
+data.batch_size=32,64
+python scripts/sweep.py --config configs/small_net.yaml --data.num_folds 5 --search
+data.fold=0,1,2,3,4
 
-FLAG=a,b,c is a list of values, FLAG=16..512 a range, of whole numbers where both ends are, FLAG=log:1e-4..1e-1 one on a
-logarithmic scale. Optuna's TPE chooses the values, its median pruner stops trials that fall behind by --monitor.
-The same command goes on after a kill. All other flags are train.py's; runs and study are in ROOT/NAME, NAME_sweep
-of the config unless --name is given. See docs/sweep.md.
+FLAG=a,b,c is a list of values, FLAG=16..512 a range, of whole numbers where both ends are,
+FLAG=log:1e-4..1e-1 one on a logarithmic scale. Optuna's TPE chooses the values, its median pruner
+stops trials that fall behind by --monitor. The same command goes on after a kill. All other flags
+are train.py's; runs and study are in ROOT/NAME, NAME_sweep of the config unless --name is given.
+See docs/sweep.md.
 """
 
 import contextlib
@@ -47,11 +51,28 @@ PRUNES = {"true": True, "false": False}
 def main(args: Sequence[str] | None = None) -> Any:
     """Returns the study."""
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--search", action="append", required=True, metavar="FLAG=VALUES", help="may stand repeatedly")
+    parser.add_argument(
+        "--search",
+        action="append",
+        required=True,
+        metavar="FLAG=VALUES",
+        help="may stand repeatedly",
+    )
     parser.add_argument("--trials", type=int, help="how many; of a grid at most so many")
-    parser.add_argument("--num_workers", type=int, default=1, help="processes that train a trial each, on a GPU each")
-    parser.add_argument("--prune", choices=list(PRUNES), help="stop trials below the median; true unless it is a grid")
-    parser.add_argument("--name", help="folder of the sweep below ROOT; that of the config and _sweep unless given")
+    parser.add_argument(
+        "--num_workers",
+        type=int,
+        default=1,
+        help="processes that train a trial each, on a GPU each",
+    )
+    parser.add_argument(
+        "--prune",
+        choices=list(PRUNES),
+        help="stop trials below the median; true unless it is a grid",
+    )
+    parser.add_argument(
+        "--name", help="folder of the sweep below ROOT; that of the config and _sweep unless given"
+    )
     with short_errors():
         options, flags = parser.parse_known_args(args)
         quiet_lightning()
@@ -62,7 +83,9 @@ def main(args: Sequence[str] | None = None) -> Any:
         cli = parse_all(flags, dimensions)
         selection = choose_selection(cli.config, cli.model, cli.datamodule)
         if selection is None and not is_grid:
-            raise UserError("a search compares trials by a validation, and there is none: see the line above", 2)
+            raise UserError(
+                "a search compares trials by a validation, and there is none: see the line above", 2
+            )
         cli.config.name = name = options.name or f"{cli.config.name}_sweep"
         root = root_folder(cli.config)
         prepare_data(cli.datamodule)  # once: a download, for instance
@@ -70,8 +93,17 @@ def main(args: Sequence[str] | None = None) -> Any:
             num_trials = begin(root / name, cli, dimensions, selection, options.trials)
             max_epochs = max(0, cli.config.trainer.max_epochs or 0)
             task = {
-                **{"root": str(root.absolute()), "name": name, "seed": cli.config.seed_everything, "flags": flags},
-                **{"search": options.search, "num_trials": num_trials, "monitor": selection and selection.monitor},
+                **{
+                    "root": str(root.absolute()),
+                    "name": name,
+                    "seed": cli.config.seed_everything,
+                    "flags": flags,
+                },
+                **{
+                    "search": options.search,
+                    "num_trials": num_trials,
+                    "monitor": selection and selection.monitor,
+                },
                 **{"prune": PRUNES.get(options.prune, not is_grid), "num_warmup": max_epochs // 3},
             }
             train_all(root / name, task, options.num_workers, gpus(cli.config.trainer))
@@ -87,15 +119,21 @@ def held(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{short(folder)} cannot be made: {error.strerror}; give another --name") from error
+        raise UserError(
+            f"{short(folder)} cannot be made: {error.strerror}; give another --name"
+        ) from error
     try:
         with FileLock(folder / ".sweep.lock", blocking=False):
             yield
     except Timeout:
-        raise UserError(f"{short(folder)} is in use by another sweep.py; --num_workers is for more") from None
+        raise UserError(
+            f"{short(folder)} is in use by another sweep.py; --num_workers is for more"
+        ) from None
 
 
-def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimension], is_grid: bool) -> None:
+def check_options(
+    options: Any, flags: Sequence[str], dimensions: Sequence[Dimension], is_grid: bool
+) -> None:
     given = [one_name(flag.partition("=")[0]) for flag in flags if flag.startswith("--")]
     given = [flag for flag in given if flag != "config"]  # a later one adds to it
     searched = [found.flag for found in dimensions]
@@ -103,9 +141,17 @@ def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimen
         if flag in given or searched.count(flag) > 1:
             raise UserError(f"--search {flag}: the flag stands twice; leave one out", 2)
     for flag in {"ckpt_path", "trainer.fast_dev_run"} & {*given}:
-        raise UserError(f"--{flag} is no flag for a sweep: each trial is a run of its own, which goes on by itself", 2)
+        raise UserError(
+            f"--{flag} is no flag for a sweep: each trial is a run of its own, which goes on "
+            "by itself",
+            2,
+        )
     if not is_grid and repeats_of(dimensions):
-        raise UserError("data.fold and seed_everything repeat a training: search them by lists alone, as a grid", 2)
+        raise UserError(
+            "data.fold and seed_everything repeat a training: search them by lists alone, as "
+            "a grid",
+            2,
+        )
     if not is_grid and options.trials is None:
         raise UserError("--trials N: how many? a range has no end", 2)
     for flag in ("trials", "num_workers"):
@@ -114,8 +160,8 @@ def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimen
 
 
 def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> TrainingCLI:
-    """Each value in turn, beside the first ones of the others: what is wrong is found before a trial. Returns the
-    first."""
+    """Each value in turn, beside the first ones of the others: what is wrong is found before a
+    trial. Returns the first."""
     first = [f"--{found.flag}={found.texts[0]}" for found in dimensions]
     cli = parse([*flags, *first])
     check_trial(cli)
@@ -127,12 +173,24 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
 
 def check_trial(cli: TrainingCLI) -> None:
     trainer: Any = cli.config.trainer
-    if trainer.strategy not in ("auto", "single_device", "dp") or not (trainer.devices in (1, "1") or one(trainer)):
-        raise UserError("sweep.py trains a trial on one device: leave --trainer.strategy and --trainer.devices out", 2)
+    if trainer.strategy not in ("auto", "single_device", "dp") or not (
+        trainer.devices in (1, "1") or one(trainer)
+    ):
+        raise UserError(
+            "sweep.py trains a trial on one device: leave --trainer.strategy and "
+            "--trainer.devices out",
+            2,
+        )
     if trainer.enable_checkpointing is False:
-        raise UserError("trainer.enable_checkpointing false: a sweep goes by checkpoints; leave it out", 2)
+        raise UserError(
+            "trainer.enable_checkpointing false: a sweep goes by checkpoints; leave it out", 2
+        )
     if cli.given.get("seed_everything") is True:
-        raise UserError("seed_everything true draws another seed for each trial: give a number, or search a list", 2)
+        raise UserError(
+            "seed_everything true draws another seed for each trial: give a number, or search "
+            "a list",
+            2,
+        )
 
 
 def one(trainer: Any) -> bool:

@@ -9,7 +9,9 @@ class Report(Callback):
 
     def __init__(self, trial: optuna.Trial, monitor: str | None) -> None:
         self.trial, self.monitor = trial, monitor
-        self.told = set(trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values)  # before a kill
+        self.told = set(
+            trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        )  # before a kill
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # pruned, then killed; where that was before its first checkpoint it starts again
@@ -18,7 +20,12 @@ class Report(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.monitor or "")
         step = validation_number(trainer)
-        if trainer.state.fn != "fit" or trainer.sanity_checking or value is None or not value.isfinite():
+        if (
+            trainer.state.fn != "fit"
+            or trainer.sanity_checking
+            or value is None
+            or not value.isfinite()
+        ):
             return
         if step not in self.told:
             self.trial.report(float(value), step)
@@ -32,5 +39,8 @@ def validation_number(trainer: Trainer) -> int:
     """Which validation of the run this is, from 1; the epoch, where each has one."""
     every, num_batches = trainer.val_check_batch, trainer.num_training_batches
     if isinstance(every, int) and isinstance(num_batches, int) and every < num_batches:
-        return trainer.current_epoch * (num_batches // every) + (trainer.fit_loop.batch_idx + 1) // every
+        return (
+            trainer.current_epoch * (num_batches // every)
+            + (trainer.fit_loop.batch_idx + 1) // every
+        )
     return trainer.current_epoch + 1

@@ -1,4 +1,5 @@
-"""What sweep.py ends with: the table of its trials, the mean over folds or seeds, the best flags, plots."""
+"""What sweep.py ends with: the table of its trials, the mean over folds or seeds, the best flags,
+plots."""
 
 import shlex
 import statistics
@@ -18,7 +19,10 @@ from project.engine.folder import short, versions
 from project.engine.script import write_whole
 from project.engine.selection import Selection
 
-REPEATS = ("data.fold", "seed_everything")  # searched, they repeat a training: what counts is the mean over them
+REPEATS = (
+    "data.fold",
+    "seed_everything",
+)  # searched, they repeat a training: what counts is the mean over them
 NO_METRICS = ("test/num_samples",)
 
 
@@ -27,7 +31,9 @@ def repeats_of(dimensions: Sequence[Dimension]) -> list[str]:
 
 
 def state(trial: FrozenTrial) -> str:
-    return {TrialState.COMPLETE: "finished", TrialState.FAIL: "failed"}.get(trial.state, trial.state.name.lower())
+    return {TrialState.COMPLETE: "finished", TrialState.FAIL: "failed"}.get(
+        trial.state, trial.state.name.lower()
+    )
 
 
 def best_value(trial: FrozenTrial) -> float | None:
@@ -37,7 +43,11 @@ def best_value(trial: FrozenTrial) -> float | None:
 
 
 def tests(trial: FrozenTrial) -> dict[str, float]:
-    return {key: value for key, value in trial.user_attrs.items() if key.startswith("test/") and value is not None}
+    return {
+        key: value
+        for key, value in trial.user_attrs.items()
+        if key.startswith("test/") and value is not None
+    }
 
 
 def number(value: Any) -> str:
@@ -57,7 +67,10 @@ def line(trial: FrozenTrial, monitor: str | None) -> str:
     """Of a trial that has ended."""
     values = ", ".join(f"{flag} {number(value)}" for flag, value in params(trial).items())
     if trial.state == TrialState.FAIL:
-        return f"trial_{trial.number:03d} failed ({values}): {trial.user_attrs.get('reason', '')[:160]}"
+        return (
+            f"trial_{trial.number:03d} failed ({values}): "
+            f"{trial.user_attrs.get('reason', '')[:160]}"
+        )
     found = {monitor: best_value(trial)} if monitor else {}
     found |= {key: value for key, value in tests(trial).items() if key not in NO_METRICS}
     metrics = ", ".join(f"{key} {number(value)}" for key, value in found.items())
@@ -65,10 +78,16 @@ def line(trial: FrozenTrial, monitor: str | None) -> str:
 
 
 def table_of(
-    trials: Sequence[FrozenTrial], flags: Sequence[str], monitor: str | None, attributes: Sequence[str]
+    trials: Sequence[FrozenTrial],
+    flags: Sequence[str],
+    monitor: str | None,
+    attributes: Sequence[str],
 ) -> list[list[Any]]:
-    """A header, and a row a trial; None where it has no value. attributes: what a trial has noted, a column each."""
-    rows: list[list[Any]] = [["trial", "state", *flags, *([monitor] if monitor else []), *attributes]]
+    """A header, and a row a trial; None where it has no value. attributes: what a trial has noted,
+    a column each."""
+    rows: list[list[Any]] = [
+        ["trial", "state", *flags, *([monitor] if monitor else []), *attributes]
+    ]
     for trial in trials:
         own = [params(trial).get(flag) for flag in flags] + ([best_value(trial)] if monitor else [])
         own += [trial.user_attrs.get(key) for key in attributes]
@@ -81,11 +100,17 @@ def print_table(rows: Sequence[Sequence[Any]]) -> None:
 
 
 def show(
-    study: optuna.Study, folder: Path, dimensions: Sequence[Dimension], selection: Selection | None, command: str
+    study: optuna.Study,
+    folder: Path,
+    dimensions: Sequence[Dimension],
+    selection: Selection | None,
+    command: str,
 ) -> None:
     trials, flags = study.get_trials(), [found.flag for found in dimensions]
     monitor, repeats = selection and selection.monitor, repeats_of(dimensions)
-    known = dict.fromkeys(key for trial in trials for key in trial.user_attrs if key not in ("is_mistake", "best"))
+    known = dict.fromkeys(
+        key for trial in trials for key in trial.user_attrs if key not in ("is_mistake", "best")
+    )
     shown = [key for key in known if key.startswith("test/") and key not in NO_METRICS]
     print_table(table_of(trials, flags, monitor, [*shown, "train_seconds"]))
     write_whole(folder / "trials.csv", as_csv(table_of(trials, flags, monitor, [*known])))
@@ -102,23 +127,33 @@ def show(
     print(f"Trials: {short(folder)}/trial_*/version_0, trials.csv, study.db{plots}")
     if best is None or not others:
         return
-    values = [f"--{found.flag} {shlex.quote(found.text(best.params[found.flag]))}" for found in others]
+    values = [
+        f"--{found.flag} {shlex.quote(found.text(best.params[found.flag]))}" for found in others
+    ]
     values += ["--data.num_folds null"] * ("data.fold" in repeats)
     print(f"Best flags: {command} {' '.join(values)}")
     if not repeats:
         run = list(versions(folder / f"trial_{best.number:03d}").values())[-1]
-        print(f"Best checkpoint, {monitor} {number(best.value)}: {short(run / 'checkpoints' / 'best.ckpt')}")
+        print(
+            f"Best checkpoint, {monitor} {number(best.value)}: "
+            f"{short(run / 'checkpoints' / 'best.ckpt')}"
+        )
 
 
 def show_repeats(
-    done: Sequence[FrozenTrial], others: Sequence[Dimension], repeats: Sequence[str], selection: Selection | None
+    done: Sequence[FrozenTrial],
+    others: Sequence[Dimension],
+    repeats: Sequence[str],
+    selection: Selection | None,
 ) -> FrozenTrial | None:
-    """Mean, spread and standard error over folds or seeds, for each combination of the other values. Returns a trial of
-    the best one by the mean of the monitored metric."""
+    """Mean, spread and standard error over folds or seeds, for each combination of the other
+    values. Returns a trial of the best one by the mean of the monitored metric."""
     groups: dict[tuple[Any, ...], list[FrozenTrial]] = {}
     for trial in done:
         groups.setdefault(tuple(params(trial)[found.flag] for found in others), []).append(trial)
-    rows: list[list[Any]] = [[*(found.flag for found in others), "metric", "n", "mean", "spread", "standard error"]]
+    rows: list[list[Any]] = [
+        [*(found.flag for found in others), "metric", "n", "mean", "spread", "standard error"]
+    ]
     for values, trials in groups.items():
         for key in dict.fromkeys(key for trial in trials for key in tests(trial)):
             if key not in NO_METRICS:
@@ -137,7 +172,10 @@ def show_repeats(
     if selection is None:
         return None
     sign = 1 if selection.mode == "max" else -1
-    return max(groups.values(), key=lambda trials: sign * statistics.fmean(trial.value or 0.0 for trial in trials))[0]
+    return max(
+        groups.values(),
+        key=lambda trials: sign * statistics.fmean(trial.value or 0.0 for trial in trials),
+    )[0]
 
 
 def draw(study: optuna.Study, done: Sequence[FrozenTrial], folder: Path) -> None:
@@ -151,7 +189,9 @@ def draw(study: optuna.Study, done: Sequence[FrozenTrial], folder: Path) -> None
         drawn = {"history.png": plots.plot_optimization_history(study)}
         if len(done) > 2 and varied and len({trial.value for trial in done}) > 1:
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            drawn["importance.png"] = plots.plot_param_importances(study, evaluator=evaluator, params=varied)
+            drawn["importance.png"] = plots.plot_param_importances(
+                study, evaluator=evaluator, params=varied
+            )
     for name, axes in drawn.items():
         axes.figure.savefig(folder / name, bbox_inches="tight")
         axes.figure.clear()

@@ -8,13 +8,25 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from project.base.errors import UserError
 
 RANGE = re.compile(r"(log:)?([^,\[{\s]+?)\.\.([^,\[{\s]+)")
 FIXED = (
-    *("name", "ckpt_path", "trainer.default_root_dir", "trainer.fast_dev_run", "print_config", "help"),
+    *(
+        "name",
+        "ckpt_path",
+        "trainer.default_root_dir",
+        "trainer.fast_dev_run",
+        "print_config",
+        "help",
+    ),
     *("monitor", "monitor_mode"),
 )
 """What sweep.py itself sets, what leaves no run, and what trials are compared by."""
@@ -34,7 +46,11 @@ class Dimension(NamedTuple):
     def text(self, value: Any) -> str:
         """The value as it is typed."""
         known = self.distribution
-        return self.texts[known.choices.index(value)] if isinstance(known, CategoricalDistribution) else repr(value)
+        return (
+            self.texts[known.choices.index(value)]
+            if isinstance(known, CategoricalDistribution)
+            else repr(value)
+        )
 
 
 def dimension(search: str) -> Dimension:
@@ -42,18 +58,28 @@ def dimension(search: str) -> Dimension:
     flag, _, spec = search.partition("=")
     flag, spec = one_name(flag.strip()), spec.strip()
     if not flag or not spec:
-        raise UserError(f"--search {search!r}: give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1", 2)
+        raise UserError(
+            f"--search {search!r}: give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1", 2
+        )
     if flag in FIXED:
         raise UserError(f"--search {search}: {flag} cannot be searched", 2)
     found = RANGE.fullmatch(spec)
     low, high = (number(found[2]), number(found[3])) if found else (None, None)
     if found and low is not None and high is not None:
         if not low < high or (found[1] and low <= 0):
-            raise UserError(f"--search {search}: the first end must be smaller{', and over 0' * bool(found[1])}", 2)
-        kind: Any = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+            raise UserError(
+                f"--search {search}: the first end must be "
+                f"smaller{', and over 0' * bool(found[1])}",
+                2,
+            )
+        kind: Any = (
+            IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+        )
         return Dimension(flag, kind(low, high, log=bool(found[1])), [repr(low), repr(high)])
     if spec.startswith("log:"):
-        raise UserError(f"--search {search}: log: wants two numbers, log:1e-4..1e-1 for instance", 2)
+        raise UserError(
+            f"--search {search}: log: wants two numbers, log:1e-4..1e-1 for instance", 2
+        )
     texts = split_list(spec)
     choices = [plain_value(text) for text in texts]
     if "" in texts or len(set(map(repr, choices))) < len(texts):
@@ -64,7 +90,8 @@ def dimension(search: str) -> Dimension:
 
 
 def one_name(flag: str) -> str:
-    """Of a flag that jsonargparse takes by several: lr of the model is --model.lr and --model.init_args.lr."""
+    """Of a flag that jsonargparse takes by several: lr of the model is --model.lr and
+    --model.init_args.lr."""
     return flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
 
 
@@ -98,7 +125,9 @@ def split_list(spec: str) -> list[str]:
 def combinations(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
     """Of lists alone, each once."""
     choices = [
-        found.distribution.choices for found in dimensions if isinstance(found.distribution, CategoricalDistribution)
+        found.distribution.choices
+        for found in dimensions
+        if isinstance(found.distribution, CategoricalDistribution)
     ]
     flags = [found.flag for found in dimensions]
     return [dict(zip(flags, values, strict=True)) for values in itertools.product(*choices)]

@@ -1,4 +1,5 @@
-"""The processes that train the trials of a sweep, sweeping.py: starts them, and looks after them."""
+"""The processes that train the trials of a sweep, sweeping.py: starts them, and looks after
+them."""
 
 import json
 import os
@@ -43,7 +44,10 @@ def train_all(folder: Path, task: dict[str, Any], num_workers: int, devices: Seq
                 if process and process.poll() == CANNOT_WRITE:
                     what = f"{short(folder)} cannot be written, as on a full disk"
                     way_out = "make room, then give the same command, which goes on"
-                    raise UserError(f"{what}; {len(said)} of {task['num_trials']} trials are finished\n{way_out}")
+                    raise UserError(
+                        f"{what}; {len(said)} of {task['num_trials']} trials are "
+                        f"finished\n{way_out}"
+                    )
                 if process and process.poll():
                     note_death(study, folder, index, process.returncode, died)
                 if num_left > index if process is None else num_left and process.poll() is not None:
@@ -56,7 +60,9 @@ def train_all(folder: Path, task: dict[str, Any], num_workers: int, devices: Seq
             process.terminate()
         for process in workers.values():
             process.wait()
-        stopped.hint = f"; {len(said)} of {task['num_trials']} trials are finished, the same command goes on"
+        stopped.hint = (
+            f"; {len(said)} of {task['num_trials']} trials are finished, the same command goes on"
+        )
         raise
     finally:
         for process in workers.values():
@@ -65,10 +71,19 @@ def train_all(folder: Path, task: dict[str, Any], num_workers: int, devices: Seq
             file.unlink(missing_ok=True)
 
 
-def start_worker(task: dict[str, Any], num_workers: int, devices: Sequence[str]) -> subprocess.Popen[bytes]:
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers))} if num_workers > 1 else {}
+def start_worker(
+    task: dict[str, Any], num_workers: int, devices: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    threads = (
+        {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers))}
+        if num_workers > 1
+        else {}
+    )
     gpu = {"CUDA_VISIBLE_DEVICES": devices[task["index"] % len(devices)]} if devices else {}
-    program = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import sweeping; sweeping.main()"
+    program = (
+        f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import sweeping; "
+        "sweeping.main()"
+    )
     command = [sys.executable, "-c", program, json.dumps(task)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env={**threads, **os.environ, **gpu})
 
@@ -80,8 +95,14 @@ def note_death(study: Any, folder: Path, index: int, status: int, died: Counter[
     why = signal.Signals(-status).name if status < 0 else f"status {status}"
     died[number] += 1
     if number == -1 and died[number] > 2:
-        raise UserError(f"a worker ended with {why} before its trial, three times: the reason stands above")
-    if number >= 0 and died[number] > 1 and not study.get_trials(deepcopy=False)[number].state.is_finished():
+        raise UserError(
+            f"a worker ended with {why} before its trial, three times: the reason stands above"
+        )
+    if (
+        number >= 0
+        and died[number] > 1
+        and not study.get_trials(deepcopy=False)[number].state.is_finished()
+    ):
         trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
         memory = ", as one that takes more memory than there is" * (status == -signal.SIGKILL)
         trial.set_user_attr("reason", f"its process died twice by {why}{memory}")
@@ -90,9 +111,16 @@ def note_death(study: Any, folder: Path, index: int, status: int, died: Counter[
 
 
 def check_failures(trials: Sequence[Any], folder: Path) -> None:
-    """Raise UserError where the first three have all failed alike, by a mistake in the flags or the code."""
+    """Raise UserError where the first three have all failed alike, by a mistake in the flags or the
+    code."""
     ended = [trial for trial in trials if trial.state.is_finished()]
-    reasons = {trial.user_attrs.get("reason") for trial in ended if trial.user_attrs.get("is_mistake")}
-    if len(ended) >= 3 and len(reasons) == 1 and all(trial.user_attrs.get("is_mistake") for trial in ended):
+    reasons = {
+        trial.user_attrs.get("reason") for trial in ended if trial.user_attrs.get("is_mistake")
+    }
+    if (
+        len(ended) >= 3
+        and len(reasons) == 1
+        and all(trial.user_attrs.get("is_mistake") for trial in ended)
+    ):
         way_out = f"mend it, then give another --name, or remove {short(folder)}"
         raise UserError(f"the first {len(ended)} trials failed alike: {reasons.pop()}\n{way_out}")

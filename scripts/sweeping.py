@@ -1,7 +1,8 @@
 """The process that sweep.py starts to train trials, one after the other.
 
-A trial's number, values and state stand in the study, Optuna's; all else in its run folder. Whoever trains a trial
-holds its lock. A trial that is running in the study and that nobody holds is gone on with, from its last checkpoint.
+A trial's number, values and state stand in the study, Optuna's; all else in its run folder. Whoever
+trains a trial holds its lock. A trial that is running in the study and that nobody holds is gone on
+with, from its last checkpoint.
 """
 
 import contextlib
@@ -40,8 +41,8 @@ with starting():
 class Worker:
     """Trains trials until there are no more.
 
-    task: root and name of the sweep, seed, flags, search, num_trials, monitor (None where nothing is compared), prune,
-    num_warmup (validations before it prunes), index of the worker.
+    task: root and name of the sweep, seed, flags, search, num_trials, monitor (None where nothing
+    is compared), prune, num_warmup (validations before it prunes), index of the worker.
     """
 
     def __init__(self, task: dict[str, Any]) -> None:
@@ -73,9 +74,14 @@ class Worker:
                 left = [trial for trial in trials if trial.state == TrialState.RUNNING]
                 for trial in left:
                     if lock := self.lock(trial.number):
-                        if self.study.get_trials(deepcopy=False)[trial.number].state == TrialState.RUNNING:
+                        if (
+                            self.study.get_trials(deepcopy=False)[trial.number].state
+                            == TrialState.RUNNING
+                        ):
                             self.study.sampler = sampler(self.task["seed"], trial.number)
-                            return optuna.Trial(self.study, trial._trial_id), lock  # Study.ask makes it so
+                            return optuna.Trial(
+                                self.study, trial._trial_id
+                            ), lock  # Study.ask makes it so
                         lock.release()  # another worker has just finished it
                 waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
                 if waiting or len(trials) < self.task["num_trials"]:
@@ -98,7 +104,10 @@ class Worker:
 
     def run_trial(self, trial: optuna.Trial) -> None:
         name = f"trial_{trial.number:03d}"
-        place = [f"--name={self.task['name']}/{name}", f"--trainer.default_root_dir={self.task['root']}"]
+        place = [
+            f"--name={self.task['name']}/{name}",
+            f"--trainer.default_root_dir={self.task['root']}",
+        ]
         flags = [f"--{found.flag}={found.text(suggest(trial, found))}" for found in self.dimensions]
         (self.folder / name).mkdir(exist_ok=True)
         runs = list(versions(self.folder / name).values())
@@ -109,7 +118,9 @@ class Worker:
         if not runs or not (runs[-1] / "metrics.json").is_file():
             with output_to(self.folder / name / "output.txt"), SIGNALS.handled():
                 try:
-                    train_reporting(args, Report(trial, self.task["monitor"]), [*self.task["flags"], *flags])
+                    train_reporting(
+                        args, Report(trial, self.task["monitor"]), [*self.task["flags"], *flags]
+                    )
                 except Exception as error:
                     if cannot_write(error):
                         raise  # it is no fault of the trial's
@@ -128,7 +139,9 @@ class Worker:
         """Of a run that has ended."""
         score = 0.0
         if self.task["monitor"]:
-            best = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]["RunCheckpoint/best"]
+            best = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"][
+                "RunCheckpoint/best"
+            ]
             known = best["best_model_score"]
             if best["monitor"] != self.task["monitor"] or known is None or not math.isfinite(known):
                 self.fail(trial, f"there is no best epoch by {self.task['monitor']}", True)
@@ -151,7 +164,10 @@ class Worker:
 
 def train_reporting(args: Sequence[str], report: Report, first_flags: Sequence[str]) -> None:
     """first_flags: those of the trial; `args` of one that goes on has fewer."""
-    sys.argv = [str(Path(__file__).with_name("train.py")), *args]  # for environment.txt: it repeats the run
+    sys.argv = [
+        str(Path(__file__).with_name("train.py")),
+        *args,
+    ]  # for environment.txt: it repeats the run
     cli = parse(args, first_flags)
     own = cli.config_init.trainer.callbacks or []
     cli.config_init.trainer.callbacks = [*(own if isinstance(own, list) else [own]), report]
@@ -178,7 +194,8 @@ def output_to(file: Path) -> Iterator[None]:
 
 
 def end_with_sweep() -> None:
-    """A killed sweep.py closes the pipe that is this process's stdin: the next one finds the trial free."""
+    """A killed sweep.py closes the pipe that is this process's stdin: the next one finds the trial
+    free."""
     os.read(0, 1)
     os._exit(1)
 
@@ -187,7 +204,8 @@ def main() -> None:
     threading.Thread(target=end_with_sweep, daemon=True).start()
     with short_errors():
         quiet_lightning()
-        gc.freeze()  # what the imports have made need not be looked at after each trial, which takes 0.3 s
+        # what the imports have made need not be looked at after each trial, which takes 0.3 s
+        gc.freeze()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             Worker(json.loads(sys.argv[1])).run()

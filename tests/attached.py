@@ -11,7 +11,9 @@ from project.base.datamodule import TensorDataModule
 
 
 def attach(data: TensorDataModule, stage: str = "fit", **trainer: Any) -> Any:
-    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **trainer)
+    data.trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **trainer
+    )
     data.prepare_data()
     data.setup(stage)
     return data
@@ -30,7 +32,8 @@ def refuse_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(loader: Any) -> list[Any]:
-    """Its batches; its workers end as in a training, or torch would wait 5 s for those that have met an error."""
+    """Its batches; its workers end as in a training, or torch would wait 5 s for those that have
+    met an error."""
     try:
         return list(loader)
     finally:

@@ -41,10 +41,12 @@ def script(name: str) -> ModuleType:
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
-        return  # pytest-xdist's first process only hands out tests: it need not wait for the imports
+        # pytest-xdist's first process only hands out tests: it need not wait for the imports
+        return
     import project.engine.run  # noqa: F401  # before pytest handles logs, or Lightning would not
 
-    # TensorBoard reads event files of one second in the order of their names, which end with this number: 10 before 9
+    # TensorBoard reads event files of one second in the order of their names, which end with this
+    # number: 10 before 9
     event_file_writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 
@@ -69,18 +71,22 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs in tmp_path."""
+    """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs
+    in tmp_path."""
     from project.engine.run import main
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
-        return main(["--config", config, "--trainer.default_root_dir", str(tmp_path), *map(str, args)])
+        return main(
+            ["--config", config, "--trainer.default_root_dir", str(tmp_path), *map(str, args)]
+        )
 
     return run
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """As `train`, once for the same flags: the folder of the run, which no test changes, and its metrics."""
+    """As `train`, once for the same flags: the folder of the run, which no test changes, and its
+    metrics."""
     from project.engine.run import main
 
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
@@ -108,14 +114,19 @@ def mnist_dir(tmp_path: Path) -> Path:
     for prefix, num in (("train", 300), ("t10k", 100)):
         images = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, num, dtype=np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, num, 28, 28) + images.tobytes())
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, num) + labels.tobytes())
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4i", 0x803, num, 28, 28) + images.tobytes()
+        )
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 0x801, num) + labels.tobytes()
+        )
     return tmp_path / "data"
 
 
 @pytest.fixture
 def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's files, with 5 x 60 training and 100 test images of noise, and torchvision told their checksums."""
+    """CIFAR-10's files, with 5 x 60 training and 100 test images of noise, and torchvision told
+    their checksums."""
     import numpy as np
     from torchvision import datasets
 
@@ -133,8 +144,12 @@ def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {"data": images, "labels": rng.integers(0, 10, num).tolist()}
 
     cifar10 = datasets.CIFAR10
-    monkeypatch.setattr(cifar10, "train_list", [write(f"data_batch_{i}", batch(60)) for i in range(1, 6)])
+    monkeypatch.setattr(
+        cifar10, "train_list", [write(f"data_batch_{i}", batch(60)) for i in range(1, 6)]
+    )
     monkeypatch.setattr(cifar10, "test_list", [write("test_batch", batch(100))])
     _, md5 = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
-    monkeypatch.setattr(cifar10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": md5})
+    monkeypatch.setattr(
+        cifar10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": md5}
+    )
     return tmp_path / "data"

@@ -1,7 +1,8 @@
-"""Imports all modules of the project, and prints what of other packages and of the process has changed by that.
+"""Imports all modules of the project, and prints what of other packages and of the process has
+changed by that.
 
-jsonargparse's table of types is left out: it has to know our types of arguments (WeightsFile, Seed) before it reads
-a class with such an argument, and nothing else looks them up.
+jsonargparse's table of types is left out: it has to know our types of arguments (WeightsFile, Seed)
+before it reads a class with such an argument, and nothing else looks them up.
 """
 
 import ast
@@ -37,7 +38,10 @@ def state() -> dict[str, Any]:
         "threads": threading.active_count(),
         "Trainer": {**Trainer.__init__.__annotations__, "signature": inspect.signature(Trainer)},
         "loggers": [inspect.signature(logger.__init__) for logger in LOGGERS],
-        "registries": (StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()),
+        "registries": (
+            StrategyRegistry.available_strategies(),
+            AcceleratorRegistry.available_accelerators(),
+        ),
         "jsonargparse": dict(_common.parsing_settings),
         "classes": [{**vars(kind)} for kind in (Trainer, jsonargparse.ArgumentParser, *LOGGERS)],
     }

@@ -1,9 +1,11 @@
-"""Programs for tests, forked from a process that has imported torch and Lightning: a new one would take 4 s for that.
+"""Programs for tests, forked from a process that has imported torch and Lightning: a new one would
+take 4 s for that.
 
-`start` is subprocess.Popen for a command of sys.executable, a script and its arguments. The script runs in a child of
-the caller as in a new process: it imports the project itself, gets its own signals and ends with its own status. The
-process that it is forked from, `python tests/programs.py FD`, gets a message a command from a socket; the child answers
-with its id. Not for what happens while torch is imported, or with closed output.
+`start` is subprocess.Popen for a command of sys.executable, a script and its arguments. The script
+runs in a child of the caller as in a new process: it imports the project itself, gets its own
+signals and ends with its own status. The process that it is forked from, `python tests/programs.py
+FD`, gets a message a command from a socket; the child answers with its id. Not for what happens
+while torch is imported, or with closed output.
 """
 
 import atexit
@@ -40,7 +42,22 @@ class Program(subprocess.Popen[str]):
         env: Any,
         *others: Any,
     ) -> None:
-        *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, _, _, _, _, new_session, _ = others
+        (
+            *_,
+            p2cread,
+            p2cwrite,
+            c2pread,
+            c2pwrite,
+            errread,
+            errwrite,
+            _,
+            _,
+            _,
+            _,
+            _,
+            new_session,
+            _,
+        ) = others
         job = {
             "args": args[1:],
             "cwd": str(cwd or Path.cwd()),
@@ -66,7 +83,9 @@ def server() -> socket.socket:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # whose parent has gone becomes our child
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
-        process = subprocess.Popen([sys.executable, __file__, str(other.fileno())], pass_fds=[other.fileno()])
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(other.fileno())], pass_fds=[other.fileno()]
+        )
     atexit.register(process.wait)
     atexit.register(own.close)
     return own
@@ -74,7 +93,13 @@ def server() -> socket.socket:
 
 def serve(jobs: socket.socket) -> dict[str, Any]:
     """Fork a process for each job; returns in those processes alone."""
-    for name in ("lightning.pytorch.cli", "torch.utils.tensorboard", "torchvision", "matplotlib.figure", "psutil"):
+    for name in (
+        "lightning.pytorch.cli",
+        "torch.utils.tensorboard",
+        "torchvision",
+        "matplotlib.figure",
+        "psutil",
+    ):
         importlib.import_module(name)
     gc.freeze()  # shared memory stays shared, and nobody looks through it
     os.fsync = lambda _: None  # as in conftest.py
@@ -128,5 +153,8 @@ if __name__ == "__main__":
     os.environ.clear()
     os.environ.update(job["env"])
     sys.argv = job["args"]
-    sys.path[0:1] = [str(Path(sys.argv[0]).parent), *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[0:1] = [
+        str(Path(sys.argv[0]).parent),
+        *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     os._exit(run(sys.argv[0]))  # without letting go of everything, which takes a second

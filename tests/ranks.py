@@ -1,7 +1,9 @@
-"""Several ranks for tests, forked from one process that has imported everything: a new process a rank would take 5 s.
+"""Several ranks for tests, forked from one process that has imported everything: a new process a
+rank would take 5 s.
 
-`python tests/ranks.py` reads a job a line, as JSON, and answers each with the ranks' exit statuses and outputs. The
-ranks find the environment that torchrun sets, so nothing here is known to the project.
+`python tests/ranks.py` reads a job a line, as JSON, and answers each with the ranks' exit statuses
+and outputs. The ranks find the environment that torchrun sets, so nothing here is known to the
+project.
 """
 
 import contextlib
@@ -39,9 +41,13 @@ class RunRanks(Protocol):
 
 @contextlib.contextmanager
 def start(folder: Path) -> Iterator[RunRanks]:
-    """A function that runs `module.function(*args)` of tests/ on so many ranks; outputs are kept in `folder`."""
+    """A function that runs `module.function(*args)` of tests/ on so many ranks; outputs are kept in
+    `folder`."""
     server = programs.start(
-        [sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+        [sys.executable, __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ,
     )
     assert server.stdin
     assert server.stdout
@@ -55,7 +61,8 @@ def start(folder: Path) -> Iterator[RunRanks]:
 
     with server:  # waits for it
         yield run
-        # the end of its input would not do: a loader's worker, forked from here, may hold the other end of the pipe
+        # the end of its input would not do: a loader's worker, forked from here, may hold the other
+        # end of the pipe
         server.stdin.write("null\n")
         server.stdin.flush()
 
@@ -73,7 +80,10 @@ def serve(folder: Path) -> None:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         outputs = [folder / f"{number}_{rank}.txt" for rank in range(num_ranks)]
-        pids = [fork(rank, num_ranks, port, function, args, output) for rank, output in enumerate(outputs)]
+        pids = [
+            fork(rank, num_ranks, port, function, args, output)
+            for rank, output in enumerate(outputs)
+        ]
         statuses = wait(pids)
         answer = {"statuses": statuses, "outputs": [output.read_text() for output in outputs]}
         print(json.dumps(answer), flush=True)
@@ -91,7 +101,12 @@ def fork(rank: int, num_ranks: int, port: int, function: str, args: list[Any], o
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.environ |= {
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests"},
+            **{
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "GROUP_RANK": "0",
+                "TORCHELASTIC_RUN_ID": "tests",
+            },
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks)),
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
         }

@@ -1,4 +1,5 @@
-"""Small networks and data that several test files train: what a test needs of a user's code, and no more."""
+"""Small networks and data that several test files train: what a test needs of a user's code, and no
+more."""
 
 from typing import Any, Literal
 
@@ -47,7 +48,8 @@ class Points(TensorDataModule):
 
 
 class Numbers(TensorDataModule):
-    """Regression: 10 numbers, the target is a weighted sum of them; as column (N, 1), or plain (N,)."""
+    """Regression: 10 numbers, the target is a weighted sum of them; as column (N, 1), or plain
+    (N,)."""
 
     def __init__(self, column: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -19,12 +19,20 @@ class AtEpochEnds(WeightAveraging):
 
 def with_callback(folder: Path, class_path: str, **init_args: Any) -> list[str]:
     file = folder / "averaging.yaml"
-    file.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": class_path, "init_args": init_args}]}}))
+    file.write_text(
+        yaml.safe_dump(
+            {"trainer": {"callbacks": [{"class_path": class_path, "init_args": init_args}]}}
+        )
+    )
     return ["--config", str(file), "--model.lr", "0.003"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("EMAWeightAveraging", marks=pytest.mark.slow), "WeightAveraging"])
-def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train: Train, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param("EMAWeightAveraging", marks=pytest.mark.slow), "WeightAveraging"]
+)
+def test_averaged_weights_are_validated_saved_tested_and_loaded_again(
+    train: Train, tmp_path: Path, name: str
+) -> None:
     averaging = with_callback(
         tmp_path, f"lightning.pytorch.callbacks.{name}", **({"decay": 0.9} if "EMA" in name else {})
     )
@@ -57,7 +65,11 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_pat
     ],
 )
 def test_weights_that_no_validation_has_seen_are_refused(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], callback: str, init_args: dict[str, Any]
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    callback: str,
+    init_args: dict[str, Any],
 ) -> None:
     with pytest.raises(SystemExit):
         train(*with_callback(tmp_path, callback, **init_args))

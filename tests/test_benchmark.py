@@ -17,19 +17,31 @@ from conftest import REPO, script
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     module = script("benchmark")
-    monkeypatch.setitem(sys.modules, "benchmark", module)  # a pool of processes looks for its function there
+    monkeypatch.setitem(
+        sys.modules, "benchmark", module
+    )  # a pool of processes looks for its function there
     module.quiet_lightning()
     return module
 
 
 @pytest.mark.slow
-# Lightning's, rightly, to the plain module: it logs where none of 60 batches is logged, and has no validation
-@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:You passed in a `val_dataloader`")
+# Lightning's, rightly, to the plain module: it logs where none of 60 batches is logged, and has no
+# validation
+@pytest.mark.filterwarnings(
+    "ignore:The number of training batches", "ignore:You passed in a `val_dataloader`"
+)
 def test_it_compares(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # fewer loaders to compare with
     options = argparse.Namespace(data_dir=None, steps=50, rounds=2, accelerator="cpu")
     found = benchmark.compare("mnist", options)
-    assert {"tutorial", "plain module", "own step", "raw", "ours", "ours, one step a call"} < found.keys()
+    assert {
+        "tutorial",
+        "plain module",
+        "own step",
+        "raw",
+        "ours",
+        "ours, one step a call",
+    } < found.keys()
     found.pop("ours / raw")
     for row in found.values():
         assert 0 < row["min"] <= row["median"] <= row["max"]
@@ -57,7 +69,9 @@ def test_the_loader_of_ours_is_the_faster_one(benchmark: Any) -> None:
 def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> None:
     reference = benchmark.Reference(name, 2, "cpu")
     theirs = torch.cat([x for x, _ in reference.loader()]).flatten(1).sort(0).values
-    torch.testing.assert_close(reference.normalize(reference.samples.inputs).flatten(1).sort(0).values, theirs)
+    torch.testing.assert_close(
+        reference.normalize(reference.samples.inputs).flatten(1).sort(0).values, theirs
+    )
 
 
 def test_real_images_are_read_where_their_folder_is_given(benchmark: Any, mnist_dir: Path) -> None:
@@ -82,11 +96,17 @@ def test_the_clock_counts_steps_and_leaves_out_what_lies_between_epochs(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than one in log_every_n_steps
-def test_the_part_for_folders(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:The number of training batches"
+)  # fewer than one in log_every_n_steps
+def test_the_part_for_folders(
+    benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     benchmark.NUM_FILES = 800  # more batches than one call trains
     output = tmp_path / "speed.json"
-    benchmark.main(["--parts", "folder", "--rounds", "1", "--json", str(output), "--accelerator", "cpu"])
+    benchmark.main(
+        ["--parts", "folder", "--rounds", "1", "--json", str(output), "--accelerator", "cpu"]
+    )
     results = json.loads(output.read_text())
     assert results["environment"]["python"] == sys.version.split()[0]
     assert results["folder: images/s"]["loader / decoding alone"]["median"] > 0
@@ -101,10 +121,18 @@ def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
     compiled: list[str] = []
     flags: list[str] = []
     monkeypatch.setattr("torch.nn.Module.compile", lambda self, mode: compiled.append(mode))
-    monkeypatch.setattr("contestants.run_train", lambda experiment, more: flags.append(more) or {"step_ms": 1.0})
+    monkeypatch.setattr(
+        "contestants.run_train", lambda experiment, more: flags.append(more) or {"step_ms": 1.0}
+    )
     reference = benchmark.Reference("mnist", 3, "cpu")
     competing = benchmark.contestants("gpu", {0: 1.0, 2: 2.0})
-    assert {"tutorial, 2 w", "stock, 0 w", "raw, compiled", "ours, compiled", "ours, not resident"} < competing.keys()
+    assert {
+        "tutorial, 2 w",
+        "stock, 0 w",
+        "raw, compiled",
+        "ours, compiled",
+        "ours, not resident",
+    } < competing.keys()
     assert competing["raw, compiled"](reference, 1) > 0
     assert compiled == ["reduce-overhead"]
     for name in competing:
@@ -112,7 +140,10 @@ def test_each_contestant_on_a_gpu_takes_flags_that_train_py_takes(
             competing[name](reference, 1)
     for more in flags:
         benchmark.run.parse([*reference.flags, *more.split()])
-    assert any("--model.compile_mode reduce-overhead --trainer.precision bf16-mixed" in more for more in flags)
+    assert any(
+        "--model.compile_mode reduce-overhead --trainer.precision bf16-mixed" in more
+        for more in flags
+    )
 
 
 @pytest.mark.slow
@@ -136,7 +167,10 @@ def test_a_plain_module_trains_in_one_call_as_many_steps_as_it_is_told(
 
 
 def test_tables_for_a_page(benchmark: Any) -> None:
-    rows = {"ours": {"median": 1.187, "min": 1.13, "max": 12.5, "images/s": 53917.0}, "ours / raw": {"median": 1.155}}
+    rows = {
+        "ours": {"median": 1.187, "min": 1.13, "max": 12.5, "images/s": 53917.0},
+        "ours / raw": {"median": 1.155},
+    }
     assert benchmark.markdown_table("ms", rows).splitlines() == [
         *("| ms |  | images/s |", "|---|---|---|"),
         *("| ours | 1.19 (1.13 to 12.5) | 53,900 |", "| ours / raw | 1.16 |  |"),

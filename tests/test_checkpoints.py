@@ -42,7 +42,12 @@ def test_a_sound_checkpoint_is_plain_and_rebuilds_the_run(last: Path) -> None:
 def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
     content = last.read_bytes()
     last.write_bytes(
-        {"half": content[: len(content) // 2], "tail": content[:-10], "empty": b"", "garbage": b"?" * 5000}[how]
+        {
+            "half": content[: len(content) // 2],
+            "tail": content[:-10],
+            "empty": b"",
+            "garbage": b"?" * 5000,
+        }[how]
     )
     with pytest.raises(UserError, match=last.name) as caught:
         read_checkpoint(last)
@@ -52,7 +57,9 @@ def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
 def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
     content = last.read_bytes()
     with zipfile.ZipFile(last) as archive:
-        records = [(info.header_offset, info.file_size) for info in archive.infolist() if info.file_size]
+        records = [
+            (info.header_offset, info.file_size) for info in archive.infolist() if info.file_size
+        ]
     for offset, size in records:
         header = 30 + int.from_bytes(content[offset + 26 : offset + 28], "little")
         start = offset + header + int.from_bytes(content[offset + 28 : offset + 30], "little")
@@ -66,7 +73,8 @@ def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
 
 @pytest.mark.parametrize("offset", [10, 38], ids=["method", "attributes"])
 def test_a_record_that_is_marked_as_packed_or_as_a_folder_is_found(last: Path, offset: int) -> None:
-    """Python's reader goes by other marks than torch's, which finds other numbers in a record that is no file."""
+    """Python's reader goes by other marks than torch's, which finds other numbers in a record that
+    is no file."""
     content = last.read_bytes()
     with zipfile.ZipFile(last) as archive:
         names, position = [info.filename for info in archive.infolist()], archive.start_dir
@@ -76,7 +84,9 @@ def test_a_record_that_is_marked_as_packed_or_as_a_folder_is_found(last: Path, o
         last.write_bytes(changed)
         with pytest.raises(UserError, match=f"damaged: its record {name}"):
             read_checkpoint(last)
-        lengths = [int.from_bytes(content[position + i : position + i + 2], "little") for i in (28, 30, 32)]
+        lengths = [
+            int.from_bytes(content[position + i : position + i + 2], "little") for i in (28, 30, 32)
+        ]
         position += 46 + sum(lengths)  # the next entry of the directory
 
 
@@ -134,7 +144,11 @@ def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_does_not_fit_the_config(
-    train: Train, last: Path, flags: tuple[Any, ...], message: str, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    last: Path,
+    flags: tuple[Any, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = last.read_bytes()
     with pytest.raises(SystemExit):
@@ -145,10 +159,14 @@ def test_a_checkpoint_that_does_not_fit_the_config(
     assert last.read_bytes() == before
 
 
-def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_earlier_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(UserError, match="No space left"):
         AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
@@ -182,7 +200,9 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     assert not list(last.parent.glob(".*.part"))
 
 
-@pytest.mark.parametrize("size", [40, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"])
+@pytest.mark.parametrize(
+    "size", [40, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"]
+)
 @pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_nothing(
     train: Train, tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
@@ -206,7 +226,11 @@ def damage(best: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
 def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
 ) -> None:
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: damage(best, how))

@@ -15,12 +15,16 @@ def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir: Path) -> None:
     inputs, targets = next(iter(data.test_dataloader()))
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     reference = datasets.CIFAR10(cifar10_dir, train=False, transform=transform)
-    torch.testing.assert_close(data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)]))
+    torch.testing.assert_close(
+        data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)])
+    )
     assert targets.tolist() == [reference[i][1] for i in range(64)]
 
 
 def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
-    data = attach(CIFAR10(data_dir=str(cifar10_dir), random_crop=4, random_flip=True, val_fraction=0))
+    data = attach(
+        CIFAR10(data_dir=str(cifar10_dir), random_crop=4, random_flip=True, val_fraction=0)
+    )
     batch = next(iter(data.train_dataloader()))
     data.trainer.training = True
     augmented, _ = data.on_after_batch_transfer(batch, 0)
@@ -32,14 +36,18 @@ def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "flip"])
-def test_a_damaged_file_is_not_trained_on(cifar10_dir: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_not_trained_on(
+    cifar10_dir: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_network(monkeypatch)
     file = cifar10_dir / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(file.read_bytes())
     if how == "flip":
         content[len(content) // 2] ^= 1
     file.write_bytes({"cut": content[:-7], "empty": b"", "flip": content}[how])
-    with pytest.raises(UserError, match=r"data_batch_3 is damaged \(cut short or altered\): delete it"):
+    with pytest.raises(
+        UserError, match=r"data_batch_3 is damaged \(cut short or altered\): delete it"
+    ):
         CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
 
 

@@ -56,8 +56,14 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--modle.lr", "1"], ["--modle.lr", "--model.lr?"]),
         (["--nam", "x"], ["--nam;", "--name?"]),
         (["--foo=1"], ["--foo"]),
-        (["--model.parameter_groups.layers.1.lr", "0.1"], ['--model.parameter_groups.layers.1 "{lr: 0.1}"']),
-        (["--model.init_args.parameter_groups.*.bias.lr=3"], ['--model.parameter_groups.*.bias "{lr: 3}"']),
+        (
+            ["--model.parameter_groups.layers.1.lr", "0.1"],
+            ['--model.parameter_groups.layers.1 "{lr: 0.1}"'],
+        ),
+        (
+            ["--model.init_args.parameter_groups.*.bias.lr=3"],
+            ['--model.parameter_groups.*.bias "{lr: 3}"'],
+        ),
         (["stray"], ["unknown argument stray"]),
         (["--data.batch_size", "-3"], ["data.batch_size: ", "-3", ">0"]),
         (["--data.batch_size", "0"], ["data.batch_size: ", "0", ">0"]),
@@ -95,8 +101,14 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--model.compile_net", ""], ["compile_net ''", "inductor"]),
         (["--model.optimizer_args.betas", "[0.9]"], ["Adam", "betas"]),
         (["--model.net.sizes", "[192]"], ["[192]"]),
-        (["--data", "project.data.synthetic.SyntheticImage"], ["SyntheticImage'", "SyntheticImages?"]),
-        (["--data", "project.models.mlp.MLP"], ["data: 'project.models.mlp.MLP'", "LightningDataModule"]),
+        (
+            ["--data", "project.data.synthetic.SyntheticImage"],
+            ["SyntheticImage'", "SyntheticImages?"],
+        ),
+        (
+            ["--data", "project.models.mlp.MLP"],
+            ["data: 'project.models.mlp.MLP'", "LightningDataModule"],
+        ),
         (["--trainer.max_epochs", "five"], ["trainer.max_epochs: 'five'", "int"]),
         (["--trainer.max_epochs", "-5"], ["max_epochs", "-5"]),
         (["--trainer.min_epochs", "-1"], ["trainer.min_epochs: '-1'", ">=0"]),
@@ -104,8 +116,14 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--trainer.log_every_n_steps", "-1"], ["trainer.log_every_n_steps: '-1'", ">=0"]),
         (["--trainer.num_sanity_val_steps", "-2"], ["trainer.num_sanity_val_steps: '-2'", ">=-1"]),
         (["--trainer.gradient_clip_val", "-1"], ["trainer.gradient_clip_val: '-1'", ">=0"]),
-        (["--trainer.accumulate_grad_batches", "0"], ["trainer.accumulate_grad_batches: ", "0", ">0"]),
-        (["--trainer.check_val_every_n_epoch", "0"], ["trainer.check_val_every_n_epoch: '0'", ">0"]),
+        (
+            ["--trainer.accumulate_grad_batches", "0"],
+            ["trainer.accumulate_grad_batches: ", "0", ">0"],
+        ),
+        (
+            ["--trainer.check_val_every_n_epoch", "0"],
+            ["trainer.check_val_every_n_epoch: '0'", ">0"],
+        ),
         (["--trainer.val_check_interval", "0"], ["val_check_interval 0"]),
         (["--trainer.val_check_interval", "0.0"], ["val_check_interval 0"]),
         (["--seed_everything", "null"], ["seed_everything", "None"]),
@@ -127,11 +145,16 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
         (["--monitor", "val/f1"], ["val/f1", "val/acc"]),
         (["--name", "../x"], ["../x"]),
         (["--patience", "3", "--data.val_fraction", "0"], ["--patience 3", "val_fraction"]),
-        (["--model.scheduler", "ReduceLROnPlateau", "--data.val_fraction", "0"], ["ReduceLROnPlateau", "val_fraction"]),
+        (
+            ["--model.scheduler", "ReduceLROnPlateau", "--data.val_fraction", "0"],
+            ["ReduceLROnPlateau", "val_fraction"],
+        ),
     ],
     ids=lambda value: " ".join(value),
 )
-def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str]) -> None:
+def test_a_wrong_flag(
+    train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str]
+) -> None:
     error = fails(capsys, 2, lambda: train(*flags))
     for part in expected:
         assert part in error
@@ -143,7 +166,10 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
     ("flags", "expected"),
     [
         (["--trainer.accelerator", "gpu"], ["gpu", "cpu"]),
-        (["--trainer.accelerator", "auto", "--trainer.devices", "2"], ["2", "--trainer.strategy ddp"]),
+        (
+            ["--trainer.accelerator", "auto", "--trainer.devices", "2"],
+            ["2", "--trainer.strategy ddp"],
+        ),
         (["--trainer.devices", "[1]"], ["[1]", "--trainer.devices 1"]),
         (["--trainer.devices", "0"], ["0"]),
         (["--trainer.num_nodes", "2"], ["trainer.num_nodes 2", "torchrun"]),
@@ -161,17 +187,35 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, flags: list[str
             marks=pytest.mark.slow,
         ),
         (
-            ["--model.net", "torch.nn.Embedding", "--model.net.num_embeddings=4", "--model.net.embedding_dim=4"],
+            [
+                "--model.net",
+                "torch.nn.Embedding",
+                "--model.net.num_embeddings=4",
+                "--model.net.embedding_dim=4",
+            ],
             ["Long"],
         ),
-        (["--model.net", "torch.nn.GRUCell", "--model.net.input_size=9", "--model.net.hidden_size=4"], ["GRUCell"]),
+        (
+            [
+                "--model.net",
+                "torch.nn.GRUCell",
+                "--model.net.input_size=9",
+                "--model.net.hidden_size=4",
+            ],
+            ["GRUCell"],
+        ),
         (["--model.net", "torch.nn.ParameterList"], ["ParameterList", "(3, 8, 8)"]),
         (["--model.net", "test_cli.Broken", "--model.net.where", "below"], ["Broken", "(3, 8, 8)"]),
     ],
     ids=lambda value: " ".join(value),
 )
 def test_what_is_not_there_or_does_not_fit(
-    train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    train: Train,
+    tmp_path: Path,
+    capsys: Any,
+    flags: list[str],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("project.engine.devices.num_gpus", lambda: 0)
     error = fails(capsys, 1, lambda: train(*flags))
@@ -200,11 +244,20 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
         (TEXT + "modle: 3\n", ["modle", "model?"]),
         (TEXT + "trainer: {max_epochs: 9}\n", ["'trainer' stands twice", "line 27"]),
-        (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), ["trainer.callbacks.monitr", "monitor?"]),
+        (
+            TEXT + EARLY_STOPPING.replace("monitor", "monitr"),
+            ["trainer.callbacks.monitr", "monitor?"],
+        ),
         (TEXT + EARLY_STOPPING.replace("3", "abc"), ["trainer.callbacks.patience: ", "int", "abc"]),
         (TEXT + EARLY_STOPPING.replace("EarlyS", "EarlyZ"), ["EarlyZtopping", "EarlyStopping?"]),
-        ("model: {class_path: project.classifier.Classifier, lr: 3}", ["model.class_path: ", "init_args"]),
-        ("data: {clas_path: project.data.synthetic.SyntheticImages}", ["data.clas_path", "class_path?"]),
+        (
+            "model: {class_path: project.classifier.Classifier, lr: 3}",
+            ["model.class_path: ", "init_args"],
+        ),
+        (
+            "data: {clas_path: project.data.synthetic.SyntheticImages}",
+            ["data.clas_path", "class_path?"],
+        ),
         (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
         (TEXT.replace("0.01", ""), ["model.lr: ", "null"]),
         (TEXT.replace("lr: 0.01", "lr: .inf"), ["model.lr: inf", "out of range"]),
@@ -212,14 +265,23 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT + "  gradient_clip_val: .inf\n", ["trainer.gradient_clip_val: inf"]),
         (TEXT + "  limit_train_batches: .nan\n", ["limit_train_batches", "nan"]),
         (
-            TEXT + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace("patience: 3", "save_last: true"),
+            TEXT
+            + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
+                "patience: 3", "save_last: true"
+            ),
             ["ModelCheckpoint", "save_last"],
         ),
         (
-            TEXT + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace("patience: 3", "filename: best"),
+            TEXT
+            + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
+                "patience: 3", "filename: best"
+            ),
             ["ModelCheckpoint", "best"],
         ),
-        (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], ["more than one", "EarlyStopping"]),
+        (
+            TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1],
+            ["more than one", "EarlyStopping"],
+        ),
         (TEXT.replace("batch_size: 16", "batch_size:"), ["data.batch_size: ", "null"]),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), ["model.net: ", "required: sizes"]),
         (TEXT.replace("batch_size: 16", "batch_size: 0"), ["data.batch_size: ", "0 ", ">0"]),
@@ -230,7 +292,9 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.split("data:")[0], ["required: data"]),
     ],
 )
-def test_a_wrong_config(train: Train, tmp_path: Path, capsys: Any, text: str | bytes, expected: list[str]) -> None:
+def test_a_wrong_config(
+    train: Train, tmp_path: Path, capsys: Any, text: str | bytes, expected: list[str]
+) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     error = fails(capsys, 2, lambda: train(config=str(path)))
@@ -240,14 +304,18 @@ def test_a_wrong_config(train: Train, tmp_path: Path, capsys: Any, text: str | b
 
 
 def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
-    assert "tiny.yaml?" in fails(capsys, 2, lambda: main(["--config", TINY.replace("tiny", "tinny")]))
+    assert "tiny.yaml?" in fails(
+        capsys, 2, lambda: main(["--config", TINY.replace("tiny", "tinny")])
+    )
     folder = str(Path(TINY).parent)
     assert folder in fails(capsys, 2, lambda: main(["--config", folder]))
 
 
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
 @pytest.mark.linux
-def test_a_log_folder_that_cannot_be_written(train: Train, tmp_path: Path, capsys: Any, root: str) -> None:
+def test_a_log_folder_that_cannot_be_written(
+    train: Train, tmp_path: Path, capsys: Any, root: str
+) -> None:
     (tmp_path / "file").write_text("")
     path = root if root.startswith("/") else str(tmp_path / root)
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
@@ -271,7 +339,8 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("where", "error"), [("init", KeyError), ("forward", RuntimeError), ("value", ValueError), ("call", TypeError)]
+    ("where", "error"),
+    [("init", KeyError), ("forward", RuntimeError), ("value", ValueError), ("call", TypeError)],
 )
 def test_a_bug_in_the_users_code_keeps_its_traceback(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str, error: type[Exception]
@@ -290,14 +359,25 @@ def fetches(num_classes: int = 4, url: str = "", weights: str | None = None) -> 
 
 
 def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: Any) -> None:
-    """Two lines for torchvision's no and for files that cannot be fetched, a traceback for a bug of the user's."""
+    """Two lines for torchvision's no and for files that cannot be fetched, a traceback for a bug of
+    the user's."""
     resnet = ("--model.net", "torchvision.models.resnet18", "--model.net.weights", "DEFAULT")
     error = fails(capsys, 2, lambda: train(*resnet))
-    assert "the config does not fit: The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    assert (
+        "the config does not fit: The parameter 'num_classes' expected value 1000 but got 4 "
+        "instead." in error
+    )
     assert "without model.net.weights, --model.weights FILE takes what fits" in error
     own = ("--model.net", "test_cli.fetches")
-    error = fails(capsys, 1, lambda: train(*own, "--model.net.url", "http://here", "--model.net.weights", "DEFAULT"))
-    assert "cannot be had: <urlopen error http://here cannot be reached>\nwithout model.net.weights" in error
+    error = fails(
+        capsys,
+        1,
+        lambda: train(*own, "--model.net.url", "http://here", "--model.net.weights", "DEFAULT"),
+    )
+    assert (
+        "cannot be had: <urlopen error http://here cannot be reached>\nwithout model.net.weights"
+        in error
+    )
     with pytest.raises(NameError, match="no_such_name") as caught:
         train(*own)
     assert Path(__file__) in [entry.path for entry in caught.traceback]
@@ -315,7 +395,9 @@ def printed(capsys: Any, *args: str) -> dict[str, Any]:
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small default experiment."""
     path = tmp_path / "default.yaml"
-    path.write_text(TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}"))
+    path.write_text(
+        TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}")
+    )
     monkeypatch.setattr("project.engine.run.DEFAULT_CONFIG", path)
 
 
@@ -328,7 +410,9 @@ def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None
     assert own["name"] == "tiny"
 
 
-def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earlier(capsys: Any, tmp_path: Path) -> None:
+def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earlier(
+    capsys: Any, tmp_path: Path
+) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
     found = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
@@ -340,32 +424,77 @@ def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earli
 def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
     found = printed(
         capsys,
-        *("--config", TINY, "--data.batch_size", "256", "--data.data_dir", "x", "--model.lr", "0.1"),
-        *("--model.optimizer", "SGD", "--model.optimizer_args.momentum", "0.9", "--model.optimizer_args.nesterov=true"),
-        *("--trainer.gradient_clip_val", "1", "--seed_everything", "7", "--name", "try2", "--model.net.sizes", "[2,3]"),
+        *(
+            "--config",
+            TINY,
+            "--data.batch_size",
+            "256",
+            "--data.data_dir",
+            "x",
+            "--model.lr",
+            "0.1",
+        ),
+        *(
+            "--model.optimizer",
+            "SGD",
+            "--model.optimizer_args.momentum",
+            "0.9",
+            "--model.optimizer_args.nesterov=true",
+        ),
+        *(
+            "--trainer.gradient_clip_val",
+            "1",
+            "--seed_everything",
+            "7",
+            "--name",
+            "try2",
+            "--model.net.sizes",
+            "[2,3]",
+        ),
     )
     data, model = found["data"]["init_args"], found["model"]["init_args"]
-    assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (256, "x", 0.1, 7)
+    assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (
+        256,
+        "x",
+        0.1,
+        7,
+    )
     assert model["optimizer_args"] == {"momentum": 0.9, "nesterov": True}
     assert model["net"]["init_args"]["sizes"] == [2, 3]
     assert found["trainer"]["gradient_clip_val"] == 1
 
 
-def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(capsys: Any, tmp_path: Path) -> None:
+def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(
+    capsys: Any, tmp_path: Path
+) -> None:
     stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
     stop.write_text("trainer:\n" + EARLY_STOPPING)
     names = []
     for key in ("callbacks", "callbacks+"):
-        save.write_text(f"trainer: {{{key}: [{{class_path: lightning.pytorch.callbacks.ModelCheckpoint}}]}}")
+        save.write_text(
+            f"trainer: {{{key}: [{{class_path: lightning.pytorch.callbacks.ModelCheckpoint}}]}}"
+        )
         cli = parse(["--config", TINY, "--config", str(stop), "--config", str(save)])
         names.append([type(callback).__name__ for callback in cli.config_init.trainer.callbacks])
-        assert capsys.readouterr().out.count(f"Callbacks: --config {save} replaces") == (key == "callbacks")
+        assert capsys.readouterr().out.count(f"Callbacks: --config {save} replaces") == (
+            key == "callbacks"
+        )
     assert names == [["ModelCheckpoint"], ["EarlyStopping", "ModelCheckpoint"]]
-    parse(["--config", TINY, "--config", str(stop), "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"])
+    parse(
+        [
+            "--config",
+            TINY,
+            "--config",
+            str(stop),
+            "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint",
+        ]
+    )
     assert "Callbacks: --trainer.callbacks" in capsys.readouterr().out
 
 
-def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train: Train, tmp_path: Path, capsys: Any) -> None:
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
     config = tmp_path / "both.yaml"
     text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
     config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
@@ -380,9 +509,17 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train: Train, t
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
-    flags = ("--trainer.limit_val_batches", "1", "--trainer.val_check_interval", "3", "--trainer.limit_test_batches")
+    flags = (
+        "--trainer.limit_val_batches",
+        "1",
+        "--trainer.val_check_interval",
+        "3",
+        "--trainer.limit_test_batches",
+    )
     found = printed(capsys, "--config", TINY, *flags, "0.5")["trainer"]
-    assert [found[key] for key in ("limit_val_batches", "val_check_interval", "limit_test_batches")] == [1, 3, 0.5]
+    assert [
+        found[key] for key in ("limit_val_batches", "val_check_interval", "limit_test_batches")
+    ] == [1, 3, 0.5]
     assert isinstance(found["limit_val_batches"], int)
     config = tmp_path / "one.yaml"
     config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
@@ -396,16 +533,29 @@ def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> Non
         main(["--help"])
     text = capsys.readouterr().out
     # it lists the classes that other tests have imported, too
-    assert len([line for line in text.splitlines() if "test_" not in line and "project." not in line]) < 120
-    for flag in ("--config", "--ckpt_path", "--trainer.precision", "--data", "--model", "--patience", "--monitor"):
+    assert (
+        len([line for line in text.splitlines() if "test_" not in line and "project." not in line])
+        < 120
+    )
+    for flag in (
+        "--config",
+        "--ckpt_path",
+        "--trainer.precision",
+        "--data",
+        "--model",
+        "--patience",
+        "--monitor",
+    ):
         assert flag in text
 
 
 @pytest.mark.usefixtures("default")
-def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_data(capsys: Any, tmp_path: Path) -> None:
+def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_data(
+    capsys: Any, tmp_path: Path
+) -> None:
     main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
     first = capsys.readouterr().out.splitlines()[:2]
-    assert "makes itself" in first[0]
+    assert "made here" in first[0]
     assert "python scripts/train.py --config configs/" in first[1]
 
 
@@ -417,13 +567,19 @@ def test_one_line_tells_the_devices(train: Train, capsys: Any) -> None:
 
 
 class OwnSystem(LightningModule):
-    """A system that is no Classifier: own arguments, own defaults, hyper-parameters that are not plain, no `net`."""
+    """A system that is no Classifier: own arguments, own defaults, hyper-parameters that are not
+    plain, no `net`."""
 
     built: ClassVar[list[Any]] = []
 
-    def __init__(self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")) -> None:
+    def __init__(
+        self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")
+    ) -> None:
         super().__init__()
-        mean, activation = tv_tensors.Image(torch.rand(3, 1, 1)), nn.ReLU().forward  # safe loading refuses both
+        mean, activation = (
+            tv_tensors.Image(torch.rand(3, 1, 1)),
+            nn.ReLU().forward,
+        )  # safe loading refuses both
         self.save_hyperparameters("num_inputs", "lr", "optimizer", "where")
         self.save_hyperparameters({"mean": mean, "activations": [activation, {1: activation}]})
         self.linear = nn.Linear(num_inputs, 4)
@@ -448,7 +604,9 @@ class OwnSystem(LightningModule):
 
 
 class OwnClassifier(Classifier):
-    def __init__(self, net: nn.Module, optimizer: str = "AdamW", lr: float = 0.5, **kwargs: Any) -> None:
+    def __init__(
+        self, net: nn.Module, optimizer: str = "AdamW", lr: float = 0.5, **kwargs: Any
+    ) -> None:
         super().__init__(net, lr=lr, optimizer=optimizer, **kwargs)
 
 
@@ -477,11 +635,14 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(train: Train, tmp_path: Path) -> None:
+def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(
+    train: Train, tmp_path: Path
+) -> None:
     config = tmp_path / "own.yaml"
     data = TEXT.split("data:")[1]
     config.write_text(
-        f"name: own\nmodel: {{class_path: test_cli.OwnSystem, init_args: {{num_inputs: 192}}}}\ndata:{data}"
+        "name: own\nmodel: "
+        f"{{class_path: test_cli.OwnSystem, init_args: {{num_inputs: 192}}}}\ndata:{data}"
     )
     result = train("--monitor", "val/loss", config=str(config))
     import test_cli
@@ -489,7 +650,15 @@ def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation
     assert test_cli.OwnSystem.built == [(0.25, "own")]
     path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
     assert script("evaluate")(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
-    train("--monitor", "val/loss", "--ckpt_path", "last", "--trainer.max_epochs", 3, config=str(config))
+    train(
+        "--monitor",
+        "val/loss",
+        "--ckpt_path",
+        "last",
+        "--trainer.max_epochs",
+        3,
+        config=str(config),
+    )
     with pytest.raises(SystemExit) as caught:
         script("predict")(["--ckpt_path", str(path), "x.png"])
     assert caught.value.code == 1
@@ -523,7 +692,13 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    flags = ("--model", "named_by_flags.Mine", "--data=named_by_flags.MyData", "--trainer.default_root_dir", "runs")
+    flags = (
+        "--model",
+        "named_by_flags.Mine",
+        "--data=named_by_flags.MyData",
+        "--trainer.default_root_dir",
+        "runs",
+    )
     main([*flags, "--trainer.max_epochs", "1", "--device_monitor", "false"])
     assert "No --config given" not in capsys.readouterr().out
     folder = tmp_path / "runs" / "Mine" / "version_0"
@@ -536,7 +711,9 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     script("export")(["--ckpt_path", path])
 
 
-def test_the_repositorys_root_is_importable_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repositorys_root_is_importable_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in sys.path if Path(path) != REPO])
     parse(["--config", TINY])
@@ -544,18 +721,39 @@ def test_the_repositorys_root_is_importable_from_anywhere(tmp_path: Path, monkey
 
 
 def test_a_switch_needs_no_true(capsys: Any) -> None:
-    found = printed(capsys, "--config", TINY, "--trainer.fast_dev_run", "--keep_every_epoch", "--step_timer", "false")
+    found = printed(
+        capsys,
+        "--config",
+        TINY,
+        "--trainer.fast_dev_run",
+        "--keep_every_epoch",
+        "--step_timer",
+        "false",
+    )
     assert found["trainer"]["fast_dev_run"] is True
     assert found["keep_every_epoch"] is True
     assert found["step_timer"] is False
 
 
 @pytest.mark.usefixtures("own")
-def test_classes_of_ones_own_over_a_config_of_others(train: Train, tmp_path: Path, capsys: Any) -> None:
-    text = TEXT.replace("  optimizer: Adam\n", "").replace("  lr: 0.01\n", "").replace("    batch_size: 16\n", "")
+def test_classes_of_ones_own_over_a_config_of_others(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    text = (
+        TEXT.replace("  optimizer: Adam\n", "")
+        .replace("  lr: 0.01\n", "")
+        .replace("    batch_size: 16\n", "")
+    )
     config = tmp_path / "short.yaml"
     config.write_text(text)
-    flags = ("--config", str(config), "--model", "test_cli.OwnClassifier", "--data", "test_cli.OwnImages")
+    flags = (
+        "--config",
+        str(config),
+        "--model",
+        "test_cli.OwnClassifier",
+        "--data",
+        "test_cli.OwnImages",
+    )
     found = printed(capsys, *flags)
     assert found["model"]["class_path"] == "test_cli.OwnClassifier"
     assert found["model"]["init_args"]["optimizer"] == "AdamW"
@@ -590,16 +788,32 @@ def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
 @pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
 def test_a_logger_of_ones_own(train: Train, tmp_path: Path, logger: str) -> None:
     name = f"lightning.pytorch.loggers.{logger}"
-    train("--trainer.logger", name, "--trainer.logger.save_dir", tmp_path / "own", "--trainer.logger.name", "x")
+    train(
+        "--trainer.logger",
+        name,
+        "--trainer.logger.save_dir",
+        tmp_path / "own",
+        "--trainer.logger.name",
+        "x",
+    )
     assert list((tmp_path / "own" / "x" / "version_0").iterdir())
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
 
 
-def test_a_failed_resume_leaves_the_config_of_the_run(train: Train, tmp_path: Path, capsys: Any) -> None:
+def test_a_failed_resume_leaves_the_config_of_the_run(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
     before = config.read_text()
-    flags = ("--ckpt_path", "last", "--trainer.max_epochs", 4, "--trainer.limit_train_batches", 0.0001)
+    flags = (
+        "--ckpt_path",
+        "last",
+        "--trainer.max_epochs",
+        4,
+        "--trainer.limit_train_batches",
+        0.0001,
+    )
     with pytest.raises(SystemExit):
         train(*flags)
     assert config.read_text() == before
@@ -616,7 +830,10 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train: Train, tmp_path: Pa
         (["--model.optimizer", "SparseAdam"], "SparseAdam"),
         (["--monitor", "train/foo", "--patience", "2"], "train/foo"),
         (["--monitor", "val/f1", "--trainer.num_sanity_val_steps", "0"], "val/f1"),
-        (["--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", "-1"], "CosineAnnealingLR"),
+        (
+            ["--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", "-1"],
+            "CosineAnnealingLR",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
@@ -624,7 +841,9 @@ def test_more_wrong_flags(train: Train, capsys: Any, flags: list[str], expected:
     assert expected in fails(capsys, 2, lambda: train(*flags))
 
 
-@pytest.mark.parametrize("text", ["a: &a [*a]", "model: {net: 5}", "data: {init_args: null}", "model: {init_args: 5}"])
+@pytest.mark.parametrize(
+    "text", ["a: &a [*a]", "model: {net: 5}", "data: {init_args: null}", "model: {init_args: 5}"]
+)
 def test_odd_yaml(train: Train, tmp_path: Path, capsys: Any, text: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
@@ -634,30 +853,55 @@ def test_odd_yaml(train: Train, tmp_path: Path, capsys: Any, text: str) -> None:
 class Implicit(MLP):
     """Has a default that its type does not take."""
 
-    def __init__(self, sizes: list[int], width: int = None, act: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+    def __init__(
+        self,
+        sizes: list[int],
+        width: int = None,  # type: ignore[assignment]  # noqa: RUF013
+        act: str = None,  # type: ignore[assignment]  # noqa: RUF013
+    ) -> None:
         super().__init__(sizes)
 
 
 @pytest.mark.usefixtures("own")
 def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
-    flags = ("--model.scheduler", "null", "--trainer.max_epochs", "null", "--trainer.max_steps", "3")
+    flags = (
+        "--model.scheduler",
+        "null",
+        "--trainer.max_epochs",
+        "null",
+        "--trainer.max_steps",
+        "3",
+    )
     own = ("--model.net", "test_cli.Implicit", "--model.net.sizes", "[192,4]")
     assert train(*flags, *own)["steps"] == 3
 
 
 def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path) -> None:
     result = train(
-        "--model.optimizer", "SGD", "--model.lr", "1e30", "--stop_on_nan", "false", "--trainer.max_epochs", 1
+        "--model.optimizer",
+        "SGD",
+        "--model.lr",
+        "1e30",
+        "--stop_on_nan",
+        "false",
+        "--trainer.max_epochs",
+        1,
     )
     assert result["test/loss"] != result["test/loss"]
-    metrics = json.loads((tmp_path / "tiny" / "version_0" / "metrics.json").read_text(), parse_constant=pytest.fail)
+    metrics = json.loads(
+        (tmp_path / "tiny" / "version_0" / "metrics.json").read_text(), parse_constant=pytest.fail
+    )
     assert metrics["test/loss"] is None
 
 
-def test_a_drawn_seed_is_another_one_each_time_and_is_noted(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_drawn_seed_is_another_one_each_time_and_is_noted(
+    train: Callable[..., Any], tmp_path: Path
+) -> None:
     found = set()
     for number in range(2):
         train("--seed_everything", "true", "--trainer.max_epochs", 1)
-        config = yaml.safe_load((tmp_path / "tiny" / f"version_{number}" / "config.yaml").read_text())
+        config = yaml.safe_load(
+            (tmp_path / "tiny" / f"version_{number}" / "config.yaml").read_text()
+        )
         found.add(config["seed_everything"])
     assert len(found) == 2

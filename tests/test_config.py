@@ -1,4 +1,5 @@
-"""A run's config: what the data knows reaches whatever takes it unless the user gave a value; written and read back."""
+"""A run's config: what the data knows reaches whatever takes it unless the user gave a value;
+written and read back."""
 
 import functools
 import itertools
@@ -39,7 +40,9 @@ model:
   criterion: {{class_path: {HERE}.Smoothed, init_args: {{share: 0.2}}}}
   metrics:
     f1: {{class_path: torchmetrics.classification.MulticlassF1Score}}
-    recall: {{class_path: torchmetrics.classification.MulticlassRecall, init_args: {{average: micro}}}}
+    recall:
+      class_path: torchmetrics.classification.MulticlassRecall
+      init_args: {{average: micro}}
 """
 
 
@@ -76,7 +79,8 @@ def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
     assert criterion.num_classes == 6
     assert metrics["f1"].num_classes == 4  # nobody gave this one
     own = tmp_path / "own.yaml"
-    own.write_text(CONFIG.replace("small.ConvNet", "small.ConvNet, init_args: {num_classes: 9}").replace(
+    own.write_text(CONFIG.replace("small.ConvNet", "small.ConvNet, init_args: {num_classes: "
+        "9}").replace(
         "F1Score}", "F1Score, init_args: {num_classes: 8}}"
     ))  # fmt: skip
     _, net, _, metrics = parts("--config", str(own))
@@ -113,7 +117,9 @@ def test_a_network_that_a_function_builds_gets_it() -> None:
 
 def test_data_without_classes_fill_nothing_in() -> None:
     numbers = ("--data", "small.Numbers")
-    _, net, *_ = parts("--model", "project.regressor.Regressor", *numbers, "--model.net", "small.ConvNet")
+    _, net, *_ = parts(
+        "--model", "project.regressor.Regressor", *numbers, "--model.net", "small.ConvNet"
+    )
     assert net.head.out_features == 3
     own, *_ = parts(*numbers, "--model.net.sizes", "[10,1]", "--model.num_classes", "2")
     assert own.num_classes == 2
@@ -142,7 +148,9 @@ def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
     assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (6, 6, 6)
     assert net.conv.in_channels == 3
     assert train(*flags)["test/num_samples"] == 32
-    _, net, *_ = parts("--data", f"{HERE}.OtherData", "--model.net", "small.ConvNet", "--model.num_classes", "3")
+    _, net, *_ = parts(
+        "--data", f"{HERE}.OtherData", "--model.net", "small.ConvNet", "--model.num_classes", "3"
+    )
     assert net.head.out_features == 3
 
 
@@ -151,13 +159,18 @@ def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
 
 COUNTER = itertools.count()
 # objects with a name of their own could be written by it
-OBJECTS: list[Any] = [functools.partial(nn.functional.leaky_relu, negative_slope=0.5), torch.device("cpu")]
+OBJECTS: list[Any] = [
+    functools.partial(nn.functional.leaky_relu, negative_slope=0.5),
+    torch.device("cpu"),
+]
 
 
 class Net(nn.Module):
     """Has defaults that no YAML can hold, as torchvision's vision transformers."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor] = OBJECTS[0], device: torch.device = OBJECTS[1]):
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = OBJECTS[0], device: torch.device = OBJECTS[1]
+    ):
         super().__init__()
         self.activation = activation
         self.layer = nn.Linear(192, 4, device=device)
@@ -186,7 +199,9 @@ def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_pat
     found = train("--model.net", "test_config.Net", "--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["model"]["init_args"]["net"] == {"class_path": "test_config.Net"} | {"init_args": {}}
+    assert config["model"]["init_args"]["net"] == {"class_path": "test_config.Net"} | {
+        "init_args": {}
+    }
     again = script("evaluate").main(["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")])
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
     train("--ckpt_path", "last", "--model.net", "test_config.Net")

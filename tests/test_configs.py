@@ -14,11 +14,24 @@ from test_prediction_figures import events
 from project.callbacks.phase_clock import PHASES
 
 # those that ship; of a user's own YAMLs these tests know nothing
-MEASURES = {"default": "acc", "mnist_mlp": "acc", "cifar10_cnn": "acc", "small_net": "acc", "discs_mlp": "mae"}
+MEASURES = {
+    "default": "acc",
+    "mnist_mlp": "acc",
+    "cifar10_cnn": "acc",
+    "small_net": "acc",
+    "discs_mlp": "mae",
+}
 MEASURES |= {"mnist_cnn": "acc", "cifar10_94": "acc"}
 FIGURES = {"acc": ("confusion_matrix", "predictions", "mistakes"), "mae": ("predictions",)}
 TWO_STEPS = (
-    *("--trainer.max_epochs", 1, "--trainer.limit_train_batches", 2, "--trainer.log_every_n_steps", 1),
+    *(
+        "--trainer.max_epochs",
+        1,
+        "--trainer.limit_train_batches",
+        2,
+        "--trainer.log_every_n_steps",
+        1,
+    ),
     *("--trainer.limit_val_batches", 1, "--trainer.limit_test_batches", 1),
 )
 
@@ -43,26 +56,46 @@ def test_a_shipped_config_runs_two_steps_and_its_saved_config_again(
         "mnist_cnn": ("--data.batch_size", 64),
         "cifar10_94": ("--data.batch_size", 64),
     }.get(config.stem, ())
-    flags = (*TWO_STEPS, *size, "--trainer.accelerator", "cpu", "--data.data_dir", tmp_path / "data")
+    flags = (
+        *TWO_STEPS,
+        *size,
+        "--trainer.accelerator",
+        "cpu",
+        "--data.data_dir",
+        tmp_path / "data",
+    )
     first = train(*flags, config=str(config))
     assert first["steps"] == 2
     assert first["test/num_samples"] == 64
     name = yaml.safe_load(config.read_text())["name"]
     assert name == config.stem
     saved = tmp_path / name / "version_0" / "config.yaml"
-    check_tags(events(saved.parent), MEASURES[config.stem], "features" if config.stem == "small_net" else "images")
+    check_tags(
+        events(saved.parent),
+        MEASURES[config.stem],
+        "features" if config.stem == "small_net" else "images",
+    )
     again = train("--figures_every_n_epochs", 0, config=str(saved))
     assert {**again, "train_seconds": 0} == {**first, "train_seconds": 0}
     assert json.loads((tmp_path / name / "version_1" / "metrics.json").read_text()) == again
     repeated = (tmp_path / name / "version_1" / "config.yaml").read_text()
-    assert repeated.replace("figures_every_n_epochs: 0", "figures_every_n_epochs: 5") == saved.read_text()
+    assert (
+        repeated.replace("figures_every_n_epochs: 0", "figures_every_n_epochs: 5")
+        == saved.read_text()
+    )
 
 
 def check_tags(found: EventAccumulator, measure: str, kind: str) -> None:
     """All that docs/tensorboard.md speaks of is there."""
     assert set(found.Tags()["scalars"]) >= {
         *(f"{stage}/{name}" for stage in ("train", "val", "test") for name in ("loss", measure)),
-        *("lr", "test/num_samples", "watch/device/cpu_percent", "watch/device/memory_gib", "watch/step_time/step_ms"),
+        *(
+            "lr",
+            "test/num_samples",
+            "watch/device/cpu_percent",
+            "watch/device/memory_gib",
+            "watch/step_time/step_ms",
+        ),
         *(f"watch/step_time/{phase}_percent" for phase in PHASES),
     }
     of_evaluations = [f"view/{name}/{on}" for name in FIGURES[measure] for on in ("val", "test")]
@@ -76,6 +109,12 @@ def test_a_shipped_config_is_short_and_says_how_to_run_it_and_what_to_expect(con
     assert len(text.splitlines()) <= 35
     header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
     command = "python scripts/train.py"
-    assert (command if config.name == "default.yaml" else f"{command} --config configs/{config.name}") in header
-    for word in ({"acc": "accuracy", "mae": "absolute error"}[MEASURES[config.stem]], "torch ", "2026-"):
+    assert (
+        command if config.name == "default.yaml" else f"{command} --config configs/{config.name}"
+    ) in header
+    for word in (
+        {"acc": "accuracy", "mae": "absolute error"}[MEASURES[config.stem]],
+        "torch ",
+        "2026-",
+    ):
         assert word in header, f"the header lacks {word!r}"

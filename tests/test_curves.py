@@ -43,7 +43,12 @@ def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
     train: Train, tmp_path: Path, at_batch: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "metrics.yaml").write_text(METRICS)
-    flags = ("--config", tmp_path / "metrics.yaml", "--trainer.callbacks", "test_training.Terminate")
+    flags = (
+        "--config",
+        tmp_path / "metrics.yaml",
+        "--trainer.callbacks",
+        "test_training.Terminate",
+    )
     flags += ("--trainer.log_every_n_steps", every)
     train(*flags, "--name", "whole")
     monkeypatch.setattr(Terminate, "at_batch", at_batch)
@@ -64,16 +69,36 @@ def epoch_lines(shown: str) -> dict[str, tuple[float, float]]:
     return {epoch: (float(loss), float(acc)) for epoch, loss, acc in LINE.findall(shown)}
 
 
-# of points, by log interval: step, and the first one of its mean; epochs begin with steps 0, 19 and 38
+# of points, by log interval: step, and the first one of its mean; epochs begin with steps 0, 19 and
+# 38
 POINTS = {
-    5: {4: 0, 9: 5, 14: 10, 18: 15, 19: 15, 24: 20, 29: 25, 34: 30, 37: 35, 39: 35, 44: 40, 49: 45, 54: 50, 56: 50},
+    5: {
+        4: 0,
+        9: 5,
+        14: 10,
+        18: 15,
+        19: 15,
+        24: 20,
+        29: 25,
+        34: 30,
+        37: 35,
+        39: 35,
+        44: 40,
+        49: 45,
+        54: 50,
+        56: 50,
+    },
     13: {12: 0, 18: 0, 25: 19, 37: 26, 38: 26, 51: 39, 56: 39},
     100: {18: 0, 37: 19, 56: 38},
 }
 
 
-@pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"])
-@pytest.mark.parametrize("every", [13, *(pytest.param(every, marks=pytest.mark.slow) for every in (5, 100))])
+@pytest.mark.parametrize(
+    "flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"]
+)
+@pytest.mark.parametrize(
+    "every", [13, *(pytest.param(every, marks=pytest.mark.slow) for every in (5, 100))]
+)
 def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     train: Train,
     trained: Callable[..., tuple[Path, Any]],
@@ -82,7 +107,14 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     every: int,
     flags: tuple[object, ...],
 ) -> None:
-    schedule = ("--trainer.max_epochs", 3, "--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", 0.9)
+    schedule = (
+        "--trainer.max_epochs",
+        3,
+        "--model.scheduler",
+        "ExponentialLR",
+        "--model.scheduler_args.gamma",
+        0.9,
+    )
     schedule += ("--model.scheduler_interval", "step")
     single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
     capsys.readouterr()
@@ -93,9 +125,12 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     for name, of_line in (("train/loss", 0), ("train/acc", 1)):
         each = [value for _, value in single[name]]
         for epoch, line in enumerate(lines.values()):
-            assert line[of_line] == pytest.approx(mean(each[19 * epoch : 19 * epoch + 19]), abs=6e-5)
+            assert line[of_line] == pytest.approx(
+                mean(each[19 * epoch : 19 * epoch + 19]), abs=6e-5
+            )
         assert dict(found[name]) == {
-            step: pytest.approx(mean(each[first : step + 1]), rel=1e-5) for step, first in POINTS[every].items()
+            step: pytest.approx(mean(each[first : step + 1]), rel=1e-5)
+            for step, first in POINTS[every].items()
         }
     assert found["lr"] == [single["lr"][step] for step in POINTS[every]]
 
@@ -116,7 +151,8 @@ def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
 
 
 class LastLoss(Callback):
-    """What a callback that watches train/loss, such as EarlyStopping, sees at the end of an epoch."""
+    """What a callback that watches train/loss, such as EarlyStopping, sees at the end of an
+    epoch."""
 
     seen: float
 
@@ -125,7 +161,14 @@ class LastLoss(Callback):
 
 
 def test_callbacks_see_the_mean_of_the_epoch(train: Train, tmp_path: Path) -> None:
-    train("--trainer.max_epochs", 1, "--trainer.callbacks", "test_curves.LastLoss", "--trainer.log_every_n_steps", 1)
+    train(
+        "--trainer.max_epochs",
+        1,
+        "--trainer.callbacks",
+        "test_curves.LastLoss",
+        "--trainer.log_every_n_steps",
+        1,
+    )
     losses = [value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]]
     assert LastLoss.seen == pytest.approx(mean(losses), rel=1e-5)
 
@@ -141,11 +184,15 @@ class WithEntropy(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         logits = self.net(batch[0])
         loss = self.criterion(logits, batch[1])
-        self.track("train", loss, entropy=-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean())
+        self.track(
+            "train", loss, entropy=-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        )
         return loss
 
 
-def test_values_of_the_users_are_curves_and_metrics_need_outputs(train: Train, tmp_path: Path) -> None:
+def test_values_of_the_users_are_curves_and_metrics_need_outputs(
+    train: Train, tmp_path: Path
+) -> None:
     train("--model", "test_curves.WithEntropy")
     found = curves(tmp_path / "tiny" / "version_0")
     assert {tag for tag in found if tag.startswith("train/")} == {"train/loss", "train/entropy"}
@@ -182,7 +229,9 @@ def test_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple[int, ...]
     means = Means(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
     for x, y in zip(outputs.split(sizes), targets.split(sizes), strict=True):
         means.add(len(x), {"loss": torch.tensor(1.0)}, x, y)
-    assert means.result(first)["acc"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
+    assert means.result(first)["acc"] == pytest.approx(
+        (outputs.argmax(1) == targets).float().mean().item()
+    )
 
 
 def test_outputs_of_several_shapes_are_measured_one_after_the_other() -> None:
@@ -217,15 +266,36 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     }
 
 
-def test_what_is_no_number_is_no_curve_and_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    values = {"a": torch.tensor(1.0), "b": torch.tensor([1.0, 2.0]), "c": torch.zeros(3, 3), "d": 4, "e": "x"}
-    values |= {"f": torch.zeros(101), "g": None, "h": (torch.zeros(2), torch.zeros(2)), "i": {"x": 1.0}, "j": [1.0]}
+def test_what_is_no_number_is_no_curve_and_is_reported_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {
+        "a": torch.tensor(1.0),
+        "b": torch.tensor([1.0, 2.0]),
+        "c": torch.zeros(3, 3),
+        "d": 4,
+        "e": "x",
+    }
+    values |= {
+        "f": torch.zeros(101),
+        "g": None,
+        "h": (torch.zeros(2), torch.zeros(2)),
+        "i": {"x": 1.0},
+        "j": [1.0],
+    }
     reported: set[str] = set()
     for _ in range(2):
         found = numbers(values, [], reported)
-        assert {name: float(value) for name, value in found.items()} == {"a": 1, "b_0": 1, "b_1": 2, "d": 4}
+        assert {name: float(value) for name, value in found.items()} == {
+            "a": 1,
+            "b_0": 1,
+            "b_1": 2,
+            "d": 4,
+        }
     lines = capsys.readouterr().out.splitlines()
-    assert [re.findall(r"^Metric (\w) is not logged: (shape \(.*?\)|\w+)", line)[0] for line in lines] == [
+    assert [
+        re.findall(r"^Metric (\w) is not logged: (shape \(.*?\)|\w+)", line)[0] for line in lines
+    ] == [
         ("c", "shape (3, 3)"),
         ("e", "str"),
         ("f", "shape (101,)"),
@@ -253,18 +323,27 @@ def test_what_is_no_number_is_no_curve_and_is_reported_once(capsys: pytest.Captu
 def test_numbers_of_any_kind_are_curves(value: Any, expected: dict[str, float]) -> None:
     found = numbers({"m": value}, [], set())
     assert {name: number.item() for name, number in found.items()} == expected
-    assert all(number.dtype == torch.float32 for number in found.values())  # Lightning warns of others
+    assert all(
+        number.dtype == torch.float32 for number in found.values()
+    )  # Lightning warns of others
 
 
 def test_a_metric_without_a_curve_is_reported_by_a_run_and_by_a_test(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = "torchmetrics.classification.MulticlassAccuracy", "torchmetrics.classification.MulticlassConfusionMatrix"
+    names = (
+        "torchmetrics.classification.MulticlassAccuracy",
+        "torchmetrics.classification.MulticlassConfusionMatrix",
+    )
     train("--model.metrics.acc", names[0], "--model.metrics.confusion", names[1])
     line = "Metric confusion is not logged: shape (4, 4)"
     assert capsys.readouterr().out.count(line) == 1
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert set(script("evaluate").main(["--ckpt_path", str(path)])) == {"test/loss", "test/acc", "test/num_samples"}
+    assert set(script("evaluate").main(["--ckpt_path", str(path)])) == {
+        "test/loss",
+        "test/acc",
+        "test/num_samples",
+    }
     assert capsys.readouterr().out.count(line) == 1
 
 
@@ -290,14 +369,21 @@ class TracksNumSamples(TracksAcc):
     ("name", "flags"),
     [
         ("loss", ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy")),
-        ("num_samples", ("--model.metrics.num_samples", "torchmetrics.classification.MulticlassAccuracy")),
+        (
+            "num_samples",
+            ("--model.metrics.num_samples", "torchmetrics.classification.MulticlassAccuracy"),
+        ),
         ("loss", ("--model", "test_curves.NamedLoss")),
         ("acc", ("--model", "test_curves.TracksAcc")),
         ("num_samples", ("--model", "test_curves.TracksNumSamples")),
     ],
 )
 def test_a_name_that_another_curve_has_is_refused(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flags: tuple[str, ...]
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    flags: tuple[str, ...],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         train(*flags)

@@ -18,7 +18,11 @@ from project.base.samples import DatasetSamples, ResumableLoader, TensorBatches
 from project.classifier import Classifier
 from project.engine.quiet import quiet_lightning
 
-QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+QUIET: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -37,7 +41,9 @@ def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
 class Numbers(TensorDataModule):
     """What it is given: whatever `load` may return."""
 
-    def __init__(self, train: Any, test: Any = None, classes: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, train: Any, test: Any = None, classes: tuple[str, ...] = (), **options: Any
+    ) -> None:
         super().__init__(**{"batch_size": 8, "val_fraction": 0.2, **options})
         self.loaded = {"train": train, "test": train if test is None else test}
         self.classes = list(classes)
@@ -53,7 +59,9 @@ class Jittered(Dataset[tuple[Tensor, float]]):
         return 50
 
     def __getitem__(self, index: int) -> tuple[Tensor, float]:
-        return torch.tensor([index, torch.rand(()).item(), random.random(), np.random.rand()]), float(index)
+        return torch.tensor(
+            [index, torch.rand(()).item(), random.random(), np.random.rand()]
+        ), float(index)
 
 
 def test_training_and_validation_share_the_training_set_and_the_split_is_seeded() -> None:
@@ -71,13 +79,20 @@ def test_the_split_copies_no_data() -> None:
     assert isinstance(train, TensorBatches)
     assert isinstance(val, TensorBatches)
     assert train.whole[0].data_ptr() == val.whole[0].data_ptr()
-    assert (len(train), len(val), train.num_bytes, val.num_bytes) == (180, 20, 9 * val.num_bytes, val.num_bytes)
+    assert (len(train), len(val), train.num_bytes, val.num_bytes) == (
+        180,
+        20,
+        9 * val.num_bytes,
+        val.num_bytes,
+    )
     few = train.select(torch.tensor([5, 7]))
     assert torch.equal(few.inputs, train.inputs[[5, 7]])
     assert torch.equal(few.__getitems__([1, 0])[1], train.targets[[7, 5]])
     moved = few.to(torch.device("cpu"))
     assert torch.equal(moved.targets, few.targets)
-    assert moved.whole[0].nbytes + moved.whole[1].nbytes == few.num_bytes  # a GPU gets nothing but its samples
+    assert (
+        moved.whole[0].nbytes + moved.whole[1].nbytes == few.num_bytes
+    )  # a GPU gets nothing but its samples
 
 
 def test_without_validation_all_trains_and_the_curve_is_of_the_test_set() -> None:
@@ -144,7 +159,9 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int)
     assert len(list(later)) == len(whole)
 
 
-def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_fetches_several_batches_but_not_many_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fetched: list[int] = []
     fetch = TensorBatches.__getitems__
 
@@ -169,7 +186,9 @@ def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
 class Small(TensorDataModule):
     """1,000 samples of the training set's kind, 1 KiB each, for validation."""
 
-    def __init__(self, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1016,), **options: Any) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1016,), **options: Any
+    ) -> None:
         super().__init__(val_fraction=0.5, **options)
         self.inputs = torch.zeros(2000, *shape, dtype=dtype)
 
@@ -186,14 +205,23 @@ class Small(TensorDataModule):
         ({"batch_size": 64, "shape": (72,)}, {}, 512, 64),
         ({"batch_size": 64, "shape": (3, 40, 50)}, {}, 349, 64),  # 2 MiB of them
         ({"batch_size": 64, "shape": (64, 2**10)}, {}, 64, 64),
-        ({"batch_size": 64, "dtype": torch.int64, "shape": (2,)}, {}, 64, 64),  # words: the outputs may be large
+        (
+            {"batch_size": 64, "dtype": torch.int64, "shape": (2,)},
+            {},
+            64,
+            64,
+        ),  # words: the outputs may be large
         ({"batch_size": 64}, {"limit_val_batches": 2}, 64, 64),  # it counts batches
         ({"batch_size": 64}, {"limit_test_batches": 0.5}, 64, 64),
         ({"batch_size": 64, "eval_batch_size": 100}, {"limit_val_batches": 2}, 100, 100),
     ],
 )
 def test_the_batches_of_an_evaluation(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], limits: dict[str, Any], on_gpu: int, on_cpu: int
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    limits: dict[str, Any],
+    on_gpu: int,
+    on_cpu: int,
 ) -> None:
     for device, size in (("meta", on_gpu), ("cpu", on_cpu)):
         data = attach(Small(**options))
@@ -210,18 +238,30 @@ def test_the_batches_of_an_evaluation(
 
 
 @pytest.mark.parametrize("pin_memory", [None, True, False])
-def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None) -> None:
+def test_what_is_pinned_beside_a_stand_in_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None
+) -> None:
     questions: list[torch.device] = []
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: questions.append(device) or (2**30, 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: questions.append(device) or (2**30, 2**30)
+    )
     # the memory of the GPU
-    monkeypatch.setattr(TensorBatches, "to", lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets))
-    for device, resident, pins in ((gpu, None, False), (gpu, False, True), (torch.device("mps"), None, False)):
+    monkeypatch.setattr(
+        TensorBatches, "to", lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets)
+    )
+    for device, resident, pins in (
+        (gpu, None, False),
+        (gpu, False, True),
+        (torch.device("mps"), None, False),
+    ):
         data = labelled(50, pin_memory=pin_memory, resident=resident)
         monkeypatch.setattr(data.trainer.strategy, "_root_device", device)
         loaders = [data.val_dataloader(), data.val_dataloader()]
         is_resident = device == gpu and resident is None
-        assert {loader.dataset.inputs.device.type for loader in loaders} == {"meta" if is_resident else "cpu"}
+        assert {loader.dataset.inputs.device.type for loader in loaders} == {
+            "meta" if is_resident else "cpu"
+        }
         # torch pins dense CPU tensors alone; for mps it would say that it does not
         wanted = (pins if pin_memory is None else pin_memory) and not is_resident
         assert [loader.pin_memory for loader in loaders] == [wanted, wanted]
@@ -241,7 +281,9 @@ def test_small_data_is_resident_on_the_gpu() -> None:
     found = []
     for options in ({}, {"resident": True}, {"resident": False}, {"num_workers": 1}):
         data = Numbers((torch.zeros(100, 3), torch.arange(100)), **options)
-        data.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)
+        data.trainer = Trainer(
+            accelerator="gpu", devices=1, logger=False, enable_checkpointing=False
+        )
         data.setup("fit")
         batches = list(data.train_dataloader())
         assert data.train_dataloader().dataset is data.train_dataloader().dataset  # one copy
@@ -257,7 +299,9 @@ def test_without_a_gpu_data_stays_where_it_is(options: dict[str, Any]) -> None:
     assert not data.on_gpu
 
 
-@pytest.mark.parametrize("options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}])
+@pytest.mark.parametrize(
+    "options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}]
+)
 def test_impossible_splits(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"val_fraction|batch_size"):
         labelled(50, **options).train_dataloader()
@@ -271,7 +315,9 @@ def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -
         def normalize(self, inputs: Tensor) -> Tensor:
             return inputs / 2
 
-    data = attach(Transformed((torch.zeros(50, 3, dtype=torch.uint8), torch.zeros(50))), precision="bf16-true")
+    data = attach(
+        Transformed((torch.zeros(50, 3, dtype=torch.uint8), torch.zeros(50))), precision="bf16-true"
+    )
     batch = next(iter(data.train_dataloader()))
     assert batch[0].dtype == torch.uint8  # until it is on the device
     for is_training, value in ((True, 0.5), (False, 0)):
@@ -321,7 +367,9 @@ def test_targets_of_any_shape_and_no_classes() -> None:
     assert next(iter(data.val_dataloader()))[1].shape == (8, 2, 3)
 
 
-@pytest.mark.parametrize("kind", ["int32", "uint8", "column", "list", "Dataset", "Dataset of columns"])
+@pytest.mark.parametrize(
+    "kind", ["int32", "uint8", "column", "list", "Dataset", "Dataset of columns"]
+)
 def test_class_numbers_in_any_form_are_int64_one_a_sample(kind: str) -> None:
     numbers = np.arange(50) % 3
     inputs = np.zeros((50, 4), dtype=np.float32)
@@ -358,7 +406,10 @@ class Pairs(Dataset[Any]):
         return self.pairs[index]
 
 
-WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]  # one that failed takes five seconds to be let go
+WORKERS = [
+    0,
+    pytest.param(1, marks=pytest.mark.slow),
+]  # one that failed takes five seconds to be let go
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -370,8 +421,16 @@ WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]  # one that failed takes 
         ((torch.zeros(3, 8, 8), 0, 0), ""),
     ],
 )
-def test_samples_that_make_no_batch_are_a_short_error(pair: Any, reason: str, num_workers: int) -> None:
-    data = attach(Numbers(Pairs([*[(torch.zeros(3, 8, 8), 0)] * 20, pair]), val_fraction=0, num_workers=num_workers))
+def test_samples_that_make_no_batch_are_a_short_error(
+    pair: Any, reason: str, num_workers: int
+) -> None:
+    data = attach(
+        Numbers(
+            Pairs([*[(torch.zeros(3, 8, 8), 0)] * 20, pair]),
+            val_fraction=0,
+            num_workers=num_workers,
+        )
+    )
     with pytest.raises(UserError, match=r"^Pairs must give \(input, target\)") as caught:
         read(data.val_dataloader())
     assert len(str(caught.value).splitlines()) == 2
@@ -411,8 +470,12 @@ def test_a_stock_loader_in_a_subclass() -> None:
             return super().training_step(batch, batch_idx)
 
     # fewer samples than data.batch_size: the user's loader has its own
-    data = Stock((torch.arange(30).reshape(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2, **QUIET)
+    data = Stock(
+        (torch.arange(30).reshape(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64
+    )
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2, **QUIET
+    )
     model = Model(nn.Linear(3, 2), num_classes=2)
     trainer.fit(model, data)
     assert seen == [4, 4, 2] * 2
@@ -428,7 +491,9 @@ def batches(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_workers: int) -> None:
+def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
+    num_workers: int,
+) -> None:
     torch.manual_seed(0)
     expected = attach(Numbers(Jittered())).train_dataloader()
     epochs: list[Any] = []
@@ -442,11 +507,15 @@ def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_
     assert batches(loader) == epochs[0]
     loader.batch_sampler.set_epoch(1)
     assert batches(loader) == epochs[1]
-    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(row[1] for x, _ in epochs[1] for row in x)
+    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
+        row[1] for x, _ in epochs[1] for row in x
+    )
     resumed = data.train_dataloader()
     resumed.load_state_dict({"epoch": 0, "num_batches": 3})
     assert batches(resumed) == epochs[0][3:]
-    assert batches(data.val_dataloader()) == batches(data.val_dataloader())  # every evaluation is the same
+    assert batches(data.val_dataloader()) == batches(
+        data.val_dataloader()
+    )  # every evaluation is the same
     after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -456,7 +525,9 @@ def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_our_loader_over_any_dataset_goes_on_with_the_same_random_transforms(num_workers: int) -> None:
+def test_our_loader_over_any_dataset_goes_on_with_the_same_random_transforms(
+    num_workers: int,
+) -> None:
     def loader() -> ResumableLoader:
         sampler = EpochBatchSampler(50, 8, shuffle=True, drop_last=True)
         return ResumableLoader(Jittered(), batch_sampler=sampler, num_workers=num_workers)
@@ -466,7 +537,9 @@ def test_our_loader_over_any_dataset_goes_on_with_the_same_random_transforms(num
     for epoch in range(3):
         whole.batch_sampler.set_epoch(epoch)
         epochs.append(batches(whole))
-    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(row[1] for x, _ in epochs[1] for row in x)
+    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
+        row[1] for x, _ in epochs[1] for row in x
+    )
     for epoch, num_batches, expected in ((1, 2, epochs[1][2:]), (1, 6, epochs[2])):
         torch.rand(epoch)  # another process would draw other numbers
         resumed = loader()
@@ -506,7 +579,9 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
 
 
 @pytest.mark.parametrize(("loaded", "classes", "image_shape", "message"), WRONG)
-def test_data_that_does_not_fit_is_refused(loaded: Any, classes: Any, image_shape: Any, message: str) -> None:
+def test_data_that_does_not_fit_is_refused(
+    loaded: Any, classes: Any, image_shape: Any, message: str
+) -> None:
     data = Numbers(loaded, classes=classes)
     data.image_shape = image_shape
     with pytest.raises(UserError, match=message) as caught:
@@ -532,18 +607,26 @@ class OwnSplits(Numbers):
 def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float) -> None:
     data = attach(OwnSplits(("train", "val", "test"), val_fraction=val_fraction), "fit")
     data.setup("test")
-    assert {name: len(split) for name, split in data.splits.items()} == {"train": 100, "val": 7, "test": 20}
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 100,
+        "val": 7,
+        "test": 20,
+    }
     assert len(inputs_of(data.val_dataloader())) == 7
 
 
 def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
     data = OwnSplits(("train",), classes=("a", "b"))
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET
+    )
     model = Classifier(nn.Linear(3, 2), num_classes=2)
     quiet_lightning()
     trainer.fit(model, data)
     assert trainer.test(model, data, verbose=False) == []
-    with pytest.raises(UserError, match="val_fraction 0 validates on the test set, and there is none"):
+    with pytest.raises(
+        UserError, match="val_fraction 0 validates on the test set, and there is none"
+    ):
         attach(OwnSplits(("train",), val_fraction=0))
     assert len(attach(OwnSplits(("train", "val"), val_fraction=0)).splits["train"]) == 100
 
@@ -578,7 +661,9 @@ class WrongTest(OwnSplits):
         return inputs, targets + (split == "test")
 
 
-def test_a_wrong_test_set_is_found_before_the_training(train: Any, capsys: Any, tmp_path: Any) -> None:
+def test_a_wrong_test_set_is_found_before_the_training(
+    train: Any, capsys: Any, tmp_path: Any
+) -> None:
     with pytest.raises(SystemExit):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
     assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs where there are any."""
+"""The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs where there
+are any."""
 
 import functools
 import time
@@ -31,9 +32,11 @@ from project.regressor import Regressor
 CPU = torch.device("cpu")
 
 
-def replicate_on_cpu(net: nn.Module, devices: Sequence[torch.device], detach: bool = False) -> list[nn.Module]:
-    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients flow back into `net`, in the
-    order of memory that its broadcast leaves."""
+def replicate_on_cpu(
+    net: nn.Module, devices: Sequence[torch.device], detach: bool = False
+) -> list[nn.Module]:
+    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients flow back
+    into `net`, in the order of memory that its broadcast leaves."""
 
     def copy(module: nn.Module) -> nn.Module:
         replica = module._replicate_for_data_parallel()
@@ -58,7 +61,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watched(nn.Module):
-    """A network that notes the sizes of the batches that its forward gets, and the context they come in."""
+    """A network that notes the sizes of the batches that its forward gets, and the context they
+    come in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,27 +72,51 @@ class Watched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.sizes.append(len(x))
-        context = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled(x.device.type))
+        context = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(x.device.type),
+        )
         self.contexts.append((*context, torch.get_autocast_dtype(x.device.type)))
         return self.net(x)
 
 
 def data(**options: Any) -> SyntheticImages:
-    sizes = {"image_shape": (3, 4, 4), "num_classes": 4, "num_train": 100, "num_test": 37, "val_fraction": 0.21}
-    return SyntheticImages(**{**sizes, "noise": 0.1, "batch_size": 10, "drop_last": False, **options})
+    sizes = {
+        "image_shape": (3, 4, 4),
+        "num_classes": 4,
+        "num_train": 100,
+        "num_test": 37,
+        "val_fraction": 0.21,
+    }
+    return SyntheticImages(
+        **{**sizes, "noise": 0.1, "batch_size": 10, "drop_last": False, **options}
+    )
 
 
 def trainer(folder: Path, strategy: Any, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     devices = strategy.parallel_devices if isinstance(strategy, DataParallelStrategy) else []
     is_on_gpu = bool(devices) and devices[0].type == "cuda"
-    options = {"accelerator": "gpu" if is_on_gpu else "cpu", "devices": 1, "max_epochs": 2, **quiet, **options}
-    return Trainer(strategy=strategy, default_root_dir=folder, use_distributed_sampler=False, **options)
+    options = {
+        "accelerator": "gpu" if is_on_gpu else "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        **quiet,
+        **options,
+    }
+    return Trainer(
+        strategy=strategy, default_root_dir=folder, use_distributed_sampler=False, **options
+    )
 
 
-def fit(folder: Path, strategy: Any, net: nn.Module | None = None, **options: Any) -> tuple[Trainer, Classifier, Any]:
+def fit(
+    folder: Path, strategy: Any, net: nn.Module | None = None, **options: Any
+) -> tuple[Trainer, Classifier, Any]:
     seed_everything(1, verbose=False)
-    model = Classifier(MLP(sizes=[48, 8, 4]) if net is None else net, lr=0.02, optimizer_args={"momentum": 0.9})
+    model = Classifier(
+        MLP(sizes=[48, 8, 4]) if net is None else net, lr=0.02, optimizer_args={"momentum": 0.9}
+    )
     fitted = trainer(folder, strategy, **options)
     samples = data()
     fitted.fit(model, samples)
@@ -104,7 +132,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> None:
-    """Fit, test, validate and predict on these devices and on the first one alone; all numbers must agree."""
+    """Fit, test, validate and predict on these devices and on the first one alone; all numbers must
+    agree."""
     alone = "auto" if devices[0].type == "cpu" else DataParallelStrategy(devices[:1])
     one, plain, samples = fit(folder, alone, **options)
     several, split, _ = fit(folder, DataParallelStrategy(devices), **options)
@@ -119,11 +148,16 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
         torch.testing.assert_close(several.callback_metrics[name], value, **tolerance)
     for result, expected in (
         (several.test(split, samples, verbose=False), one.test(plain, samples, verbose=False)),
-        (several.validate(split, samples, verbose=False), one.validate(plain, samples, verbose=False)),
+        (
+            several.validate(split, samples, verbose=False),
+            one.validate(plain, samples, verbose=False),
+        ),
     ):
         assert result[0] == pytest.approx(expected[0], rel=0.02 if mixed else 1e-4)
         assert result[0].get("test/num_samples", 37) == 37
-    predicted, wanted = (torch.cat(t.predict(m, samples)) for t, m in ((several, split), (one, plain)))
+    predicted, wanted = (
+        torch.cat(t.predict(m, samples)) for t, m in ((several, split), (one, plain))
+    )
     assert len(predicted) == 37
     torch.testing.assert_close(predicted, wanted, **tolerance)
 
@@ -131,7 +165,9 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
-def test_it_trains_as_one_device_does(tmp_path: Path, num_devices: int, options: dict[str, Any]) -> None:
+def test_it_trains_as_one_device_does(
+    tmp_path: Path, num_devices: int, options: dict[str, Any]
+) -> None:
     compare(tmp_path, [CPU] * num_devices, **options)
 
 
@@ -140,8 +176,11 @@ def test_each_batch_is_split_and_the_step_runs_once(tmp_path: Path) -> None:
     net = Watched()
     logged: list[int] = []
     net.register_forward_hook(lambda module, args, output: logged.append(len(output)))
-    fitted, _, _ = fit(tmp_path, DataParallelStrategy([CPU] * 3), net, max_epochs=1, num_sanity_val_steps=0)
-    # 79 of 100 samples train, in batches of 10: 7 times 4 + 3 + 3, then 3 + 3 + 3; 21 validate: 4 + 3 + 3 twice, then 1
+    fitted, _, _ = fit(
+        tmp_path, DataParallelStrategy([CPU] * 3), net, max_epochs=1, num_sanity_val_steps=0
+    )
+    # 79 of 100 samples train, in batches of 10: 7 times 4 + 3 + 3, then 3 + 3 + 3; 21 validate: 4 +
+    # 3 + 3 twice, then 1
     assert sorted(net.sizes) == sorted([4, 3, 3] * 7 + [3, 3, 3] + [4, 3, 3] * 2 + [1])
     assert logged == [10] * 7 + [9] + [10, 10, 1]
     assert fitted.global_step == 8
@@ -163,7 +202,11 @@ def test_the_replicas_work_in_the_context_of_the_step(dtype: torch.dtype) -> Non
         with torch.inference_mode():
             assert net(x).is_inference()
         assert net(x).requires_grad
-    half, off, default = (True, False, True, dtype), (False, False, False), torch.get_autocast_dtype("cpu")
+    half, off, default = (
+        (True, False, True, dtype),
+        (False, False, False),
+        torch.get_autocast_dtype("cpu"),
+    )
     assert net.contexts[:2] == [half] * 2
     assert net.contexts[2:4] == [(*off, default)] * 2
     assert net.contexts[4:6] == [(False, True, False, default)] * 2
@@ -184,11 +227,15 @@ class WatchedConvolution(nn.Conv2d):
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_the_replicas_keep_the_order_of_the_weights_in_memory(tmp_path: Path, channels_last: bool) -> None:
+def test_the_replicas_keep_the_order_of_the_weights_in_memory(
+    tmp_path: Path, channels_last: bool
+) -> None:
     found = []
     for strategy in ("auto", DataParallelStrategy([CPU, CPU])):
         seed_everything(1, verbose=False)
-        model = Classifier(convolution := WatchedConvolution(), lr=0.02, channels_last=channels_last)
+        model = Classifier(
+            convolution := WatchedConvolution(), lr=0.02, channels_last=channels_last
+        )
         trainer(tmp_path, strategy, max_epochs=1).fit(model, data())
         assert set(convolution.are_channels_last) == {channels_last}
         found.append(convolution.weight)
@@ -225,7 +272,9 @@ def test_a_batch_in_a_dict_or_a_list_is_split() -> None:
             return batch["x"] * batch["scale"] + batch["more"][0]
 
     x = torch.arange(5.0)
-    assert torch.equal(split(Net(), {"scale": torch.tensor(2.0), "x": x, "more": [x], "name": "a"}), 3 * x)
+    assert torch.equal(
+        split(Net(), {"scale": torch.tensor(2.0), "x": x, "more": [x], "name": "a"}), 3 * x
+    )
     with pytest.raises(UserError, match="got none"):
         split(Net(), {"scale": torch.tensor(2.0)})
 
@@ -299,7 +348,9 @@ class PlainModule(LightningModule):
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("kind", [OwnStep, PlainModule])
-def test_a_step_of_ones_own_trains_as_on_one_device(tmp_path: Path, kind: Callable[[nn.Module], Any]) -> None:
+def test_a_step_of_ones_own_trains_as_on_one_device(
+    tmp_path: Path, kind: Callable[[nn.Module], Any]
+) -> None:
     found = []
     for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
         seed_everything(1, verbose=False)
@@ -324,7 +375,9 @@ def test_the_criterion_of_a_regressor_sees_the_whole_batch(tmp_path: Path) -> No
         fitted = trainer(tmp_path, strategy, num_sanity_val_steps=0)
         samples = Line(batch_size=10, val_fraction=0.2)
         fitted.fit(model, samples)
-        assert criterion.sizes == [10, 10, 10, 10, 10, 2] * 2  # 48 samples to train, without the last 8; 12 to validate
+        assert (
+            criterion.sizes == [10, 10, 10, 10, 10, 2] * 2
+        )  # 48 samples to train, without the last 8; 12 to validate
         values = {**model.state_dict(), **fitted.callback_metrics}
         found.append({**values, "predicted": torch.cat(fitted.predict(model, samples))})
     assert found[0]["predicted"].shape == (60, 1)
@@ -344,11 +397,23 @@ def stand_in_strategy(stand_ins: None) -> Iterator[str]:
 def test_several_steps_in_one_call_become_single_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in_strategy: str
 ) -> None:
-    args = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path), "--trainer.strategy", stand_in_strategy]
+    args = [
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+        "--trainer.strategy",
+        stand_in_strategy,
+    ]
     single = main(args)
     assert "One step at a time" not in capsys.readouterr().out
     several = main([*args, "--steps_per_execution", "4"])
-    assert capsys.readouterr().out.count("One step at a time: --steps_per_execution 4 does not go with") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "One step at a time: --steps_per_execution 4 does not go with"
+        )
+        == 1
+    )
     assert several == {**single, "train_seconds": several["train_seconds"]}
 
 
@@ -369,7 +434,16 @@ def test_what_dp_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--config", TINY, "--trainer.strategy", "dp", "--trainer.default_root_dir", str(tmp_path)])
+        main(
+            [
+                "--config",
+                TINY,
+                "--trainer.strategy",
+                "dp",
+                "--trainer.default_root_dir",
+                str(tmp_path),
+            ]
+        )
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
@@ -401,13 +475,17 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"])
+@pytest.mark.parametrize(
+    "options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"]
+)
 def test_one_gpu_stands_in_for_two(tmp_path: Path, options: dict[str, Any]) -> None:
     compare(tmp_path, [GPU, GPU], **options)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"])
+@pytest.mark.parametrize(
+    "options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"]
+)
 def test_two_gpus_train_as_one(tmp_path: Path, options: dict[str, Any]) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
@@ -434,7 +512,14 @@ def test_batchnorms_running_mean_is_that_of_the_first_part(tmp_path: Path) -> No
 
 @pytest.mark.gpu
 def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
-    args = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path), "--trainer.accelerator", "gpu"]
+    args = [
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+        "--trainer.accelerator",
+        "gpu",
+    ]
     plain = main([*args, "--trainer.devices", "1"])
     split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
     for name in ("test/acc", "test/loss", "steps"):

@@ -35,13 +35,27 @@ class Busy(MLP):
 
 
 def test_cpu_and_memory_of_the_process_are_curves(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(DeviceMonitor.__init__, "__defaults__", (0.02,))  # seconds between two readings
-    flags = ("--model.net", "test_device_monitor.Busy", "--num_threads", 1, "--trainer.max_epochs", 4)
+    monkeypatch.setattr(
+        DeviceMonitor.__init__, "__defaults__", (0.02,)
+    )  # seconds between two readings
+    flags = (
+        "--model.net",
+        "test_device_monitor.Busy",
+        "--num_threads",
+        1,
+        "--trainer.max_epochs",
+        4,
+    )
     start, cpu_start = time.monotonic(), time.process_time()
     train("--device_monitor", "true", *flags)
-    share = (time.process_time() - cpu_start) / (time.monotonic() - start)  # of a core, less beside other programs
+    share = (time.process_time() - cpu_start) / (
+        time.monotonic() - start
+    )  # of a core, less beside other programs
     found = curves(tmp_path / "tiny" / "version_0")
     for name in ("cpu_percent", "memory_gib"):
         steps = [step for step, _ in found[f"watch/device/{name}"]]
@@ -58,7 +72,9 @@ def test_cpu_and_memory_of_the_process_are_curves(
 
 def test_a_training_shorter_than_a_reading_has_one(train: Train, tmp_path: Path) -> None:
     train("--device_monitor", "true", "--trainer.max_steps", 2)
-    assert [step for step, _ in curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]] == [1]
+    assert [
+        step for step, _ in curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]
+    ] == [1]
 
 
 def test_the_thread_ends_with_a_training_that_fails(train: Train) -> None:
@@ -103,8 +119,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return gpu
 
 
-def watched(gpus: list[torch.device], seconds: float = 0.2) -> tuple[DeviceMonitor, dict[str, list[float]]]:
-    """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it has written."""
+def watched(
+    gpus: list[torch.device], seconds: float = 0.2
+) -> tuple[DeviceMonitor, dict[str, list[float]]]:
+    """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it has
+    written."""
     written: dict[str, list[float]] = {}
 
     def log_metrics(values: dict[str, float], step: int) -> None:
@@ -184,10 +203,16 @@ def test_without_nvml_the_memory_is_that_of_this_process(
     timer = StepTimer(0)
     timer.epochs = [{**dict.fromkeys(PHASES, 1.0), "num_steps": 3, "between": 0, "validation": 0}]
     monkeypatch.setattr(advice, "remedies", lambda trainer, memory: {"memory": str(memory)})
-    trainer = SimpleNamespace(callbacks=[timer, monitor], strategy=SimpleNamespace(root_device=gpu), world_size=1)
+    trainer = SimpleNamespace(
+        callbacks=[timer, monitor], strategy=SimpleNamespace(root_device=gpu), world_size=1
+    )
     found = advice.facts(trainer)
     assert found is not None
-    assert (found.busy, found.memory, found.remedies) == (0.4 if load else 1, 0.5, {"memory": "0.5"})
+    assert (found.busy, found.memory, found.remedies) == (
+        0.4 if load else 1,
+        0.5,
+        {"memory": "0.5"},
+    )
 
 
 def test_a_gpu_that_goes_away_is_told_once(
@@ -233,6 +258,8 @@ def test_utilisation_is_that_of_nvidia_smi(tmp_path: Path) -> None:
             if len(values) < (time.monotonic() - turn) / 0.5:
                 values.append(readers["gpu0_busy_percent"]())
         assert process.stdout
-        rows = [line.split() for line in process.stdout.read().splitlines() if not line.startswith("#")]
+        rows = [
+            line.split() for line in process.stdout.read().splitlines() if not line.startswith("#")
+        ]
     theirs = [float(row[1]) for row in rows]
     assert sum(values) / len(values) == pytest.approx(sum(theirs) / len(theirs), abs=5)

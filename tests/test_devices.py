@@ -66,7 +66,12 @@ def test_what_is_there_may_be_asked_for(
     ],
 )
 def test_what_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, found: int, accelerator: str, asked: Any, strategy: str, message: str
+    monkeypatch: pytest.MonkeyPatch,
+    found: int,
+    accelerator: str,
+    asked: Any,
+    strategy: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(devices, "num_gpus", lambda: found)
     with pytest.raises(UserError, match=message) as caught:
@@ -86,15 +91,30 @@ SLURM = {"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
         ({}, (-1, 1, "auto"), (-1, 1, "auto")),
         ({}, ("auto", 2, "auto"), ("auto", 2, "auto")),
         (TORCHRUN, ("auto", 1, "auto"), (3, 2, "ddp")),
-        (TORCHRUN, (3, 2, "ddp_find_unused_parameters_true"), (3, 2, "ddp_find_unused_parameters_true")),
-        (TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, ("auto", 1, "auto"), (1, 1, "auto")),
+        (
+            TORCHRUN,
+            (3, 2, "ddp_find_unused_parameters_true"),
+            (3, 2, "ddp_find_unused_parameters_true"),
+        ),
+        (
+            TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+            ("auto", 1, "auto"),
+            (1, 1, "auto"),
+        ),
         (SLURM, ("auto", 1, "auto"), (4, 2, "ddp")),
         ({"SLURM_NTASKS": "1"}, ("auto", 1, "auto"), (1, 1, "auto")),
-        (SLURM | {"SLURM_JOB_NAME": "bash"}, ("auto", 1, "auto"), (1, 1, "auto")),  # a shell of the cluster's
+        (
+            SLURM | {"SLURM_JOB_NAME": "bash"},
+            ("auto", 1, "auto"),
+            (1, 1, "auto"),
+        ),  # a shell of the cluster's
     ],
 )
 def test_what_the_flags_leave_open_comes_from_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], given: tuple[Any, ...], settled: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    given: tuple[Any, ...],
+    settled: tuple[Any, ...],
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -105,7 +125,9 @@ def test_what_the_flags_leave_open_comes_from_the_launcher(
 
 
 @pytest.mark.parametrize("asked", [1, [0, 1], "3"])
-def test_other_devices_than_the_launcher_started_are_refused(monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+def test_other_devices_than_the_launcher_started_are_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
     monkeypatch.setattr(devices, "num_gpus", lambda: 8)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
@@ -118,12 +140,18 @@ def test_processes_that_see_one_gpu_each_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(devices, "num_gpus", lambda: 1)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"GPUs found: 1; start a process for each.*--gpus-per-node"):
+    with pytest.raises(
+        UserError, match=r"GPUs found: 1; start a process for each.*--gpus-per-node"
+    ):
         check_devices("auto", 3, "ddp", 2)
 
 
-@pytest.mark.parametrize(("cuda", "hint"), [(None, ", and this torch is built for CPUs alone"), ("13.2", "")])
-def test_a_torch_for_cpus_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("cuda", "hint"), [(None, ", and this torch is built for CPUs alone"), ("13.2", "")]
+)
+def test_a_torch_for_cpus_finds_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, hint: str
+) -> None:
     monkeypatch.setattr(devices, "num_gpus", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError, match=f"^trainer.accelerator gpu: no GPU was found{hint}; use"):
@@ -148,18 +176,31 @@ def test_cuda_is_asleep_when_processes_are_forked(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", launch)
-    gpus = ("--trainer.accelerator", "gpu", "--trainer.devices", 2, "--trainer.precision", "16-mixed")
+    gpus = (
+        "--trainer.accelerator",
+        "gpu",
+        "--trainer.devices",
+        2,
+        "--trainer.precision",
+        "16-mixed",
+    )
     watched = ("--device_monitor", "true", "--step_timer", "true", "--figures_every_n_epochs", 1)
     with pytest.raises(LaunchedError):
         train("--trainer.strategy", strategy, *gpus, *watched)
 
 
-@pytest.mark.parametrize(("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)])
-def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch, strategy: str, names: bool) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)]
+)
+def test_a_process_that_forks_leaves_the_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, names: bool
+) -> None:
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: asked.append(gpu) or "stand-in")
-    trainer = Trainer(accelerator="gpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
+    trainer = Trainer(
+        accelerator="gpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False
+    )
     name = " stand-in" if names else ""
     assert devices.describe_devices(trainer) == f"Device: cuda:0{name} (1 of 2 GPUs used)"
     assert bool(asked) == names
@@ -179,7 +220,12 @@ def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_network_is_tried_where_it_will_be(
-    monkeypatch: pytest.MonkeyPatch, found: int, accelerator: str, asked: Any, strategy: str, expected: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    found: int,
+    accelerator: str,
+    asked: Any,
+    strategy: str,
+    expected: str | None,
 ) -> None:
     monkeypatch.setattr(checks, "num_gpus", lambda: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
@@ -196,7 +242,9 @@ class HalfOnly(MLP):
         return super().forward(x)
 
 
-def test_a_network_is_tried_in_the_precision_of_its_training(train: Callable[..., dict[str, Any]]) -> None:
+def test_a_network_is_tried_in_the_precision_of_its_training(
+    train: Callable[..., dict[str, Any]],
+) -> None:
     flags = ("--model.net", "test_devices.HalfOnly", "--trainer.max_steps", 1)
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
@@ -216,13 +264,17 @@ def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.Mo
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=10)
     data.setup("validate")
-    flags = SimpleNamespace(accelerator="cpu", devices=1, strategy="auto", precision="32-true", deterministic=True)
+    flags = SimpleNamespace(
+        accelerator="cpu", devices=1, strategy="auto", precision="32-true", deterministic=True
+    )
     checks.try_network(Classifier(ReadsTheEnvironment([192, 4])), data, flags)
     assert ReadsTheEnvironment.found == [":4096:8"]
 
 
 def test_what_cannot_be_resident_on_a_gpu_is_refused(
-    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ("--data.resident", "true", "--data.num_workers", 1, "--trainer.max_steps", 1)
     assert train(*flags)["steps"] == 1  # without a GPU all data is where it is
@@ -238,7 +290,9 @@ class TooLarge(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training in self.fails_in:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
+            )
         return super().forward(x)
 
 

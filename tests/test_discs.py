@@ -27,7 +27,9 @@ def test_a_small_network_learns_the_radius() -> None:
     torch.manual_seed(0)
     data = attach(Discs(num_train=3_000, num_test=300))
     data.setup("test")
-    net = nn.Sequential(nn.Flatten(), nn.Linear(1024, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(1024, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0)
+    )
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     for _ in range(3):
         for images, radius in data.train_dataloader():

@@ -62,7 +62,8 @@ def evaluate(*args: Any) -> None:
 
 
 class Numbers(TensorDataModule):
-    """Samples that are their own numbers: 0 up to num_train, and from 1000 up to 1000 + num_test."""
+    """Samples that are their own numbers: 0 up to num_train, and from 1000 up to 1000 +
+    num_test."""
 
     classes = ["a", "b"]
 
@@ -137,7 +138,8 @@ class StockImages(SyntheticImages):
 
 
 class WithBuffer(nn.Module):
-    """A network with a buffer: DDP exchanges it in every forward, also where the ranks have unequally many."""
+    """A network with a buffer: DDP exchanges it in every forward, also where the ranks have
+    unequally many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +157,12 @@ class Seen(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = WithBuffer()
-        self.seen: dict[str, list[list[list[int]]]] = {"train": [], "val": [], "test": [], "predict": []}
+        self.seen: dict[str, list[list[list[int]]]] = {
+            "train": [],
+            "val": [],
+            "test": [],
+            "predict": [],
+        }
         self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
@@ -212,7 +219,13 @@ def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
 
 def look_by_flags(folder: str, data: str, *flags: Any) -> None:
     """The same, as flags have it."""
-    args = ["--model", "test_distributed.Seen", "--data", f"test_distributed.{data}", *map(str, flags)]
+    args = [
+        "--model",
+        "test_distributed.Seen",
+        "--data",
+        f"test_distributed.{data}",
+        *map(str, flags),
+    ]
     cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
     use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
 
@@ -247,11 +260,15 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
+@pytest.mark.parametrize(
+    "num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
+)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(options, marks=[] if name in ("full batches", "workers") else pytest.mark.slow, id=name)
+        pytest.param(
+            options, marks=[] if name in ("full batches", "workers") else pytest.mark.slow, id=name
+        )
         for name, options in OPTIONS.items()
     ],
 )
@@ -286,15 +303,24 @@ def test_which_samples_each_rank_sees(
         assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
 
 
-def test_the_ranks_together_take_the_batches_of_one_process(on_ranks: RunRanks, tmp_path: Path) -> None:
+def test_the_ranks_together_take_the_batches_of_one_process(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
     epochs = []
     for num_ranks, batch_size in ((1, 12), (2, 6), (3, 4)):
         folder = tmp_path / str(num_ranks)
         folder.mkdir()
-        assert not any(on_ranks(num_ranks, "test_distributed.look", folder, 5, {"batch_size": batch_size}).statuses)
+        assert not any(
+            on_ranks(
+                num_ranks, "test_distributed.look", folder, 5, {"batch_size": batch_size}
+            ).statuses
+        )
         by_rank = [own["train"] for own in seen(folder, num_ranks)]
         epochs.append(
-            [[sorted(chain(*batch)) for batch in zip(*epoch, strict=True)] for epoch in zip(*by_rank, strict=True)]
+            [
+                [sorted(chain(*batch)) for batch in zip(*epoch, strict=True)]
+                for epoch in zip(*by_rank, strict=True)
+            ]
         )
     assert epochs[0] == epochs[1] == epochs[2]
 
@@ -314,7 +340,11 @@ def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(
     found = by_flags(on_ranks, tmp_path, 2, "DrawnNumbers", *flags)
     for epoch in range(2):
         first, second = (rank["train"][epoch] for rank in found)
-        assert [len(batch) for batch in first] == [len(batch) for batch in second] == [4, 4, 4, 4, 4, 4]
+        assert (
+            [len(batch) for batch in first]
+            == [len(batch) for batch in second]
+            == [4, 4, 4, 4, 4, 4]
+        )
         train, val = together(found, "train", epoch), together(found, "val", epoch)
         assert sorted(train + val) == list(range(53))  # each once
     for stage in ("test", "predict"):
@@ -332,14 +362,21 @@ def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_pat
     assert orders[0] != orders[1]
     assert set(together(found, "val", 0)) == set(range(48, 53))
     assert set(together(found, "test", 0)) == set(range(1000, 1025))
-    assert len(together(found, "test", 0)) == 26  # Lightning's sampler gives one twice, to make the shares equal
+    assert (
+        len(together(found, "test", 0)) == 26
+    )  # Lightning's sampler gives one twice, to make the shares equal
 
 
 @pytest.mark.parametrize(
     ("data", "sampler"),
-    [pytest.param("StockNumbers", "DistributedSampler", marks=pytest.mark.slow), ("OurLoaders", "EpochBatchSampler")],
+    [
+        pytest.param("StockNumbers", "DistributedSampler", marks=pytest.mark.slow),
+        ("OurLoaders", "EpochBatchSampler"),
+    ],
 )
-def test_each_loader_is_shared_out_once(on_ranks: RunRanks, tmp_path: Path, data: str, sampler: str) -> None:
+def test_each_loader_is_shared_out_once(
+    on_ranks: RunRanks, tmp_path: Path, data: str, sampler: str
+) -> None:
     found = by_flags(on_ranks, tmp_path, 2, data)
     assert [rank["sampler"] for rank in found] == [sampler] * 2
     orders = [together(found, "train", epoch) for epoch in range(2)]
@@ -350,11 +387,14 @@ def test_each_loader_is_shared_out_once(on_ranks: RunRanks, tmp_path: Path, data
 
 
 @pytest.mark.slow
-def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks, tmp_path: Path) -> None:
+def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
     flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StockImages", *flags)
     said = (
-        "Classifier with StockImages: a resumed run may end with other weights (its training loader keeps no state); "
+        "Classifier with StockImages: a resumed run may end with other weights (its "
+        "training loader keeps no state); "
     )
     assert f"{said}an evaluation counts 1 samples twice, for 2 equal shares" in outputs[0]
     assert "StockImages" not in outputs[1]
@@ -364,9 +404,12 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks: RunRanks,
 
 @pytest.mark.parametrize("data", [pytest.param("Numbers", marks=pytest.mark.slow), "PlainNumbers"])
 @pytest.mark.parametrize(
-    ("flag", "changes"), [("limit_train_batches", True), pytest.param("overfit_batches", False, marks=pytest.mark.slow)]
+    ("flag", "changes"),
+    [("limit_train_batches", True), pytest.param("overfit_batches", False, marks=pytest.mark.slow)],
 )
-def test_a_part_of_the_batches(on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool) -> None:
+def test_a_part_of_the_batches(
+    on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool
+) -> None:
     options = ("--data.batch_size", 4) if data == "Numbers" else ()
     found = by_flags(on_ranks, tmp_path, 2, data, f"--trainer.{flag}", 3, *options)
     for rank in found:
@@ -389,7 +432,9 @@ class Logits(TensorDataModule):
         targets = torch.multinomial(
             torch.tensor([0.6, 0.3, 0.1]), 53 if split == "train" else 25, True, generator=generator
         )
-        return torch.randn(len(targets), 3, generator=generator) + nn.functional.one_hot(targets, 3), targets
+        return torch.randn(len(targets), 3, generator=generator) + nn.functional.one_hot(
+            targets, 3
+        ), targets
 
 
 class Scale(nn.Module):
@@ -408,7 +453,8 @@ def metrics() -> dict[str, Any]:
 
 
 def measure(folder: str) -> None:
-    """Fit without learning, and test; leaves metrics_RANK.json and, on the first rank, the samples."""
+    """Fit without learning, and test; leaves metrics_RANK.json and, on the first rank, the
+    samples."""
     num_ranks = int(os.environ["WORLD_SIZE"])
     model = Classifier(Scale(), metrics=metrics(), num_classes=3, lr=1e-12)
     data = Logits(batch_size=4, val_fraction=0.25)
@@ -422,21 +468,30 @@ def measure(folder: str) -> None:
     Path(folder, f"metrics_{trainer.global_rank}.json").write_text(json.dumps(found))
     if trainer.global_rank == 0:
         torch.save(
-            {name: data.splits[name].__getitems__(list(range(len(data.splits[name])))) for name in ("val", "test")},
+            {
+                name: data.splits[name].__getitems__(list(range(len(data.splits[name]))))
+                for name in ("val", "test")
+            },
             Path(folder, "samples.pt"),
         )
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
-def test_metrics_are_those_of_all_samples_at_once(on_ranks: RunRanks, tmp_path: Path, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    "num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
+)
+def test_metrics_are_those_of_all_samples_at_once(
+    on_ranks: RunRanks, tmp_path: Path, num_ranks: int
+) -> None:
     result = on_ranks(num_ranks, "test_distributed.measure", tmp_path)
     assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
     expected = {"test/num_samples": 25.0}
     for stage, (logits, targets) in torch.load(tmp_path / "samples.pt").items():
         assert len(targets) == {"val": 13, "test": 25}[stage]  # unequal shares of 2 and 3 ranks
         expected[f"{stage}/loss"] = nn.functional.cross_entropy(logits, targets).item()
-        expected |= {f"{stage}/{name}": metric(logits, targets).item() for name, metric in metrics().items()}
+        expected |= {
+            f"{stage}/{name}": metric(logits, targets).item() for name, metric in metrics().items()
+        }
     for rank in range(num_ranks):
         found = json.loads((tmp_path / f"metrics_{rank}.json").read_text())
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
@@ -467,7 +522,9 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
 
 
 @pytest.mark.slow
-def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, tmp_path: Path) -> None:
+def test_two_ranks_follow_one_process_with_twice_the_batch(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
     args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
     shown_by_one = run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
     shown_by_two = run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
@@ -475,9 +532,13 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks: RunRanks, t
     one, two, three = (weights(tmp_path / number) for number in "123")
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
-    assert any(not torch.allclose(three[name], value, rtol=1e-4, atol=1e-5) for name, value in one.items())
+    assert any(
+        not torch.allclose(three[name], value, rtol=1e-4, atol=1e-5) for name, value in one.items()
+    )
     for tag in ("train/loss", "train/acc", "val/loss", "val/acc", "lr", "test/loss", "test/acc"):
-        assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), tag
+        assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), (
+            tag
+        )
     assert len(curve(tmp_path / "1", "train/loss")) > 1
     lines = [epoch_lines(shown[0]) for shown in (shown_by_one, shown_by_two)]
     assert len(lines[0]) == 3
@@ -490,7 +551,9 @@ def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_pa
     run(on_ranks, 2, tmp_path / "single", *args)
     first, second = run(on_ranks, 2, tmp_path / "several", *args, "--steps_per_execution", 4)
     (line,) = [line for line in first.splitlines() if line.startswith("One step at a time")]
-    assert line.endswith("--steps_per_execution 4 does not go with trainer.strategy ddp on trainer.devices 2")
+    assert line.endswith(
+        "--steps_per_execution 4 does not go with trainer.strategy ddp on trainer.devices 2"
+    )
     assert second == ""
     for name, value in weights(tmp_path / "single").items():
         assert torch.equal(weights(tmp_path / "several")[name], value)
@@ -504,19 +567,33 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
         *("Data", "Network", "Best", "Device", "Curves", "Epoch", "Epoch", "Trained", "Test", "Run")
     ]
     (folder,) = (tmp_path / "tiny").iterdir()
-    names = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob("events.out.tfevents.*")}
+    names = {path.name for path in folder.iterdir()} - {
+        path.name for path in folder.glob("events.out.tfevents.*")
+    }
     # code.diff only where the code is not committed
     assert names - {"code.diff"} == {
-        *("checkpoints", "config.yaml", "environment.txt", "hparams.yaml", "metrics.json", "progress.json")
+        *(
+            "checkpoints",
+            "config.yaml",
+            "environment.txt",
+            "hparams.yaml",
+            "metrics.json",
+            "progress.json",
+        )
     }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")  # what the launcher said
+    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (
+        2,
+        "ddp",
+    )  # what the launcher said
 
 
 @pytest.mark.slow
-def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks: RunRanks, tmp_path: Path) -> None:
+def test_test_results_do_not_depend_on_the_number_of_ranks(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
     run(on_ranks, 1, tmp_path)
     (checkpoint,) = tmp_path.rglob("best.ckpt")
     (metrics,) = tmp_path.rglob("metrics.json")
@@ -526,7 +603,9 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks: RunRanks, t
         result = on_ranks(num_ranks, "test_distributed.evaluate", "--ckpt_path", checkpoint, *flags)
         assert not any(result.statuses), result.outputs
         for name in ("report.csv", "confusion_matrix.csv"):
-            assert (tmp_path / str(num_ranks) / name).read_text() == (tmp_path / "1" / name).read_text()
+            assert (tmp_path / str(num_ranks) / name).read_text() == (
+                tmp_path / "1" / name
+            ).read_text()
         found = json.loads(result.outputs[0].splitlines()[-1])
         assert found == pytest.approx({name: trained[name] for name in found}, rel=1e-5)
         assert found["test/num_samples"] == 75
@@ -538,14 +617,17 @@ class Dropout(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
 DROPOUT = (
-    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 3),
+    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3,
+        "--trainer.log_every_n_steps", 3),
     *("--model.metrics", json.dumps({
         "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
         "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
@@ -554,12 +636,30 @@ DROPOUT = (
 
 
 @pytest.mark.slow
-def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks: RunRanks, tmp_path: Path) -> None:
-    flags = ("--step_timer", "true", "--device_monitor", "true", "--figures_every_n_epochs", 1, "--model.lr", 1e-12)
+def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
+    flags = (
+        "--step_timer",
+        "true",
+        "--device_monitor",
+        "true",
+        "--figures_every_n_epochs",
+        1,
+        "--model.lr",
+        1e-12,
+    )
     flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     found = {}
     for num_ranks in (1, 2):
-        shown = run(on_ranks, num_ranks, tmp_path / str(num_ranks), *flags, "--data.batch_size", 32 // num_ranks)
+        shown = run(
+            on_ranks,
+            num_ranks,
+            tmp_path / str(num_ranks),
+            *flags,
+            "--data.batch_size",
+            32 // num_ranks,
+        )
         assert sum("Where the time of training went" in text for text in shown) == 1
         events = EventAccumulator(str(tmp_path / str(num_ranks) / "tiny" / "version_0"))
         events.Reload()
@@ -567,7 +667,9 @@ def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_rank
         assert events.Scalars("watch/device/memory_gib")
         names = ("confusion_matrix", "predictions", "mistakes")
         found[num_ranks] = [
-            events.Images(f"view/{name}/{on}")[0].encoded_image_string for name in names for on in ("val", "test")
+            events.Images(f"view/{name}/{on}")[0].encoded_image_string
+            for name in names
+            for on in ("val", "test")
         ]
     assert found[1] == found[2]  # pixel for pixel, as nothing was learned
 
@@ -597,7 +699,14 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
 
 # the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
 TO_THE_END = (
-    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5, "--trainer.log_every_n_steps", 100),
+    *(
+        "--data.num_train",
+        356,
+        "--trainer.val_check_interval",
+        0.5,
+        "--trainer.log_every_n_steps",
+        100,
+    ),
     *("--monitor", "val/loss", "--model.lr", 0.001),
 )
 
@@ -612,7 +721,16 @@ def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
     assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
     (path,) = tmp_path.rglob("best.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 20
-    run(on_ranks, num_ranks, tmp_path / "more", *args, "--ckpt_path", path, "--trainer.max_epochs", 3)
+    run(
+        on_ranks,
+        num_ranks,
+        tmp_path / "more",
+        *args,
+        "--ckpt_path",
+        path,
+        "--trainer.max_epochs",
+        3,
+    )
     run(on_ranks, num_ranks, tmp_path / "whole", *args, "--trainer.max_epochs", 3)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "more")[name], value), name
@@ -631,7 +749,9 @@ class Terminate(Callback):
         self.number = number
         StopOnSignal.every_n_steps = 4
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         rank = trainer.global_rank
         if rank in self.ranks and (trainer.current_epoch, batch_idx) == (1, 1 + rank):
             signal.raise_signal(self.number)
@@ -648,9 +768,19 @@ class Terminate(Callback):
     ],
 )
 def test_all_ranks_stop_together_at_a_signal(
-    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path, terminated: list[int], number: int, name: str
+    on_ranks: RunRanks,
+    tmp_path: Path,
+    uninterrupted: Path,
+    terminated: list[int],
+    number: int,
+    name: str,
 ) -> None:
-    callback = ("--trainer.callbacks", "test_distributed.Terminate", "--trainer.callbacks.ranks", terminated)
+    callback = (
+        "--trainer.callbacks",
+        "test_distributed.Terminate",
+        "--trainer.callbacks.ranks",
+        terminated,
+    )
     options = ("--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
     assert outputs[0].endswith(f"Stopped by {name}; go on with --ckpt_path last\n")
@@ -670,16 +800,29 @@ def test_all_ranks_stop_together_at_a_signal(
     [
         (("--ckpt_path", "last"), "no run in"),
         (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
-        (("--data.batch_size", 110), "data.batch_size 110 on 3 processes is more than the 315 training"),
-        (("--trainer.devices", 2), "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3"),
+        (
+            ("--data.batch_size", 110),
+            "data.batch_size 110 on 3 processes is more than the 315 training",
+        ),
+        (
+            ("--trainer.devices", 2),
+            "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",
+        ),
         (("--trainer.strategy", "dp"), "trainer.strategy dp"),
-        (("--monitor", "val/nothing", "--monitor_mode", "max"), "--monitor 'val/nothing' is not among"),
+        (
+            ("--monitor", "val/nothing", "--monitor_mode", "max"),
+            "--monitor 'val/nothing' is not among",
+        ),
     ],
 )
-def test_a_mistake_is_told_once(on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str) -> None:
+def test_a_mistake_is_told_once(
+    on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str
+) -> None:
     result = on_ranks(3, "test_distributed.train", tmp_path, *args)
     assert all(result.statuses)
-    errors = [line for output in result.outputs for line in output.splitlines() if "error: " in line]
+    errors = [
+        line for output in result.outputs for line in output.splitlines() if "error: " in line
+    ]
     assert message in errors[0]
     assert "Traceback" not in "".join(result.outputs)
     assert not list(tmp_path.rglob("*.ckpt")) or "--data.num_test" in args
@@ -690,14 +833,26 @@ class BreaksOnOne(Classifier):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return loss * torch.inf if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1) else loss
+        return (
+            loss * torch.inf
+            if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1)
+            else loss
+        )
 
 
 @pytest.mark.slow
-def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks: RunRanks, tmp_path: Path) -> None:
-    result = on_ranks(2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne")
+def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
+    result = on_ranks(
+        2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne"
+    )
     assert result.statuses == [1, 1]
-    assert [line for line in result.outputs[0].splitlines() if "NaN or infinite at step 13, in epoch 2" in line]
+    assert [
+        line
+        for line in result.outputs[0].splitlines()
+        if "NaN or infinite at step 13, in epoch 2" in line
+    ]
     assert "Traceback" not in "".join(result.outputs)
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["epoch"] == 0
@@ -710,8 +865,14 @@ class Fail(Callback):
     def __init__(self, at_the_end: bool = False) -> None:
         self.at_the_end = at_the_end
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self.at_the_end and (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 3, 1):
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if not self.at_the_end and (trainer.current_epoch, batch_idx, trainer.global_rank) == (
+            1,
+            3,
+            1,
+        ):
             raise ValueError("a bug on rank 1")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -719,8 +880,12 @@ class Fail(Callback):
             raise ValueError("a bug on rank 1")
 
 
-def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks: RunRanks, tmp_path: Path) -> None:
-    result = on_ranks(2, "test_distributed.train", tmp_path, "--trainer.callbacks", "test_distributed.Fail")
+def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
+    result = on_ranks(
+        2, "test_distributed.train", tmp_path, "--trainer.callbacks", "test_distributed.Fail"
+    )
     assert all(result.statuses)
     assert "ValueError: a bug on rank 1" in result.outputs[1]
     assert "the processes of this run have lost each other" in result.outputs[0]
@@ -733,7 +898,14 @@ def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks: Run
 
 def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
     return [
-        *(sys.executable, str(REPO / "scripts" / "train.py"), "--config", TINY, "--trainer.strategy", strategy),
+        *(
+            sys.executable,
+            str(REPO / "scripts" / "train.py"),
+            "--config",
+            TINY,
+            "--trainer.strategy",
+            strategy,
+        ),
         *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
     ]
 
@@ -781,7 +953,10 @@ def session_of(process: Path) -> int | None:
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
 @pytest.mark.linux
 def test_strategies_by_flag(
-    start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path, on_ranks: RunRanks, strategy: str
+    start_command: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    on_ranks: RunRanks,
+    strategy: str,
 ) -> None:
     process = start_command(strategy=strategy)
     output, _ = process.communicate(timeout=200)
@@ -800,13 +975,17 @@ def test_strategies_by_flag(
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["first", "second"])
 @pytest.mark.linux
-def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.Popen[str]], killed: str) -> None:
+def test_a_killed_rank_ends_the_command(
+    start_command: Callable[..., subprocess.Popen[str]], killed: str
+) -> None:
     process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100)
     assert process.stdout
     for line in process.stdout:
         if line.startswith("Epoch 1 "):
             break
-    (second,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    (second,) = map(
+        int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    )
     time.sleep(0.1)
     os.kill(second if killed == "second" else process.pid, signal.SIGKILL)
     assert process.wait(30) != 0
@@ -818,7 +997,9 @@ def test_a_killed_rank_ends_the_command(start_command: Callable[..., subprocess.
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1)
+    process = start_command(
+        "--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1
+    )
     assert process.stdout
     assert any(line.startswith("Epoch 1 ") for line in process.stdout)
     begin = time.monotonic()
@@ -831,7 +1012,9 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     assert "Traceback" not in output
     assert_none_left(process.pid, 5)
     (path,) = tmp_path.rglob("last.ckpt")
-    assert torch.load(path, weights_only=True)["global_step"] % (4_500 // 32), "at the end of an epoch"
+    assert torch.load(path, weights_only=True)["global_step"] % (4_500 // 32), (
+        "at the end of an epoch"
+    )
 
 
 class AskOnOneRank(Callback):
@@ -859,7 +1042,9 @@ def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
     (message,) = [line for line in output.splitlines() if line.startswith("Stopped by SIGTERM")]
-    assert message.endswith("after 4 s: a rank is missing in a collective; go on with --ckpt_path last")
+    assert message.endswith(
+        "after 4 s: a rank is missing in a collective; go on with --ckpt_path last"
+    )
     assert_none_left(process.pid, 5)
 
 
@@ -873,12 +1058,16 @@ class NoteFolder(Callback):
 
 
 @pytest.mark.slow
-def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks: RunRanks, tmp_path: Path) -> None:
+def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
+    on_ranks: RunRanks, tmp_path: Path
+) -> None:
     args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *args)
     assert (tmp_path / "tiny" / "version_0" / "note.txt").read_text() == "here"
     for num_ranks in (1, 2):
-        outputs = run(on_ranks, num_ranks, tmp_path / "dev", *args, "--trainer.fast_dev_run", "true")
+        outputs = run(
+            on_ranks, num_ranks, tmp_path / "dev", *args, "--trainer.fast_dev_run", "true"
+        )
         (line,) = [line for line in outputs[-1].splitlines() if line.startswith("noted in ")]
         assert "fast_dev_run" in line
         assert not Path(line.removeprefix("noted in ")).exists()
@@ -890,7 +1079,12 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks: RunRanks, tm
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    fail = ("--trainer.callbacks", "test_distributed.Fail", "--trainer.callbacks.at_the_end", "true")
+    fail = (
+        "--trainer.callbacks",
+        "test_distributed.Fail",
+        "--trainer.callbacks.at_the_end",
+        "true",
+    )
     process = start_command(*fail)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
@@ -906,11 +1100,22 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace("--nproc-per-node=8", "--nproc-per-node=1")
+    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace(
+        "--nproc-per-node=8", "--nproc-per-node=1"
+    )
     torchrun, *args = shlex.split(line.replace("configs/cifar10_cnn.yaml", TINY))
-    program = [sys.executable, "-m", "torch.distributed.run", *args, "--trainer.default_root_dir", str(tmp_path)]
+    program = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *args,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
     machines = [
-        subprocess.Popen(program, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            program, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for _ in range(2)
     ]
     outputs = [machine.communicate(timeout=100)[0] for machine in machines]
@@ -924,7 +1129,9 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_a_process_ends_with_one_that_died_at_its_start(start_command: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_process_ends_with_one_that_died_at_its_start(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> None:
     process = start_command()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():

@@ -1,4 +1,5 @@
-"""A download that fails, or brings a file that is cut short: of torchvision's sets and of a user's own."""
+"""A download that fails, or brings a file that is cut short: of torchvision's sets and of a user's
+own."""
 
 import gc
 import http.server
@@ -19,7 +20,9 @@ from torchvision.datasets.utils import download_and_extract_archive
 from project.base.download import prepare_data
 
 # urllib leaves the socket of a refused connection to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
 CLOSED = "http://127.0.0.1:9"  # nobody listens there
 Train = Callable[..., dict[str, Any]]
 
@@ -59,7 +62,9 @@ def server(tmp_path: Path) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as found:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))
+    ) as found:
         threading.Thread(target=found.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{found.server_port}"
         found.shutdown()
@@ -83,7 +88,13 @@ def test_a_failed_download_of_torchvision_is_two_lines(
         )
     ):
 
-        def init(self: Any, root: str, download: bool = False, address: str = address, md5: str | None = md5) -> None:
+        def init(
+            self: Any,
+            root: str,
+            download: bool = False,
+            address: str = address,
+            md5: str | None = md5,
+        ) -> None:
             if not download:
                 raise RuntimeError("Dataset not found")
             download_and_extract_archive(address, root, md5=md5)
@@ -93,14 +104,22 @@ def test_a_failed_download_of_torchvision_is_two_lines(
         with pytest.raises(SystemExit) as caught:
             train("--data", "project.data.cifar10.CIFAR10", "--data.data_dir", folder)
         assert caught.value.code == 1
-        lines = capsys.readouterr().err.rpartition("error: ")[2].splitlines()  # behind torchvision's progress bar
+        lines = (
+            capsys.readouterr().err.rpartition("error: ")[2].splitlines()
+        )  # behind torchvision's progress bar
         assert len(lines) == 2, lines
-        assert lines[0].startswith(f"CIFAR10 is not in {folder}, or damaged, and cannot be downloaded: ")
-        assert lines[1].startswith("delete what has come in half, and start the command again; without a network, put ")
+        assert lines[0].startswith(
+            f"CIFAR10 is not in {folder}, or damaged, and cannot be downloaded: "
+        )
+        assert lines[1].startswith(
+            "delete what has come in half, and start the command again; without a network, put "
+        )
         assert not (tmp_path / "tiny").exists()
 
 
-def test_a_failed_download_of_ones_own_has_a_note_below_its_traceback(train: Train, tmp_path: Path) -> None:
+def test_a_failed_download_of_ones_own_has_a_note_below_its_traceback(
+    train: Train, tmp_path: Path
+) -> None:
     data = ["--data", "test_download.Unreachable"]
     starts: tuple[Callable[[], Any], ...] = (
         lambda: train(*data, "--model.net.sizes", "[10,2]"),

@@ -1,4 +1,5 @@
-"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and its refusals."""
+"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and
+its refusals."""
 
 import csv
 import importlib.util
@@ -30,7 +31,8 @@ from project.engine.run import main
 export = script("export")
 MODELS = {  # by the run's name: what differs from tests/tiny.yaml
     "mlp": [],
-    "discs": ["--model", "project.regressor.Regressor", "--data", "project.data.discs.Discs", "--data.num_train", "99",
+    "discs": ["--model", "project.regressor.Regressor", "--data", "project.data.discs.Discs",
+        "--data.num_train", "99",
               "--data.num_test", "20", "--model.net.sizes", "[1024,8,1]"],
     "features": ["--data", "project.data.features.Features", "--data.csv_path", "features.csv",
                  "--model.net.sizes", "[3,5,2]"],
@@ -39,14 +41,18 @@ MODELS = {  # by the run's name: what differs from tests/tiny.yaml
               "--model.test_views", "project.data.transforms.mirrored"],
     "branches": ["--model.net", "test_export.Branches"],
     "random": ["--model.net", "test_export.AlwaysDrops"],
-    "dicts": ["--data", "test_export.Dicts", "--model.net", "test_export.OfDict", "--try_network", "false"],
+    "dicts": ["--data", "test_export.Dicts", "--model.net", "test_export.OfDict", "--try_network",
+        "false"],
 }  # fmt: skip
 LARGE = {
     "cnn": ["--model.net", "project.models.cnn.CIFAR10CNN", "--model.compile_net", "aot_eager"],
-    "whitened": ["--model.net", "project.models.whitened_cnn.WhitenedCNN", "--model.net.widths", "[8,8,8]",
-                 "--model.initializer", "project.models.whitened_cnn.whiten", "--trainer.precision", "bf16-mixed"],
+    "whitened": ["--model.net", "project.models.whitened_cnn.WhitenedCNN", "--model.net.widths",
+        "[8,8,8]",
+                 "--model.initializer", "project.models.whitened_cnn.whiten",
+                 "--trainer.precision", "bf16-mixed"],
     "vit": ["--model.net", "torchvision.models.VisionTransformer", "--model.net.image_size", "32",
-            "--model.net.patch_size", "16", "--model.net.num_layers", "1", "--model.net.num_heads", "2",
+            "--model.net.patch_size", "16", "--model.net.num_layers", "1", "--model.net.num_heads",
+            "2",
             "--model.net.hidden_dim", "16", "--model.net.mlp_dim", "16"],
     "lstm": ["--data", "test_export.Words", "--model.net", "test_export.Recurrent"],
 }  # fmt: skip
@@ -84,7 +90,9 @@ class BagOfWords(nn.Module):
         self.words = nn.Embedding(20, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.words(x).reshape(len(x), x.shape[1], -1).mean(1)  # len(x) is a fixed number to torch.export
+        return (
+            self.words(x).reshape(len(x), x.shape[1], -1).mean(1)
+        )  # len(x) is a fixed number to torch.export
 
 
 class OfDict(BagOfWords):
@@ -137,13 +145,22 @@ class PlainWithStep(Plain):
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The path of best.ckpt of a run of MODELS or LARGE, trained when it is first asked for."""
     root = tmp_path_factory.mktemp("export")
-    (root / "features.csv").write_text("x,y,z,label\n" + "".join(f"{i},{1000 + i % 7},5,{i % 2}\n" for i in range(90)))
+    (root / "features.csv").write_text(
+        "x,y,z,label\n" + "".join(f"{i},{1000 + i % 7},5,{i % 2}\n" for i in range(90))
+    )
 
     def path(name: str) -> Path:
         found = root / name / "version_0" / "checkpoints" / "best.ckpt"
         if not found.exists():
-            flags = [flag.replace("features.csv", str(root / "features.csv")) for flag in {**MODELS, **LARGE}[name]]
-            size = ["--data.image_shape", "[3,32,32]"] if name in LARGE and "--data" not in flags else []
+            flags = [
+                flag.replace("features.csv", str(root / "features.csv"))
+                for flag in {**MODELS, **LARGE}[name]
+            ]
+            size = (
+                ["--data.image_shape", "[3,32,32]"]
+                if name in LARGE and "--data" not in flags
+                else []
+            )
             size += ["--data.num_train", "60", "--data.num_test", "10"] if size else []
             limits = ["--trainer.max_epochs", "1", "--trainer.limit_test_batches", "0"]
             root_dir = ["--trainer.default_root_dir", str(root)]
@@ -161,7 +178,10 @@ def run_onnx(file: Path, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
     for key in ("classes", "input_shape", "raw"):
         about[key] = json.loads(about[key])
     assert x.shape[0] == y.shape[0] == "batch"
-    return torch.from_numpy(session.run([y.name], {x.name: inputs.numpy()})[0]), {**about, "names": (x.name, y.name)}
+    return torch.from_numpy(session.run([y.name], {x.name: inputs.numpy()})[0]), {
+        **about,
+        "names": (x.name, y.name),
+    }
 
 
 def run_pt2(file: Path, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -174,8 +194,11 @@ RUN = {"onnx": run_onnx, "pt2": run_pt2}
 EACH = [pytest.param("onnx", marks=pytest.mark.slow), "pt2"]  # onnxscript takes seconds
 
 
-def compare(checkpoint: Path, kind: str, inputs: Callable[[int], Tensor], *flags: str) -> dict[str, Any]:
-    """Export, run on batches of several sizes, compare with predict_step; returns what the file says of itself."""
+def compare(
+    checkpoint: Path, kind: str, inputs: Callable[[int], Tensor], *flags: str
+) -> dict[str, Any]:
+    """Export, run on batches of several sizes, compare with predict_step; returns what the file
+    says of itself."""
     file = export.main(["--ckpt_path", str(checkpoint), "--format", kind, *flags])
     loaded = load_run(checkpoint)
     for size in (1, 2, 5):
@@ -195,7 +218,9 @@ def images(*shape: int) -> Callable[[int], Tensor]:
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_a_file_takes_the_images_and_gives_the_probabilities(checkpoint: Any, kind: str, capsys: Any) -> None:
+def test_a_file_takes_the_images_and_gives_the_probabilities(
+    checkpoint: Any, kind: str, capsys: Any
+) -> None:
     about = compare(checkpoint("mlp"), kind, images(3, 8, 8))
     assert about["classes"] == [f"stripes_{i}" for i in range(4)]
     assert about["input_shape"] == [3, 8, 8]
@@ -208,7 +233,9 @@ def test_a_file_takes_the_images_and_gives_the_probabilities(checkpoint: Any, ki
     said = capsys.readouterr()
     assert said.err == ""
     last = said.out.splitlines()[-1]
-    assert last.startswith("MLP, images uint8 (N, 3, 8, 8) to probabilities float32 (N, 4), checked")
+    assert last.startswith(
+        "MLP, images uint8 (N, 3, 8, 8) to probabilities float32 (N, 4), checked"
+    )
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -220,13 +247,19 @@ def test_a_file_that_takes_what_the_network_takes(checkpoint: Any, kind: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RUN)
-def test_a_table_of_features_needs_no_file_any_more(checkpoint: Any, kind: str, tmp_path: Path) -> None:
+def test_a_table_of_features_needs_no_file_any_more(
+    checkpoint: Any, kind: str, tmp_path: Path
+) -> None:
     path = checkpoint("features")
     table = path.parents[3] / "features.csv"
     table.rename(tmp_path / "away.csv")
     try:
         about = compare(
-            path, kind, lambda size: torch.rand(size, 3) * torch.tensor([90, 7, 1]) + torch.tensor([0, 1000, 5])
+            path,
+            kind,
+            lambda size: (
+                torch.rand(size, 3) * torch.tensor([90, 7, 1]) + torch.tensor([0, 1000, 5])
+            ),
         )
     finally:
         (tmp_path / "away.csv").rename(table)
@@ -242,7 +275,10 @@ def test_numbers_words_and_the_mean_over_views(checkpoint: Any, kind: str) -> No
     assert about["classes"] == []
     assert "predict_step of Regressor" in about["output"]
     assert about.get("names", ("images", "prediction")) == ("images", "prediction")
-    assert compare(checkpoint("words"), kind, lambda size: torch.randint(20, (size, 7)))["input_dtype"] == "int64"
+    assert (
+        compare(checkpoint("words"), kind, lambda size: torch.randint(20, (size, 7)))["input_dtype"]
+        == "int64"
+    )
     compare(checkpoint("views"), kind, images(3, 8, 8))
 
 
@@ -256,19 +292,25 @@ def test_networks_of_every_kind(checkpoint: Any, name: str, kind: str, capsys: A
 
 
 @pytest.mark.parametrize("model", [Plain, PlainWithStep])
-def test_a_plain_module_by_its_forward_or_predict_step(checkpoint: Any, model: type[LightningModule]) -> None:
+def test_a_plain_module_by_its_forward_or_predict_step(
+    checkpoint: Any, model: type[LightningModule]
+) -> None:
     data: Any = load_run(checkpoint("mlp")).datamodule
     subject = export.make_subject(model(), data, None)
     assert subject.names == ("images", "prediction")
     batch = images(3, 8, 8)(2)
-    assert torch.equal(subject.predictor(batch), data.normalize(batch).mean((2, 3)) + (model is PlainWithStep))
+    assert torch.equal(
+        subject.predictor(batch), data.normalize(batch).mean((2, 3)) + (model is PlainWithStep)
+    )
 
 
 def test_data_that_is_not_ours_needs_an_example_of_the_model() -> None:
     from test_scripts import PlainImages
 
     model = Plain()
-    with pytest.raises(UserError, match=r"PlainImages is not known\nset self.example_input_array of Plain"):
+    with pytest.raises(
+        UserError, match=r"PlainImages is not known\nset self.example_input_array of Plain"
+    ):
         export.make_subject(model, PlainImages(), None)
     model.example_input_array = torch.zeros(1, 3, 8, 8)
     subject = export.make_subject(model, PlainImages(), None)
@@ -288,7 +330,9 @@ def test_a_checkpoint_that_does_not_know_its_samples_asks_the_data(checkpoint: A
 def test_the_check_sees_numbers_as_the_network_does(checkpoint: Any) -> None:
     """Else a probability of 1 agrees with anything."""
     loaded: Any = load_run(checkpoint("features"))
-    seen = loaded.datamodule.normalize(export.make_subject(loaded.model, loaded.datamodule, None).batches[2][0])
+    seen = loaded.datamodule.normalize(
+        export.make_subject(loaded.model, loaded.datamodule, None).batches[2][0]
+    )
     assert seen.abs().max() < 10
     assert 0.3 < seen.std() < 3
 
@@ -324,7 +368,9 @@ def test_what_cannot_be_exported_leaves_no_file(checkpoint: Any, kind: str, capf
     assert "Dicts are no tensors" in refused("dicts")
 
 
-def test_mistakes(checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(
+    checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(checkpoint("mlp"))
 
     def error(*flags: str) -> str:
@@ -333,13 +379,22 @@ def test_mistakes(checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pyt
     assert "pth holds the weights alone" in error("--format", "pth", "--raw", "false")
     assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.onnx"))
     assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.ONNX"))
-    assert "x.onx: onx is no format; give --format onnx, pt2, pth" in error("--output", str(tmp_path / "x.onx"))
+    assert "x.onx: onx is no format; give --format onnx, pt2, pth" in error(
+        "--output", str(tmp_path / "x.onx")
+    )
     assert "--raw" in error("--format", "pt2", "--raw", "maybe")
     for none in ("", "/"):  # such as an empty variable of the shell
-        assert "is a folder" in fails(capsys, 1, lambda none=none: export.main(["--ckpt_path", none]))
+        assert "is a folder" in fails(
+            capsys, 1, lambda none=none: export.main(["--ckpt_path", none])
+        )
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
-    assert error("--format", "onnx") == 'error: --format onnx needs onnxscript: pip install -e ".[export]"'
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
+    )
+    assert (
+        error("--format", "onnx")
+        == 'error: --format onnx needs onnxscript: pip install -e ".[export]"'
+    )
 
 
 def test_the_ending_of_the_output_tells_the_format(checkpoint: Any, tmp_path: Path) -> None:
@@ -382,10 +437,14 @@ def test_each_example_of_the_page_runs_as_it_stands(
         Image.fromarray(noise).convert("RGB" if i else "L").save(f"{i}.png")
     found = output_of("with_onnx.py", "0.png", "1.png")
     capsys.readouterr()
-    script("predict").main(["--ckpt_path", "logs/cifar10_cnn/version_0/checkpoints/best.ckpt", "0.png", "1.png"])
+    script("predict").main(
+        ["--ckpt_path", "logs/cifar10_cnn/version_0/checkpoints/best.ckpt", "0.png", "1.png"]
+    )
     table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line.split()[:2] for line in found] == [row[:2] for row in table]
-    assert [float(line.split()[2]) for line in found] == pytest.approx([float(row[2]) for row in table], abs=2e-4)
+    assert [float(line.split()[2]) for line in found] == pytest.approx(
+        [float(row[2]) for row in table], abs=2e-4
+    )
     assert [line.split()[0] in CIFAR10.classes for line in output_of("with_pt2.py")] == [True] * 5
     assert len(json.loads(output_of("with_pth.py")[0])) == 5
 
@@ -394,7 +453,8 @@ def test_each_example_of_the_page_runs_as_it_stands(
 def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Train torchvision's resnet18, predict, export: 7 classes, uneven sizes, files of every mode."""
+    """Train torchvision's resnet18, predict, export: 7 classes, uneven sizes, files of every
+    mode."""
     monkeypatch.chdir(tmp_path)
     modes = ["RGB", "RGB", "L", "P", "RGBA", "LA", "1", "CMYK"]
     rng = np.random.default_rng(0)
@@ -403,16 +463,54 @@ def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
         folder.mkdir(parents=True)
         for i in range(4 + label):
             height, width = rng.integers(40, 90, 2)
-            image = Image.fromarray(rng.integers(30 * label, 76 + 30 * label, (height, width, 3), dtype=np.uint8))
+            image = Image.fromarray(
+                rng.integers(30 * label, 76 + 30 * label, (height, width, 3), dtype=np.uint8)
+            )
             mode = modes[(i + label) % len(modes)]
             image.convert(mode).save(folder / f"{i}.{'jpg' if mode == 'CMYK' else 'png'}")
-    data = ["--data", "project.data.image_folder.ImageFolder", "--data.data_dir", "shapes", "--data.num_workers", "0"]
-    model = ["--model", "project.classifier.Classifier", "--model.net", "torchvision.models.resnet18"]
-    trainer = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", "logs", "--trainer.accelerator", "cpu",
-               "--trainer.limit_train_batches", "1", "--trainer.limit_test_batches", "0"]  # fmt: skip
-    main([*model, *data, *trainer, "--name", "shapes", "--data.batch_size", "16", "--figures_every_n_epochs", "0"])
+    data = [
+        "--data",
+        "project.data.image_folder.ImageFolder",
+        "--data.data_dir",
+        "shapes",
+        "--data.num_workers",
+        "0",
+    ]
+    model = [
+        "--model",
+        "project.classifier.Classifier",
+        "--model.net",
+        "torchvision.models.resnet18",
+    ]
+    trainer = [
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.default_root_dir",
+        "logs",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.limit_train_batches",
+        "1",
+        "--trainer.limit_test_batches",
+        "0",
+    ]
+    main(
+        [
+            *model,
+            *data,
+            *trainer,
+            "--name",
+            "shapes",
+            "--data.batch_size",
+            "16",
+            "--figures_every_n_epochs",
+            "0",
+        ]
+    )
     path = "logs/shapes/version_0/checkpoints/best.ckpt"
-    script("predict").main(["--ckpt_path", path, "shapes", "--probabilities", "--output", "found.csv"])
+    script("predict").main(
+        ["--ckpt_path", path, "shapes", "--probabilities", "--output", "found.csv"]
+    )
     with Path("found.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(4 + label for label in range(7))
@@ -420,5 +518,7 @@ def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
     for kind in ("onnx", "pt2"):
         found, about = RUN[kind](export.main(["--ckpt_path", path, "--format", kind]), batch)
         assert about["classes"] == [f"class {label}" for label in range(7)]
-        expected = [[float(row[f"probability_{name}"]) for name in about["classes"]] for row in rows]
+        expected = [
+            [float(row[f"probability_{name}"]) for name in about["classes"]] for row in rows
+        ]
         assert (found - torch.tensor(expected)).abs().max() < 1e-4

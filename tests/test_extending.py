@@ -1,4 +1,5 @@
-"""The examples of docs/extending.md: a new file and a YAML or flags each, and what they change takes effect."""
+"""The examples of docs/extending.md: a new file and a YAML or flags each, and what they change
+takes effect."""
 
 import csv
 import importlib
@@ -30,7 +31,11 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path
     (tmp_path / "data" / "arrays").mkdir()
     for split, num in (("train", 200), ("test", 50)):
         images = rng.integers(0, 256, (num, 3, 24, 24), dtype=np.uint8)
-        np.savez(tmp_path / "data" / "arrays" / f"{split}.npz", images=images, labels=rng.integers(0, 2, num))
+        np.savez(
+            tmp_path / "data" / "arrays" / f"{split}.npz",
+            images=images,
+            labels=rng.integers(0, 2, num),
+        )
         for i in range(num // 2):
             file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,12 +47,19 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path
     modules = [name.removesuffix(".py").replace("/", ".") for name in files(PAGE)]
     before = {name: module for name in modules if (module := sys.modules.pop(name, None))}
     yield tmp_path
-    for name, module in before.items():  # jsonargparse imports every class that there is, to find one by its bare name
+    for (
+        name,
+        module,
+    ) in (
+        before.items()
+    ):  # jsonargparse imports every class that there is, to find one by its bare name
         sys.modules.setdefault(name, module)
 
 
 def saved(folder: Path, name: str) -> Any:
-    return yaml.safe_load((folder / "logs" / name / "version_0" / "config.yaml").read_text())["model"]["init_args"]
+    return yaml.safe_load((folder / "logs" / name / "version_0" / "config.yaml").read_text())[
+        "model"
+    ]["init_args"]
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -63,7 +75,10 @@ def test_an_example_runs(user_folder: Path, name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_what_the_examples_say_is_what_trained(user_folder: Path) -> None:
-    results = {name: run(COMMANDS[name], user_folder) for name in ("configs/focal_f1.yaml", "focal_class", "resnet")}
+    results = {
+        name: run(COMMANDS[name], user_folder)
+        for name in ("configs/focal_f1.yaml", "focal_class", "resnet")
+    }
     assert saved(user_folder, "focal_f1")["metrics"]["f1"]["init_args"]["num_classes"] == 10
     assert saved(user_folder, "focal_class")["gamma"] == 1.5
     assert saved(user_folder, "resnet")["net"]["init_args"]["num_classes"] == 10
@@ -72,7 +87,11 @@ def test_what_the_examples_say_is_what_trained(user_folder: Path) -> None:
         assert "test/acc" not in results[name]
     best = user_folder / "logs" / "focal_f1" / "version_0" / "checkpoints" / "best.ckpt"
     again = run(f"python scripts/evaluate.py --ckpt_path {best}", user_folder)
-    assert again == {key: value for key, value in results["configs/focal_f1.yaml"].items() if key.startswith("test/")}
+    assert again == {
+        key: value
+        for key, value in results["configs/focal_f1.yaml"].items()
+        if key.startswith("test/")
+    }
 
 
 def test_the_callback_writes_its_table(user_folder: Path) -> None:
@@ -83,7 +102,9 @@ def test_the_callback_writes_its_table(user_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["small_net", pytest.param("mnist_mlp", marks=pytest.mark.slow)])
-def test_an_edit_in_place_takes_effect(user_folder: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_in_place_takes_effect(
+    user_folder: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the configs that make several steps at once."""
     command = f"python scripts/train.py --config configs/{config}.yaml --name"
     before = run(f"{command} before", user_folder)

@@ -65,14 +65,18 @@ def test_a_wrong_csv_file(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_column_that_never_changes_tells_nothing(tmp_path: Path) -> None:
     rows = "".join(f"{i % 7},123456.789,{'ab'[i % 2]}\n" for i in range(300))
-    data = attach(Features(csv_path=write_csv(tmp_path / "x.csv", "x,k,label\n" + rows), batch_size=4), "fit")
+    data = attach(
+        Features(csv_path=write_csv(tmp_path / "x.csv", "x,k,label\n" + rows), batch_size=4), "fit"
+    )
     normalised = data.normalize(data.splits["train"].inputs)
     assert normalised[:, 1].abs().max() < 0.1
     assert normalised[:, 0].std() == pytest.approx(1, rel=1e-3)
 
 
 def test_another_file_keeps_the_classes_of_the_training(tmp_path: Path) -> None:
-    trained = Features(csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20), batch_size=4)
+    trained = Features(
+        csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20), batch_size=4
+    )
     attach(trained, "fit")
     other = Features(csv_path=write_csv(tmp_path / "yz.csv", "a,label\n" + "2,y\n3,z\n" * 20))
     other.load_state_dict(trained.state_dict())
@@ -109,7 +113,8 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once(tmp_path: 
 def test_a_table_of_one_class_is_refused(tmp_path: Path) -> None:
     data = Features(csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,x\n" * 20))
     with pytest.raises(
-        UserError, match="one class only, label is 'x' in every row:\nthere is nothing to tell apart"
+        UserError,
+        match="one class only, label is 'x' in every row:\nthere is nothing to tell apart",
     ) as caught:
         _ = data.num_classes
     assert len(str(caught.value).splitlines()) == 2

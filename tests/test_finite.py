@@ -1,4 +1,5 @@
-"""A loss or a weight that is NaN or infinite: the run ends with its step, and what was saved stays finite."""
+"""A loss or a weight that is NaN or infinite: the run ends with its step, and what was saved stays
+finite."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,9 @@ class Breaks(Classifier):
 class BreaksInValidation(Classifier):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         outputs = super().validation_step(batch, batch_idx)
-        self.track("val", torch.tensor(torch.inf if self.current_epoch == 1 else 1.0), outputs, batch[1])
+        self.track(
+            "val", torch.tensor(torch.inf if self.current_epoch == 1 else 1.0), outputs, batch[1]
+        )
         return outputs
 
 
@@ -80,7 +83,12 @@ def assert_kept(folder: Path, epoch: int) -> None:
         (38, "inf", (), 38),  # the last one of an epoch
         (33, "nan", ("--trainer.log_every_n_steps", 1000), 33),
         (29, "nan", ("--steps_per_execution", 8), 29),
-        (25, "nan", ("--trainer.accumulate_grad_batches", 4), 7),  # 5 in the first epoch, its last one of 3 batches
+        (
+            25,
+            "nan",
+            ("--trainer.accumulate_grad_batches", 4),
+            7,
+        ),  # 5 in the first epoch, its last one of 3 batches
         (38, "nan", ("--trainer.enable_checkpointing", "false"), 38),
     ],
 )
@@ -101,7 +109,9 @@ def test_a_loss_that_is_no_number_ends_the_run_at_its_step(
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert f"error: the training loss is NaN or infinite at step {step}, in epoch 2" in error
-    assert "a learning rate below 0.01 or --trainer.gradient_clip_val 1; --stop_on_nan false" in error
+    assert (
+        "a learning rate below 0.01 or --trainer.gradient_clip_val 1; --stop_on_nan false" in error
+    )
     if "--trainer.enable_checkpointing" not in flags:
         assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
 
@@ -114,8 +124,14 @@ def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--model", "test_finite.BreaksInValidation"), "a loss of the validation is NaN or infinite after step 38"),
-        (("--trainer.callbacks", "test_finite.BreaksWeight"), "a weight is NaN or infinite after step 38"),
+        (
+            ("--model", "test_finite.BreaksInValidation"),
+            "a loss of the validation is NaN or infinite after step 38",
+        ),
+        (
+            ("--trainer.callbacks", "test_finite.BreaksWeight"),
+            "a weight is NaN or infinite after step 38",
+        ),
         (
             ("--trainer.precision", "bf16-mixed", "--model.optimizer", "SGD", "--model.lr", 1e30),
             "--trainer.precision 32-true; --stop_on_nan",
@@ -123,7 +139,11 @@ def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_broken_validation_or_weight_replaces_no_checkpoint(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[object, ...], message: str
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[object, ...],
+    message: str,
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         train("--trainer.max_epochs", 3, *flags)
@@ -148,10 +168,17 @@ class BrokenData(PlainData):
     ],
 )
 def test_a_plain_module_is_watched_as_well(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, data: str, message: str
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    data: str,
+    message: str,
 ) -> None:
     config = tmp_path / "plain.yaml"
-    config.write_text(f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}")
+    config.write_text(
+        f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}"
+    )
     flags = (
         "--trainer.log_every_n_steps",
         5,
@@ -168,7 +195,8 @@ def test_a_plain_module_is_watched_as_well(
 
 
 class Unknown(Classifier):
-    """A metric of the first validation, and a loss of training that is only looked at, are not defined."""
+    """A metric of the first validation, and a loss of training that is only looked at, are not
+    defined."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         self.log("train/other_loss", torch.tensor(torch.nan))

@@ -1,4 +1,5 @@
-"""--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging and decay."""
+"""--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging and
+decay."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +22,21 @@ class Normed(nn.Module):
 
     def __init__(self, num_classes: int = 4) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
+        )
         self.norm = nn.BatchNorm2d(4, affine=False)
-        self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, num_classes))
+        self.head = nn.Sequential(
+            nn.Dropout(0.1), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, num_classes)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.stem(x)).mean((2, 3)))
 
 
 class WatchesModes(Classifier):
-    """Fails where a step finds a frozen part in training mode, or another one in eval mode; calls train() itself."""
+    """Fails where a step finds a frozen part in training mode, or another one in eval mode; calls
+    train() itself."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         assert not any(module.training for module in self.net.stem.modules())
@@ -41,7 +47,14 @@ class WatchesModes(Classifier):
         self.train()
 
 
-NET = ("--model", "test_frozen.WatchesModes", "--model.net", "test_frozen.Normed", "--model.freeze", "stem")
+NET = (
+    "--model",
+    "test_frozen.WatchesModes",
+    "--model.net",
+    "test_frozen.Normed",
+    "--model.freeze",
+    "stem",
+)
 DECAY = ("--model.optimizer", "AdamW", "--model.optimizer_args.weight_decay", 0.5)
 
 
@@ -60,7 +73,12 @@ def state(tmp_path: Path, name: str = "tiny") -> dict[str, Tensor]:
     [
         DECAY,
         ("--steps_per_execution", 4),
-        ("--trainer.callbacks", "lightning.pytorch.callbacks.EMAWeightAveraging", "--trainer.val_check_interval", 0.5),
+        (
+            "--trainer.callbacks",
+            "lightning.pytorch.callbacks.EMAWeightAveraging",
+            "--trainer.val_check_interval",
+            0.5,
+        ),
     ],
     ids=["decay", "several steps", "averaging"],
 )
@@ -73,12 +91,18 @@ def test_the_frozen_part_stays_bit_for_bit(
     for name, value in built().items():
         saved = found[f"net.{name}"]
         # torch's average of two equal numbers is one up to rounding
-        is_same = torch.allclose(saved, value, atol=1e-7) if "--trainer.callbacks" in flags else saved.equal(value)
+        is_same = (
+            torch.allclose(saved, value, atol=1e-7)
+            if "--trainer.callbacks" in flags
+            else saved.equal(value)
+        )
         assert is_same == name.startswith("stem.")
 
 
 @pytest.mark.parametrize(
-    "at_batch", [pytest.param(None, marks=pytest.mark.slow), 11], ids=["after an epoch", "in an epoch"]
+    "at_batch",
+    [pytest.param(None, marks=pytest.mark.slow), 11],
+    ids=["after an epoch", "in an epoch"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(
     train: Train, tmp_path: Path, at_batch: int | None, monkeypatch: pytest.MonkeyPatch
@@ -103,24 +127,37 @@ def test_a_resumed_run_ends_with_the_same_weights(
          {"stem", *(f"stem.{i}" for i in range(4))}),
         (["head.[13].*"], {f"head.{i}.{kind}" for i in (1, 3) for kind in ("weight", "bias")},
          {"head", *(f"head.{i}" for i in range(4))}),
-        (["norms_and_biases", "stem.0"], {"stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias",
+        (["norms_and_biases", "stem.0"], {"stem.0.weight", "stem.0.bias", "stem.1.weight",
+        "stem.1.bias",
          "head.1.bias", "head.3.bias"}, {"stem", *(f"stem.{i}" for i in range(4))}),
     ],
 )  # fmt: skip
-def test_names_are_beginnings_or_patterns(names: list[str], frozen: set[str], in_eval: set[str]) -> None:
+def test_names_are_beginnings_or_patterns(
+    names: list[str], frozen: set[str], in_eval: set[str]
+) -> None:
     model = Classifier(Normed(), num_classes=4)
     freeze_parameters(model, names)
-    assert {name for name, value in model.net.named_parameters() if not value.requires_grad} == frozen
+    assert {
+        name for name, value in model.net.named_parameters() if not value.requires_grad
+    } == frozen
     assert {name for name, module in model.net.named_modules() if not module.training} == in_eval
 
 
 def test_blanks_between_names_do_not_count() -> None:
-    assert Classifier(Normed(), num_classes=4, freeze="stem, head.1").frozen_names == ["stem", "head.1"]
+    assert Classifier(Normed(), num_classes=4, freeze="stem, head.1").frozen_names == [
+        "stem",
+        "head.1",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("stme", "did you mean stem?"), ("net.stem", "did you mean"), ("*", "nothing would train"), ("net", "some names")],
+    [
+        ("stme", "did you mean stem?"),
+        ("net.stem", "did you mean"),
+        ("*", "nothing would train"),
+        ("net", "some names"),
+    ],
 )
 def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -130,12 +167,24 @@ def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
 
 
 def test_frozen_as_initialised_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    freeze_parameters(Classifier(Normed(), num_classes=4), ["stem"], {"stem.0.weight", "head.1.weight"})
-    assert "Frozen: 120 of 196 parameters; among them, not of the file, stem.0.weight\n" in capsys.readouterr().out
+    freeze_parameters(
+        Classifier(Normed(), num_classes=4), ["stem"], {"stem.0.weight", "head.1.weight"}
+    )
+    assert (
+        "Frozen: 120 of 196 parameters; among them, not of the file, stem.0.weight\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_group_that_is_frozen_is_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--model.net", "test_frozen.Normed", "--model.freeze", "[stem]", "--trainer.max_epochs", 1)
+    flags = (
+        "--model.net",
+        "test_frozen.Normed",
+        "--model.freeze",
+        "[stem]",
+        "--trainer.max_epochs",
+        1,
+    )
     train(*flags, "--model.parameter_groups", "{stem: {lr: 0.1}, head: {lr: 0.01}}")
     out = capsys.readouterr().out
     assert out.count("model.parameter_groups.stem has no effect: its parameters are frozen") == 1

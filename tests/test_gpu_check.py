@@ -25,8 +25,17 @@ def test_its_dry_run_trains_watches_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_check_that_fails_is_in_the_table_and_the_status(tmp_path: Path) -> None:
-    command = [sys.executable, "tests/gpu/checks.py", "--output", tmp_path, "--only", "optimiser SGD"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""})
+    command = [
+        sys.executable,
+        "tests/gpu/checks.py",
+        "--output",
+        tmp_path,
+        "--only",
+        "optimiser SGD",
+    ]
+    done = subprocess.run(
+        command, cwd=REPO, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""}
+    )
     assert done.returncode == 1
     assert "| optimiser SGD | **failed** |" in done.stdout
     assert "no GPU was found; use --trainer.accelerator cpu" in done.stdout

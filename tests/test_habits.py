@@ -38,13 +38,17 @@ def test_version_needs_none_of_the_imports(name: str) -> None:
     command = [sys.executable, "-X", "importtime", f"scripts/{name}.py", "--version"]
     shown = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     assert re.fullmatch(
-        rf"{OWN['name']} {OWN['version']}, torch [\d.+a-z]+, lightning [\d.]+, Python [\d.]+\n", shown.stdout
+        rf"{OWN['name']} {OWN['version']}, torch [\d.+a-z]+, lightning [\d.]+, Python [\d.]+\n",
+        shown.stdout,
     )
     assert " torch" not in shown.stderr
 
 
 def test_version_beside_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, flags in (("train", ["--config", "configs/default.yaml"]), ("evaluate", ["--data.batch_size", "7"])):
+    for name, flags in (
+        ("train", ["--config", "configs/default.yaml"]),
+        ("evaluate", ["--data.batch_size", "7"]),
+    ):
         with pytest.raises(SystemExit) as caught:
             script(name).main([*flags, "--version"])
         assert not caught.value.code
@@ -53,7 +57,9 @@ def test_version_beside_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_workflow_calls_ci_and_pytest() -> None:
     jobs = yaml.safe_load((REPO / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
-    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    runs = {
+        name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()
+    }
     assert runs["linux"] == ["bash .ci/run"]
     install, test = runs["macos-and-windows"]
     assert install == 'pip install -c constraints.txt -e ".[dev]"'
@@ -78,7 +84,9 @@ def test_large_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a large one").write_bytes(bytes(600_000))
     check = [*shlex.split(entry), str(tmp_path / "a small one")]
     assert subprocess.run(check).returncode == 0
-    refused = subprocess.run([*check, str(tmp_path / "a large one")], capture_output=True, text=True)
+    refused = subprocess.run(
+        [*check, str(tmp_path / "a large one")], capture_output=True, text=True
+    )
     assert (refused.returncode, refused.stdout) == (1, f"{tmp_path}/a large one\n")
 
 
@@ -92,7 +100,9 @@ def test_what_a_worker_gets_can_be_handed_to_a_new_process(tmp_path: Path, kind:
             for i in range(10):
                 Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / f"{i}.png")
         data = ImageFolder(data_dir=str(tmp_path), num_workers=1, batch_size=4)
-    data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    data.trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     data.prepare_data()
     data.setup("fit")
     loader = data.train_dataloader()

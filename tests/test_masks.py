@@ -1,4 +1,5 @@
-"""Targets of the images' height and width, such as masks: `augment`, which gets inputs alone, is refused."""
+"""Targets of the images' height and width, such as masks: `augment`, which gets inputs alone, is
+refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from project.data.cifar10 import CIFAR10
 from project.data.transforms import random_flip, to_float
 
 Train = Callable[..., dict[str, Any]]
-SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3, "--model.net.out_channels", 2,
+SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3,
+    "--model.net.out_channels", 2,
          "--model.net.kernel_size", 1, "--trainer.max_steps", 2)  # fmt: skip
 
 

@@ -46,7 +46,9 @@ def test_a_metric_of_ones_own_keeps_its_traceback_and_gets_a_note(train: Train) 
     with pytest.raises(AttributeError, match="unknown") as caught:
         train("--model.metrics.broken", "test_misfits.BrokenMetric")
     assert caught.traceback[-1].name == "update"
-    assert caught.value.__notes__ == ["the metrics broken cannot take outputs (32, 4) and targets (32,)"]
+    assert caught.value.__notes__ == [
+        "the metrics broken cannot take outputs (32, 4) and targets (32,)"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

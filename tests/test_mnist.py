@@ -15,9 +15,13 @@ from project.data.mnist import FILES, MNIST
 def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:
     data = attach(MNIST(data_dir=str(mnist_dir), val_fraction=0), "test")
     inputs, targets = next(iter(data.test_dataloader()))
-    transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])])
+    transform = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
+    )
     reference = datasets.MNIST(mnist_dir, train=False, transform=transform)
-    torch.testing.assert_close(data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)]))
+    torch.testing.assert_close(
+        data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)])
+    )
     assert targets.tolist() == [reference[i][1] for i in range(64)]
 
 
@@ -31,7 +35,9 @@ def test_a_damaged_file_is_named(mnist_dir: Path, name: str, how: str) -> None:
         MNIST(data_dir=str(mnist_dir)).prepare_data()
 
 
-def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mnist_dir: Path) -> None:
+def test_an_mnist_file_of_the_published_size_must_have_the_published_content(
+    mnist_dir: Path,
+) -> None:
     file = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     size, _ = FILES[file.name]
     file.write_bytes(bytes.fromhex("00000801") + (size - 8).to_bytes(4, "big") + bytes(size - 8))
@@ -56,7 +62,9 @@ def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         MNIST(data_dir=str(tmp_path / "file")).prepare_data()
 
 
-def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_mnist_files_put_by_hand_are_unpacked(
+    mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_network(monkeypatch)
     folder = mnist_dir / "MNIST" / "raw"
     for name in FILES:

@@ -1,4 +1,5 @@
-"""Numbers that people look at: accuracy of each class, top-k, the norm of gradients, histograms of weights."""
+"""Numbers that people look at: accuracy of each class, top-k, the norm of gradients, histograms of
+weights."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +38,9 @@ class Norms(Callback):
         Norms.found = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        squares = sum(float((parameter.grad.double() ** 2).sum()) for parameter in pl_module.parameters())
+        squares = sum(
+            float((parameter.grad.double() ** 2).sum()) for parameter in pl_module.parameters()
+        )
         Norms.found.append(squares**0.5)
 
 
@@ -64,7 +67,9 @@ def test_each_class_has_an_accuracy_beside_the_usual_one(
     assert result["test/acc"] <= result["test/top2"] <= 1
     lines = [line.split() for line in shown.splitlines() if line.startswith("  test_class_acc/")]
     assert [float(value) for _, value in lines] == sorted(float(value) for _, value in lines)
-    assert "class_acc" not in "".join(line for line in shown.splitlines() if line.startswith(("Epoch", "Test")))
+    assert "class_acc" not in "".join(
+        line for line in shown.splitlines() if line.startswith(("Epoch", "Test"))
+    )
     folder = tmp_path / "tiny" / "version_0"
     assert json.loads((folder / "metrics.json").read_text()) == result
     tags = events_of(folder).Tags()["scalars"]
@@ -79,12 +84,16 @@ def test_the_values_of_classes_are_those_of_torchmetrics() -> None:
     found = numbers({"acc": values}, ["x", "y", "z"], set())
     for i, name in enumerate("xyz"):
         chosen = targets == i
-        assert found[f"acc/{name}"] == pytest.approx((logits.argmax(1)[chosen] == i).float().mean().item())
+        assert found[f"acc/{name}"] == pytest.approx(
+            (logits.argmax(1)[chosen] == i).float().mean().item()
+        )
     assert list(numbers({"acc": values}, [], set())) == ["acc_0", "acc_1", "acc_2"]
     assert in_keys(["a b", "a/b", "c", "Käse"]) == ["a_b_0", "a_b_1", "c", "Käse"]
 
 
-def test_top_k_over_the_number_of_classes_is_refused(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_k_over_the_number_of_classes_is_refused(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         train("--model.top_k", 5)
     assert caught.value.code == 2
@@ -99,7 +108,15 @@ def test_top_k_over_the_number_of_classes_is_refused(train: Train, capsys: pytes
 def test_the_gradient_norm_is_what_the_step_gets_before_clipping(
     train: Train, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
-    train(*flags, "--gradient_norm", "true", "--trainer.callbacks", f"{HERE}.Norms", "--trainer.max_epochs", 1)
+    train(
+        *flags,
+        "--gradient_norm",
+        "true",
+        "--trainer.callbacks",
+        f"{HERE}.Norms",
+        "--trainer.max_epochs",
+        1,
+    )
     found = norms_of(tmp_path / "tiny" / "version_0")
     num_steps = len(Norms.found)
     assert sorted(found) == list(range(4, num_steps, 5))
@@ -122,15 +139,21 @@ def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
     events = events_of(tmp_path / "tiny" / "version_1")
     parts = [tag for tag in events.Tags()["scalars"] if tag.startswith(f"{NORM}_")]
     for point in events.Scalars(NORM):
-        squares = sum({p.step: p.value for p in events.Scalars(part)}[point.step] ** 2 for part in parts)
+        squares = sum(
+            {p.step: p.value for p in events.Scalars(part)}[point.step] ** 2 for part in parts
+        )
         assert squares**0.5 == pytest.approx(point.value, rel=1e-4)
     histograms = [tag for tag in events.Tags()["histograms"] if tag.startswith("weights/")]
     assert [event.step for event in events.Histograms(histograms[0])] == [18, 37]
-    weights = torch.load(tmp_path / "tiny" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    weights = torch.load(
+        tmp_path / "tiny" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True
+    )["state_dict"]
     assert sorted(histograms) == sorted(f"weights/{name.removeprefix('net.')}" for name in weights)
     last = events.Histograms(histograms[0])[-1].histogram_value
     weight = weights[histograms[0].replace("weights/", "net.")]
-    assert (last.num, last.min, last.max) == pytest.approx((weight.numel(), float(weight.min()), float(weight.max())))
+    assert (last.num, last.min, last.max) == pytest.approx(
+        (weight.numel(), float(weight.min()), float(weight.max()))
+    )
 
 
 @pytest.mark.parametrize("num_steps", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -139,7 +162,9 @@ def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -
     histograms = ("--trainer.callbacks+", "project.callbacks.weight_histograms.WeightHistograms")
     flags = ("--trainer.callbacks.gradients", "true", "--trainer.callbacks.every_n_epochs", 2)
     several = ("--steps_per_execution", num_steps, "--trainer.max_epochs", 3)
-    train(*histograms, *flags, *several, "--gradient_norm", "true", "--trainer.log_every_n_steps", 1)
+    train(
+        *histograms, *flags, *several, "--gradient_norm", "true", "--trainer.log_every_n_steps", 1
+    )
     folder = tmp_path / "tiny" / "version_0"
     events = events_of(folder)
     found = {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
@@ -162,7 +187,14 @@ class LoggedNorms(Norms):
 
 @pytest.mark.slow
 def test_ddp_has_the_norm_of_the_gradient_of_all_processes(train: Train, tmp_path: Path) -> None:
-    flags = ("--gradient_norm", "true", "--histograms_every_n_epochs", 1, "--trainer.log_every_n_steps", 1)
+    flags = (
+        "--gradient_norm",
+        "true",
+        "--histograms_every_n_epochs",
+        1,
+        "--trainer.log_every_n_steps",
+        1,
+    )
     several = ("--trainer.max_steps", 3, "--trainer.devices", 2, "--trainer.strategy", "ddp_fork")
     train(*flags, *several, "--trainer.callbacks", f"{HERE}.LoggedNorms")
     folder = tmp_path / "tiny" / "version_0"
@@ -176,7 +208,10 @@ PAGE = (REPO / "docs" / "tensorboard.md").read_text()
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cifar10_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cifar10_dir: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_files(PAGE, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""Checkpoints of the package under another name evaluate as they were; those from before 0.1 are refused."""
+"""Checkpoints of the package under another name evaluate as they were; those from before 0.1 are
+refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,11 @@ def test_another_name_of_the_package_is_todays(train: Train, tmp_path: Path) -> 
 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:
-    callbacks = [{"class_path": "shoes.callbacks.Own"}, {"class_path": "shoestring.Own"}, {"class_path": "torch.nn.X"}]
+    callbacks = [
+        {"class_path": "shoes.callbacks.Own"},
+        {"class_path": "shoestring.Own"},
+        {"class_path": "torch.nn.X"},
+    ]
     args = {"text": "shoes.x", "optimizer": "SGD", "test_views": "shoes.data.transforms.mirrored"}
     config = {"model": {"init_args": args}, "trainer": {"callbacks": callbacks}}
     rename_classes(config, "shoes")
@@ -40,7 +45,11 @@ def test_only_import_paths_of_the_package_are_renamed() -> None:
     assert own["class_path"].endswith(".callbacks.Own")
     assert not own["class_path"].startswith("shoes.")
     assert [other["class_path"] for other in others] == ["shoestring.Own", "torch.nn.X"]
-    assert args == {"text": "shoes.x", "optimizer": "SGD", "test_views": "project.data.transforms.mirrored"}
+    assert args == {
+        "text": "shoes.x",
+        "optimizer": "SGD",
+        "test_views": "project.data.transforms.mirrored",
+    }
 
 
 def test_a_checkpoint_from_before_0_1_is_refused(

@@ -37,7 +37,9 @@ def test_any_optimizer_by_name(name: str, args: dict, expected: type) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-def test_a_fused_step_where_torch_has_it(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_step_where_torch_has_it(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = parameter()
     monkeypatch.setattr(nn.Parameter, "device", torch.device(device), raising=False)
     optimizer = build_optimizer(name, {}, weights, lr=0.1, fused=True)
@@ -99,8 +101,12 @@ def test_the_length_of_the_training_is_filled_in() -> None:
 
 
 def test_the_highest_rate_is_the_learning_rate() -> None:
-    assert max(rates("CyclicLR", {"base_lr": 0.1, "step_size_up": 3, "cycle_momentum": False}, 8)) == pytest.approx(1.0)
-    with pytest.raises(UserError, match=r"max_lr 2\.0: the highest rate is --model\.lr, 1\.0") as caught:
+    assert max(
+        rates("CyclicLR", {"base_lr": 0.1, "step_size_up": 3, "cycle_momentum": False}, 8)
+    ) == pytest.approx(1.0)
+    with pytest.raises(
+        UserError, match=r"max_lr 2\.0: the highest rate is --model\.lr, 1\.0"
+    ) as caught:
         rates("OneCycleLR", {"max_lr": 2.0}, 10)
     assert caught.value.status == 2
 
@@ -157,7 +163,12 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
     net = small_net()
     options = {"2": {"lr": 0.5}, "*.bias": {"lr": 0.25}, "norms_and_biases": {"weight_decay": 0.0}}
     groups = grouped(((f"net.{name}", value) for name, value in net.named_parameters()), options)
-    assert names_of(groups, net) == [["0.weight"], ["2.weight", "2.bias"], ["0.bias", "1.bias"], ["1.weight"]]
+    assert names_of(groups, net) == [
+        ["0.weight"],
+        ["2.weight", "2.bias"],
+        ["0.bias", "1.bias"],
+        ["1.weight"],
+    ]
     built = build_optimizer("SGD", {"weight_decay": 0.1}, groups, lr=0.125).param_groups
     assert [(group["lr"], group["weight_decay"]) for group in built] == [
         (0.125, 0.1),
@@ -168,8 +179,13 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
 
 
 def test_a_head_beside_the_network_is_not_lost_to_one_of_the_same_name_in_it() -> None:
-    named = [("head.weight", nn.Parameter(torch.zeros(2))), ("net.head.weight", nn.Parameter(torch.zeros(3)))]
-    rest, head = grouped([*named, ("net.stem.weight", nn.Parameter(torch.zeros(4)))], {"head": {"lr": 0.5}})
+    named = [
+        ("head.weight", nn.Parameter(torch.zeros(2))),
+        ("net.head.weight", nn.Parameter(torch.zeros(3))),
+    ]
+    rest, head = grouped(
+        [*named, ("net.stem.weight", nn.Parameter(torch.zeros(4)))], {"head": {"lr": 0.5}}
+    )
     assert [len(parameter) for parameter in head["params"]] == [2, 3]
     assert [len(parameter) for parameter in rest["params"]] == [4]
 
@@ -193,14 +209,20 @@ def test_without_a_rest_there_is_no_empty_group() -> None:
         ({"0": {"weight_decay": -1}}, "weight_decay"),
         ({"0": {"lr": True}}, "learning rate is a number over 0"),
         ({"0": {"params": 3}}, "no option params"),
-        ({"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}}, "the groups before it have all of its parameters"),
+        (
+            {"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}},
+            "the groups before it have all of its parameters",
+        ),
         ({"layers": {"1": {"lr": 0.3}}, "0": {}}, "no parameter"),
         ({"0": {"1": {"lr": 0.3}}}, "'{0.1: {'lr': 0.3}}'"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        check_options(options, build_optimizer("SGD", {}, grouped(small_net().named_parameters(), options), lr=0.1))
+        check_options(
+            options,
+            build_optimizer("SGD", {}, grouped(small_net().named_parameters(), options), lr=0.1),
+        )
     assert caught.value.status == 2
 
 
@@ -214,32 +236,46 @@ class OwnScheduler(torch.optim.lr_scheduler.LRScheduler):
 
 
 def test_a_scheduler_of_ones_own_gets_the_highest_rate_as_a_number() -> None:
-    scheduler = build_scheduler("test_optim.OwnScheduler", {}, build_optimizer("SGD", {}, parameter(), lr=1.0), 10)
+    scheduler = build_scheduler(
+        "test_optim.OwnScheduler", {}, build_optimizer("SGD", {}, parameter(), lr=1.0), 10
+    )
     assert scheduler.get_last_lr() == [0.5]
 
 
 def test_a_single_group_rises_to_its_own_rate() -> None:
     groups = grouped(small_net().named_parameters(), {"*": {"lr": 8.0}})
     optimizer = build_optimizer("SGD", {"momentum": 0.9}, groups, lr=1.0)
-    assert build_scheduler("OneCycleLR", {}, optimizer, 10).optimizer.param_groups[0]["max_lr"] == 8.0
+    assert (
+        build_scheduler("OneCycleLR", {}, optimizer, 10).optimizer.param_groups[0]["max_lr"] == 8.0
+    )
 
 
-@pytest.mark.parametrize(("name", "own"), [("SGD", {"momentum": 0.3}), ("Adam", {"betas": [0.5, 0.9]})])
-def test_a_momentum_of_its_own_is_not_lost_to_a_scheduler_that_cycles_it(name: str, own: dict) -> None:
+@pytest.mark.parametrize(
+    ("name", "own"), [("SGD", {"momentum": 0.3}), ("Adam", {"betas": [0.5, 0.9]})]
+)
+def test_a_momentum_of_its_own_is_not_lost_to_a_scheduler_that_cycles_it(
+    name: str, own: dict
+) -> None:
     args = {"momentum": 0.9} if name == "SGD" else {}
-    optimizer = build_optimizer(name, args, grouped(small_net().named_parameters(), {"2": own}), lr=1.0)
+    optimizer = build_optimizer(
+        name, args, grouped(small_net().named_parameters(), {"2": own}), lr=1.0
+    )
     with pytest.raises(UserError, match="cycle_momentum false"):
         build_scheduler("OneCycleLR", {}, optimizer, 10)
     build_scheduler("OneCycleLR", {"cycle_momentum": False}, optimizer, 10)
-    assert [group.get("momentum", group.get("betas")) for group in optimizer.param_groups][1] == next(
-        iter(own.values())
-    )
+    assert [group.get("momentum", group.get("betas")) for group in optimizer.param_groups][
+        1
+    ] == next(iter(own.values()))
 
 
 def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
     net = small_net()
-    optimizer = build_optimizer("SGD", {"momentum": 0.9}, grouped(net.named_parameters(), {"2": {"lr": 8.0}}), lr=1.0)
-    scheduler = build_scheduler("OneCycleLR", {"pct_start": 0.5, "anneal_strategy": "linear"}, optimizer, 10)
+    optimizer = build_optimizer(
+        "SGD", {"momentum": 0.9}, grouped(net.named_parameters(), {"2": {"lr": 8.0}}), lr=1.0
+    )
+    scheduler = build_scheduler(
+        "OneCycleLR", {"pct_start": 0.5, "anneal_strategy": "linear"}, optimizer, 10
+    )
     found = []
     for _ in range(10):
         found.append([group["lr"] for group in optimizer.param_groups])
@@ -251,8 +287,12 @@ def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
 
 
 @pytest.mark.parametrize(("has_gpu", "num"), [(False, 0), (True, 1)])
-def test_without_a_gpu_no_step_looks_for_one(monkeypatch: pytest.MonkeyPatch, has_gpu: bool, num: int) -> None:
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it for all processes
+def test_without_a_gpu_no_step_looks_for_one(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, num: int
+) -> None:
+    monkeypatch.setenv(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # as Lightning sets it for all processes
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     quiet_lightning()
     assert int("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) == num

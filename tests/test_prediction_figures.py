@@ -36,8 +36,14 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     of_epochs_2_and_3 = [2 * 19 - 1, 3 * 19 - 1]
     assert steps == {
         "view/inputs/train": [0],
-        **{f"view/{kind}/val": of_epochs_2_and_3 for kind in ("confusion_matrix", "predictions", "mistakes")},
-        **{f"view/{kind}/test": [3 * 19 - 1] for kind in ("confusion_matrix", "predictions", "mistakes")},
+        **{
+            f"view/{kind}/val": of_epochs_2_and_3
+            for kind in ("confusion_matrix", "predictions", "mistakes")
+        },
+        **{
+            f"view/{kind}/test": [3 * 19 - 1]
+            for kind in ("confusion_matrix", "predictions", "mistakes")
+        },
         "watch/step_time/pie": of_epochs_2_and_3,
     }
     assert found.Tags()["graph"]
@@ -60,9 +66,13 @@ def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None
     assert events(tmp_path / "tiny" / "version_0").Tags()["images"] == []
 
 
-@pytest.mark.parametrize("flags", [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)])
+@pytest.mark.parametrize(
+    "flags", [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)]
+)
 @pytest.mark.slow
-def test_watching_changes_no_weight_and_no_metric(train: Train, tmp_path: Path, flags: tuple[object, ...]) -> None:
+def test_watching_changes_no_weight_and_no_metric(
+    train: Train, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
     watching = (*ON, "--step_timer", "true", "--device_monitor", "true")
     results = [train(*flags, "--name", "plain"), train(*flags, *watching, "--name", "watched")]
     for result in results:
@@ -72,7 +82,9 @@ def test_watching_changes_no_weight_and_no_metric(train: Train, tmp_path: Path, 
     assert equal(*map(weights, folders))
     plain, watched = map(curves, folders)
     assert {
-        name: values for name, values in watched.items() if not name.startswith(("watch/device/", "watch/step_time/"))
+        name: values
+        for name, values in watched.items()
+        if not name.startswith(("watch/device/", "watch/step_time/"))
     } == plain
 
 
@@ -103,7 +115,9 @@ class Keep(Callback):
         Keep.model, Keep.data = pl_module, trainer.datamodule  # type: ignore[attr-defined]
 
 
-def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pictures_show_what_the_network_says(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawing = Drawing(monkeypatch)
     result = train(*ON, "--trainer.callbacks", "test_prediction_figures.Keep")
     images, targets = Keep.data.splits["test"].inputs, Keep.data.splits["test"].targets
@@ -120,7 +134,9 @@ def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pyte
     _, shown, texts, colours = drawing.grids[-2]
     for k, i in enumerate(spread(75, 25)):
         assert torch.equal(shown[k], images[i])
-        assert texts[k].startswith(f"{charts.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}")
+        assert texts[k].startswith(
+            f"{charts.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}"
+        )
         assert (colours[k] == prediction_figures.RIGHT) == (predicted[i] == targets[i]).item()
 
     title, shown, texts, _ = drawing.grids[-1]
@@ -134,7 +150,9 @@ def test_the_pictures_show_what_the_network_says(train: Train, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(train: Train, tmp_path: Path) -> None:
+def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(
+    train: Train, tmp_path: Path
+) -> None:
     for name, every in (("off", 0), ("on", 1)):
         train("--data", "small.Augmented", "--figures_every_n_epochs", every, "--name", name)
     train("--name", "plain")
@@ -196,7 +214,9 @@ def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dt
 @pytest.mark.parametrize("num", [2, 10, 30, 100])
 def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
     counts = torch.randint(100, (num, num))
-    pixels = figure_to_image(charts.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title"))
+    pixels = figure_to_image(
+        charts.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title")
+    )
     assert max(pixels.shape) <= 1300
 
 
@@ -213,10 +233,20 @@ def test_spread() -> None:
         ("--trainer.limit_val_batches", 0, *ONE),
         ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
         ("--trainer.enable_checkpointing", "false", "--trainer.log_every_n_steps", 0, *ONE),
-        ("--data.val_fraction", 0, "--data.num_workers", 1, "--trainer.val_check_interval", 5, *ONE),
+        (
+            "--data.val_fraction",
+            0,
+            "--data.num_workers",
+            1,
+            "--trainer.val_check_interval",
+            5,
+            *ONE,
+        ),
         ("--trainer.max_epochs", 0),
     ],
 )
 @pytest.mark.slow
-def test_watching_works_with_whatever_is_turned_off(train: Train, flags: tuple[object, ...]) -> None:
+def test_watching_works_with_whatever_is_turned_off(
+    train: Train, flags: tuple[object, ...]
+) -> None:
     train(*ON, "--step_timer", "true", "--device_monitor", "true", *flags)

@@ -18,20 +18,33 @@ def test_the_bar_shows_loss_accuracy_speed_and_time_left(
     train: Train, capsys: pytest.CaptureFixture[str], steps: int
 ) -> None:
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
-    bars = [line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch")]
+    bars = [
+        line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch")
+    ]
     last_of_second = [line for line in bars if line.startswith("Epoch 2/3: 100%")][-1]
-    pattern = r".*\| 19/19, [\d,]+ images/s, 0:0\d left, train/loss \d\.\d{4}, train/acc \d\.\d{4}, val/acc \d\.\d{4}"
+    pattern = (
+        r".*\| 19/19, [\d,]+ images/s, 0:0\d left, train/loss \d\.\d{4}, train/acc "
+        r"\d\.\d{4}, val/acc \d\.\d{4}"
+    )
     assert re.match(pattern, last_of_second)
     assert "left" not in bars[-1]
     assert not [line for line in bars if re.match(r"Epoch \d of", line)]
 
 
 @pytest.mark.slow
-def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     redraws: list[int] = []
     redraw = TrainingProgressBar._redraw
-    monkeypatch.setattr(TrainingProgressBar, "_redraw", lambda self, *args: (redraws.append(1), redraw(self, *args))[1])
-    result = train(*BAR, "--data.num_train", 8000, "--trainer.max_epochs", 1, "--trainer.limit_val_batches", 0)
+    monkeypatch.setattr(
+        TrainingProgressBar,
+        "_redraw",
+        lambda self, *args: (redraws.append(1), redraw(self, *args))[1],
+    )
+    result = train(
+        *BAR, "--data.num_train", 8000, "--trainer.max_epochs", 1, "--trainer.limit_val_batches", 0
+    )
     assert result["steps"] > 400
     assert 3 <= len(redraws) <= result["train_seconds"] / REFRESH_S + 4
 
@@ -40,7 +53,9 @@ def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture
     train()
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("Epoch")]
-    assert re.match(r"Epoch 1 of 2: train/loss \d.*val/acc 0\.\d{4}, [\d,]+ images/s, 0:0\d left$", lines[0])
+    assert re.match(
+        r"Epoch 1 of 2: train/loss \d.*val/acc 0\.\d{4}, [\d,]+ images/s, 0:0\d left$", lines[0]
+    )
     assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", lines[1])
     assert len(lines) == 2
     assert "\r" not in out
@@ -59,7 +74,9 @@ def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]
     assert " samples/s" in capsys.readouterr().out
 
 
-def test_a_training_without_an_end_has_no_time_left(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_without_an_end_has_no_time_left(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--trainer.max_epochs", -1, "--patience", 1, "--model.lr", 1e-9)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert lines
@@ -80,5 +97,9 @@ def test_the_bar_goes_on_in_the_middle_of_an_epoch(
     with pytest.raises(SystemExit):
         train("--trainer.callbacks", "test_training.Terminate")
     train(*BAR, "--ckpt_path", "last")
-    bars = [line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch 2/2: 100%")]
+    bars = [
+        line
+        for line in re.split(r"[\r\n]", capsys.readouterr().out)
+        if line.startswith("Epoch 2/2: 100%")
+    ]
     assert "19/19" in bars[-1]

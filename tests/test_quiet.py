@@ -1,4 +1,5 @@
-"""What Lightning and torch say on a machine with a GPU, and need not; and that other words get through."""
+"""What Lightning and torch say on a machine with a GPU, and need not; and that other words get
+through."""
 
 import io
 import logging
@@ -14,14 +15,18 @@ from project.engine.quiet import quiet_lightning
 
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
-bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
+bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""  # noqa: E501
 
 
 def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(
-    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch does, and then for the driver
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: False
+    )  # what torch does, and then for the driver
     warnings.simplefilter("error")  # without the line in pyproject.toml
     train("--trainer.max_steps", 1)
     shown = capsys.readouterr()
@@ -32,7 +37,8 @@ def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(
 @pytest.mark.parametrize(
     "text",
     [
-        "The AccumulateGrad node's stream does not match the stream of the node that produced the incoming gradient.",
+        "The AccumulateGrad node's stream does not match the stream of the node that produced "
+        "the incoming gradient.",
         "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.",
         STRIDES.format(1),
     ],

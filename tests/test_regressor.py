@@ -13,11 +13,20 @@ from project.models.mlp import MLP
 from project.regressor import Regressor
 
 Train = Callable[..., dict[str, Any]]
-FLAGS = ("--model", "project.regressor.Regressor", "--data", "small.Numbers", "--model.net.sizes", "[10,1]")
+FLAGS = (
+    "--model",
+    "project.regressor.Regressor",
+    "--data",
+    "small.Numbers",
+    "--model.net.sizes",
+    "[10,1]",
+)
 
 
 @pytest.mark.parametrize("column", ["true", "false"], ids=["N x 1", "N"])
-def test_it_learns_numbers_and_evaluates_the_same(train: Train, tmp_path: Path, column: str) -> None:
+def test_it_learns_numbers_and_evaluates_the_same(
+    train: Train, tmp_path: Path, column: str
+) -> None:
     result = train(*FLAGS, "--data.column", column, "--trainer.max_epochs", 6, "--model.lr", 0.05)
     assert result["test/mae"] < 0.1  # 1.6 for those who always say 0
     assert result["test/loss"] < 0.02
@@ -26,7 +35,9 @@ def test_it_learns_numbers_and_evaluates_the_same(train: Train, tmp_path: Path, 
     assert found == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
-def test_a_wrong_number_of_outputs_is_named(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_number_of_outputs_is_named(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One number for each sample would be compared with three, by broadcasting."""
     with pytest.raises(SystemExit) as caught:
         train(*FLAGS, "--model.net.sizes", "[10,3]")

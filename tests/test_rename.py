@@ -1,4 +1,5 @@
-"""scripts/rename.py in a copy of the repository: the package gets another name, in every mention and nowhere else."""
+"""scripts/rename.py in a copy of the repository: the package gets another name, in every mention
+and nowhere else."""
 
 import ast
 import os
@@ -56,7 +57,7 @@ PKG: demo
 self.PKG.name, wandb.PKG.data, MyPKG.data, PKG_x.data, xPKG/data
 /home/me/PKG/data, https://PKG.org/x, https://github.com/me/PKG/issues, ~/x/PKG/data, $PKG/x, the PKG\n
 ORIGINAL = "PKG.models"  # rename: keep
-"""
+"""  # noqa: E501
 # a name that is a package in one file is a variable in another
 MODULE = "import PKG.data\n\nprint(PKG, PKG.data, f(PKG=PKG), PKG.data.PKG)\n"
 VARIABLE = 'for PKG in PKGs:\n    print(PKG.name, PKG.data)\n    log("PKG.data")\n'
@@ -64,7 +65,9 @@ VARIABLE = 'for PKG in PKGs:\n    print(PKG.name, PKG.data)\n    log("PKG.data")
 
 def copy_to(folder: Path) -> Path:
     """The files that git knows or would add, and a user's own."""
-    names = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=REPO, capture_output=True, check=True)
+    names = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=REPO, capture_output=True, check=True
+    )
     for name in names.stdout.decode().split("\0")[:-1]:
         if (REPO / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +94,10 @@ def rename(folder: Path, name: str) -> str:
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:
     """The bytes and the mode of each file, but compiled ones."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return {path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mode) for path in files}
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mode)
+        for path in files
+    }
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +120,11 @@ def test_mentions_change_and_nothing_else(copy: Path, renamed: Path) -> None:
 
     assert lines("mentions.md") == MENTIONS.replace("PKG", NEW).split("\n")
     assert lines("others.md") == OTHERS.replace("PKG", PACKAGE).split("\n")
-    module = MODULE.replace("PKG", NEW).replace(f"{NEW}=", f"{PACKAGE}=").replace(f".{NEW})", f".{PACKAGE})")
+    module = (
+        MODULE.replace("PKG", NEW)
+        .replace(f"{NEW}=", f"{PACKAGE}=")
+        .replace(f".{NEW})", f".{PACKAGE})")
+    )
     assert lines("module.py") == module.split("\n")
     variable = VARIABLE.replace("PKG", PACKAGE).replace(f'"{PACKAGE}', f'"{NEW}')
     assert lines("variable.py") == variable.split("\n")
@@ -142,7 +152,10 @@ def test_no_import_string_or_config_has_the_old_name(renamed: Path) -> None:
     """By Python's, YAML's and TOML's own parsers."""
     roots, found = [], []
     for path in [*renamed.rglob("*.py"), *renamed.rglob("*.yaml"), *renamed.rglob("*.toml")]:
-        if path.parent.name in ("docs", "logs", "data", ".venv", "__pycache__") and path.parent.parent.name != NEW:
+        if (
+            path.parent.name in ("docs", "logs", "data", ".venv", "__pycache__")
+            and path.parent.parent.name != NEW
+        ):
             continue
         text = path.read_text()
         if path.suffix == ".py":
@@ -155,7 +168,9 @@ def test_no_import_string_or_config_has_the_old_name(renamed: Path) -> None:
                     kept = text.splitlines()[node.lineno - 1].endswith("# rename: keep")
                     found += [] if kept else [node.value]
         else:
-            found += strings(yaml.safe_load(text) if path.suffix == ".yaml" else tomllib.loads(text))
+            found += strings(
+                yaml.safe_load(text) if path.suffix == ".yaml" else tomllib.loads(text)
+            )
     assert NEW in roots
     assert PACKAGE not in roots
     words = {word for text in found for word in re.split(r"[^\w./*]+", text)}
@@ -210,12 +225,24 @@ def test_a_bad_name_changes_nothing(
 def test_training_under_the_new_name(renamed: Path, tmp_path: Path) -> None:
     """With the old name not importable."""
     code = (
-        f"import runpy, sys\nsys.modules[{PACKAGE!r}] = None\nrunpy.run_path('scripts/train.py', run_name='__main__')\n"
+        f"import runpy, sys\nsys.modules[{PACKAGE!r}] = "
+        "None\nrunpy.run_path('scripts/train.py', run_name='__main__')\n"
     )
     (tmp_path / "start.py").write_text(code)
-    flags = "--config configs/default.yaml --trainer.fast_dev_run true --data.num_train 200 --data.num_test 50"
-    command = [sys.executable, tmp_path / "start.py", *flags.split(), "--trainer.default_root_dir", tmp_path / "logs"]
+    flags = (
+        "--config configs/default.yaml --trainer.fast_dev_run true --data.num_train 200 "
+        "--data.num_test 50"
+    )
+    command = [
+        sys.executable,
+        tmp_path / "start.py",
+        *flags.split(),
+        "--trainer.default_root_dir",
+        tmp_path / "logs",
+    ]
     env = {**os.environ, "PYTHONPATH": str(renamed)}
-    with programs.start(command, cwd=renamed, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with programs.start(
+        command, cwd=renamed, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         _, error = process.communicate()
     assert process.returncode == 0, error

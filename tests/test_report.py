@@ -37,7 +37,14 @@ def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
 
 
 def test_the_report_agrees_with_the_test(run: Any, tmp_path: Path, capsys: Any) -> None:
-    found = evaluate(["--ckpt_path", str(run[0] / "checkpoints" / "best.ckpt"), "--report", str(tmp_path / "a" / "b")])
+    found = evaluate(
+        [
+            "--ckpt_path",
+            str(run[0] / "checkpoints" / "best.ckpt"),
+            "--report",
+            str(tmp_path / "a" / "b"),
+        ]
+    )
     shown = capsys.readouterr().out.splitlines()
     assert json.loads(shown[-1]) == found == {key: run[1][key] for key in found}
     rows, counts = read(tmp_path / "a" / "b")
@@ -45,19 +52,31 @@ def test_the_report_agrees_with_the_test(run: Any, tmp_path: Path, capsys: Any) 
     assert num == found["test/num_samples"]
     assert sum(right) / num == pytest.approx(found["test/acc"], abs=1e-6)
     for i, row in enumerate(rows.values()):
-        precision, recall = right[i] / max(1, sum(line[i] for line in counts)), right[i] / sum(counts[i])
+        precision, recall = (
+            right[i] / max(1, sum(line[i] for line in counts)),
+            right[i] / sum(counts[i]),
+        )
         assert int(row["support"]) == sum(counts[i])
         assert float(row["precision"]) == pytest.approx(precision)
         assert float(row["recall"]) == pytest.approx(recall)
-        assert float(row["f1"]) == pytest.approx(2 * precision * recall / max(precision + recall, 1e-12))
+        assert float(row["f1"]) == pytest.approx(
+            2 * precision * recall / max(precision + recall, 1e-12)
+        )
     table = next(i for i, line in enumerate(shown) if line.startswith("class "))
-    cells = [cell if cell.isdecimal() else f"{float(cell):.4f}" for cell in rows["stripes_0"].values()]
+    cells = [
+        cell if cell.isdecimal() else f"{float(cell):.4f}" for cell in rows["stripes_0"].values()
+    ]
     assert shown[table + 1].split() == ["stripes_0", *cells]
     assert f"Accuracy {found['test/acc']:.4f} of 75 samples" in shown[table + 5]
 
 
 def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Path) -> None:
-    flags = ["--model.test_views", "project.data.transforms.mirrored", "--trainer.limit_test_batches", "3"]
+    flags = [
+        "--model.test_views",
+        "project.data.transforms.mirrored",
+        "--trainer.limit_test_batches",
+        "3",
+    ]
     path = str(run[0] / "checkpoints" / "best.ckpt")
     found = evaluate(["--ckpt_path", path, *flags, "--report", str(tmp_path)])
     _, counts = read(tmp_path)
@@ -65,13 +84,17 @@ def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Pat
     assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(found["test/acc"], abs=1e-6)
 
 
-def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
     best = run[0] / "checkpoints" / "best.ckpt"
     copied = tmp_path / "copied.ckpt"
     copied.write_bytes(best.read_bytes())
     for path, folder in ((best, run[0]), (copied, tmp_path)):
         evaluate(["--ckpt_path", str(path), "--report"])
-        assert f"Report: {folder / 'report.csv'} and confusion_matrix.csv" in capsys.readouterr().out
+        assert (
+            f"Report: {folder / 'report.csv'} and confusion_matrix.csv" in capsys.readouterr().out
+        )
         assert (folder / "report.csv").is_file()
         assert (folder / "confusion_matrix.csv").is_file()
 
@@ -80,11 +103,23 @@ def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(run: Any, t
     ("flags", "what"),
     [
         (["--model", "test_report.Silent"], "test_step of Silent returns NoneType"),
-        (["--model", "project.regressor.Regressor", "--data", "small.Numbers", "--model.net.sizes", "[10,1]"], "float"),
+        (
+            [
+                "--model",
+                "project.regressor.Regressor",
+                "--data",
+                "small.Numbers",
+                "--model.net.sizes",
+                "[10,1]",
+            ],
+            "float",
+        ),
     ],
     ids=["no_logits", "numbers"],
 )
-def test_what_has_no_classes_is_refused(tmp_path: Path, capsys: Any, flags: list[str], what: str) -> None:
+def test_what_has_no_classes_is_refused(
+    tmp_path: Path, capsys: Any, flags: list[str], what: str
+) -> None:
     config = tmp_path / "tiny.yaml"
     text = Path(TINY).read_text()
     if "small.Numbers" in flags:
@@ -103,11 +138,15 @@ def test_what_has_no_classes_is_refused(tmp_path: Path, capsys: Any, flags: list
     assert not list(tmp_path.rglob("report.csv"))
 
 
-def test_a_folder_that_cannot_be_is_refused_before_the_test(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_folder_that_cannot_be_is_refused_before_the_test(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SystemExit) as caught:
-            evaluate(["--ckpt_path", str(run[0] / "checkpoints" / "best.ckpt"), "--report", str(folder)])
+            evaluate(
+                ["--ckpt_path", str(run[0] / "checkpoints" / "best.ckpt"), "--report", str(folder)]
+            )
         assert caught.value.code == 2
         shown = capsys.readouterr()
         assert str(folder) in shown.err

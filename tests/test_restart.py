@@ -1,4 +1,5 @@
-"""A resume keeps the run's own config. It may change the length, the machine and what only watches."""
+"""A resume keeps the run's own config. It may change the length, the machine and what only
+watches."""
 
 import shutil
 from collections.abc import Callable
@@ -41,7 +42,9 @@ def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_pa
     assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
 
 
-def test_a_checkpoint_alone_is_enough(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_alone_is_enough(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--name", "mine", "--model.lr", 0.03)
     last = tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
     assert main(["--ckpt_path", str(last), "--trainer.max_epochs", "3"])["epochs"] == 3
@@ -55,12 +58,19 @@ def test_a_config_file_that_has_changed_is_said_and_flags_are(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(Path(TINY).read_text() + "  callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]\n")
+    file.write_text(
+        Path(TINY).read_text() + "  callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]\n"
+    )
     train(config=str(file))
     capsys.readouterr()
     train("--ckpt_path", "last", config=str(file))
     assert "Resume" not in capsys.readouterr().out
-    file.write_text(Path(TINY).read_text().replace("lr: 0.01", "lr: 0.5").replace("max_epochs: 2", "max_epochs: 4"))
+    file.write_text(
+        Path(TINY)
+        .read_text()
+        .replace("lr: 0.01", "lr: 0.5")
+        .replace("max_epochs: 2", "max_epochs: 4")
+    )
     train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--num_threads", 1, config=str(file))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
     assert lines == [
@@ -114,7 +124,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert equal(weights(newest), expected)
     assert curves(newest) == points, "each point once"
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
-    (newest / "checkpoints" / "last.ckpt").unlink()  # a run that has ended is not one to start again
+    (
+        newest / "checkpoints" / "last.ckpt"
+    ).unlink()  # a run that has ended is not one to start again
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last")
     error = capsys.readouterr().err
@@ -122,7 +134,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert str(older / "checkpoints" / "last.ckpt") in error
 
 
-def test_best_is_that_of_the_newest_run(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_is_that_of_the_newest_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
@@ -149,19 +163,30 @@ def test_a_rate_that_only_the_checkpoint_knows_is_refused(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "plain.yaml"
-    config.write_text(Path(TINY).read_text().split("model:")[0] + "data:" + Path(TINY).read_text().split("data:")[1])
+    config.write_text(
+        Path(TINY).read_text().split("model:")[0]
+        + "data:"
+        + Path(TINY).read_text().split("data:")[1]
+    )
     flags = ("--model", "test_restart.Plain")
     train(*flags, "--trainer.max_epochs", 1, config=str(config))
     with pytest.raises(SystemExit):
         train(*flags, "--ckpt_path", "last", "--model.learning_rate", 0.5, config=str(config))
     assert "--model.learning_rate 0.5" in capsys.readouterr().err
-    assert train(*flags, "--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))["epochs"] == 2
+    assert (
+        train(*flags, "--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))[
+            "epochs"
+        ]
+        == 2
+    )
 
 
 class Called(Plain):
     """Its optimizer comes from the config; Adam's betas are a tuple."""
 
-    def __init__(self, optimizer: OptimizerCallable = torch.optim.Adam, scales: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, optimizer: OptimizerCallable = torch.optim.Adam, scales: tuple[int, int] = (1, 1)
+    ) -> None:
         super().__init__()
         self.make_optimizer = optimizer
 
@@ -173,12 +198,16 @@ def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "called.yaml"
-    name, data = (Path(TINY).read_text().split(part)[i] for part, i in (("model:", 0), ("data:", 1)))
+    name, data = (
+        Path(TINY).read_text().split(part)[i] for part, i in (("model:", 0), ("data:", 1))
+    )
     model = "model: {class_path: test_restart.Called, init_args: {optimizer: torch.optim.AdamW}}"
     config.write_text(f"{name}{model}\ndata:{data}")
     train("--trainer.max_epochs", 1, config=str(config))
     capsys.readouterr()
-    assert train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))["epochs"] == 2
+    assert (
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))["epochs"] == 2
+    )
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
     assert said == ["Resume: trainer.max_epochs 2, before 1"]
     for flag, value in (("--model.optimizer", "torch.optim.SGD"), ("--model.optimizer.lr", 0.5)):

@@ -41,7 +41,9 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
 def test_a_run_goes_on_in_its_folder_from_its_last_checkpoint_alone(tmp_path: Path) -> None:
     checkpoints = tmp_path / "a" / "version_9" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    assert folder_to_continue(checkpoints / "last.ckpt", tmp_path, "a") == tmp_path / "a" / "version_9"
+    assert (
+        folder_to_continue(checkpoints / "last.ckpt", tmp_path, "a") == tmp_path / "a" / "version_9"
+    )
     assert folder_to_continue(checkpoints / "best.ckpt", tmp_path, "a") is None
     assert folder_to_continue(checkpoints / "last.ckpt", tmp_path, "b") is None
 
@@ -51,10 +53,16 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
         "seed_everything": 3,
         "model": {
             "class_path": "x.Classifier",
-            "init_args": {"net": {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}, "lr": 0.1, "scheduler": None},
+            "init_args": {
+                "net": {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}},
+                "lr": 0.1,
+                "scheduler": None,
+            },
         },
         "data": {"class_path": "x.Data", "init_args": {"batch_size": 5, "num_workers": 2}},
-        "trainer": dict.fromkeys(("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val"), 7),
+        "trainer": dict.fromkeys(
+            ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val"), 7
+        ),
     }
     found = hyper_parameters(config)
     assert found["model"] == "x.Classifier"

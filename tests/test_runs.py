@@ -32,20 +32,42 @@ Train = Callable[..., dict[str, Any]]
 
 
 def write_run(
-    root: Path, path: str, lr: float = 0.1, best: float | None = 0.5, test: float | None = None, **other: Any
+    root: Path,
+    path: str,
+    lr: float = 0.1,
+    best: float | None = 0.5,
+    test: float | None = None,
+    **other: Any,
 ) -> Path:
-    """A run's folder as train.py leaves it. test: None for one that was stopped. other: settings."""
+    """A run's folder as train.py leaves it. test: None for one that was stopped. other:
+    settings."""
     folder = root / path
     (folder / "checkpoints").mkdir(parents=True)
     name = path.rpartition("/")[0]
-    config = {"name": name, "ckpt_path": None, "model": {"class_path": "M", "init_args": {"lr": lr}}, **other}
+    config = {
+        "name": name,
+        "ckpt_path": None,
+        "model": {"class_path": "M", "init_args": {"lr": lr}},
+        **other,
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     goal = {"monitor": "val/acc", "mode": "max", "best": best}
-    progress = {"epochs": 3, "steps": 30, "train_seconds": 90.0, **(goal if best is not None else {})}
+    progress = {
+        "epochs": 3,
+        "steps": 30,
+        "train_seconds": 90.0,
+        **(goal if best is not None else {}),
+    }
     (folder / "progress.json").write_text(json.dumps(progress))
     (folder / "checkpoints" / "best.ckpt").touch()
     if test is not None:
-        metrics = {"test/acc": test, "test/num_samples": 10, "epochs": 4, "steps": 40, "train_seconds": 120.0}
+        metrics = {
+            "test/acc": test,
+            "test/num_samples": 10,
+            "epochs": 4,
+            "steps": 40,
+            "train_seconds": 120.0,
+        }
         (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
 
@@ -81,7 +103,9 @@ def fails(capsys: Any, root: Path, status: int, *args: str) -> str:
     return error
 
 
-def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(root: Path, capsys: Any) -> None:
+def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
+    root: Path, capsys: Any
+) -> None:
     rows = table(capsys, root)
     assert [(row["name"], row["version"], row["status"]) for row in rows] == [
         ("mlp", "0", "finished"),
@@ -136,7 +160,9 @@ def test_an_empty_folder_says_so(tmp_path: Path, capsys: Any) -> None:
         assert fails(capsys, tmp_path, 1, *flags) == f"error: no runs below {tmp_path}"
 
 
-def test_before_the_first_run_there_is_no_folder_of_runs(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_before_the_first_run_there_is_no_folder_of_runs(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(found_runs, "LOGS", tmp_path / "logs")
     call(tmp_path / "logs")
     assert capsys.readouterr().err == f"No runs below {tmp_path / 'logs'}\n"
@@ -144,18 +170,30 @@ def test_before_the_first_run_there_is_no_folder_of_runs(tmp_path: Path, capsys:
 
 def test_a_damaged_value_is_none(root: Path, capsys: Any) -> None:
     progress = root / "mlp" / "version_2" / "progress.json"
-    for text in ('{"best": NaN, "monitor": "val/acc", "mode": "max", "train_seconds": Infinity}', '{"best": 0.99}'):
+    for text in (
+        '{"best": NaN, "monitor": "val/acc", "mode": "max", "train_seconds": Infinity}',
+        '{"best": 0.99}',
+    ):
         progress.write_text(text)
-        assert [row["best val/acc"] for row in table(capsys, root, "--sort", "best")] == ["0.8", "0.2", "", ""]
+        assert [row["best val/acc"] for row in table(capsys, root, "--sort", "best")] == [
+            "0.8",
+            "0.2",
+            "",
+            "",
+        ]
         call(root, "--best")
         assert "mlp/version_0" in capsys.readouterr().out
 
 
-def test_damaged_half_written_and_foreign_folders_are_said_and_break_nothing(root: Path, capsys: Any) -> None:
+def test_damaged_half_written_and_foreign_folders_are_said_and_break_nothing(
+    root: Path, capsys: Any
+) -> None:
     (root / "mlp" / "version_0" / "config.yaml").write_bytes(b"\xff\x00\x80")
     (root / "mlp" / "version_2" / "metrics.json").write_text('{"test/acc": 0.')
     (root / "mlp" / "version_10" / "progress.json").write_text('["epochs", 1]')
-    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text('{"test/acc": "x", "epochs": null}')
+    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(
+        '{"test/acc": "x", "epochs": null}'
+    )
     (root / "mlp" / "version_11").mkdir()
     (root / "mlp" / "version_12").mkdir()
     (root / "mlp" / "version_12" / ".lock").touch()  # killed before it wrote anything
@@ -195,10 +233,14 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(root.parent)
     call(root, "mlp", "--best")
-    assert capsys.readouterr().out == "logs/mlp/version_2/checkpoints/best.ckpt\n"  # not version_0, best by test
+    assert (
+        capsys.readouterr().out == "logs/mlp/version_2/checkpoints/best.ckpt\n"
+    )  # not version_0, best by test
     for path in ("mlp/version_0", "mlp/version_2"):
         progress = root / path / "progress.json"
-        progress.write_text(progress.read_text().replace("val/acc", "val/loss").replace("max", "min"))
+        progress.write_text(
+            progress.read_text().replace("val/acc", "val/loss").replace("max", "min")
+        )
     call(root, "mlp", "--best")
     assert "mlp/version_0" in capsys.readouterr().out
     error = fails(capsys, root, 2, "--best")
@@ -219,7 +261,9 @@ def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys
     assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
 
 
-def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(root: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(
+    root: Path, capsys: Any, monkeypatch: Any
+) -> None:
     write_run(root, "wide/version_0", **{f"setting_{i}": "x" * 50 for i in range(4)})
     call(root)
     lines = capsys.readouterr().out.splitlines()
@@ -256,7 +300,9 @@ def test_a_hundred_runs_need_no_torch_and_no_time(tmp_path: Path) -> None:
     code += "runpy.run_path('scripts/runs.py', run_name='__main__')\n"
     code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
     start = time.monotonic()
-    found = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True
+    )
     assert time.monotonic() - start < 20
     assert len(found.stdout.splitlines()) == 102
     assert found.stdout.splitlines()[-1] == "set()"
@@ -273,12 +319,22 @@ class FullDisk(Callback):
         raise UserError("the disk is full")
 
 
-def test_the_status_and_the_best_value_of_real_runs(train: Train, tmp_path: Path, capsys: Any) -> None:
-    """Finished, trained further until an error, finished again; the best value is what best.ckpt was chosen by."""
+def test_the_status_and_the_best_value_of_real_runs(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    """Finished, trained further until an error, finished again; the best value is what best.ckpt
+    was chosen by."""
     train()
     assert status(capsys, tmp_path) == ("finished", "2")
     with pytest.raises(SystemExit):
-        train("--ckpt_path", "last", "--trainer.max_epochs", 4, "--trainer.callbacks", "test_runs.FullDisk")
+        train(
+            "--ckpt_path",
+            "last",
+            "--trainer.max_epochs",
+            4,
+            "--trainer.callbacks",
+            "test_runs.FullDisk",
+        )
     assert status(capsys, tmp_path) == ("stopped", "2")
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
@@ -288,7 +344,9 @@ def test_the_status_and_the_best_value_of_real_runs(train: Train, tmp_path: Path
     (row,) = table(capsys, tmp_path)
     assert float(row["test/acc"]) == found["test/acc"]
     events = EventAccumulator(str(tmp_path / "tiny" / "version_0")).Reload()
-    assert float(row["best val/acc"]) == pytest.approx(max(point.value for point in events.Scalars("val/acc")))
+    assert float(row["best val/acc"]) == pytest.approx(
+        max(point.value for point in events.Scalars("val/acc"))
+    )
     assert len(events.Scalars("val/acc")) == 3
     curves = script("learning_curves").read_curves(tmp_path / "tiny" / "version_0")
     assert curves["acc", "val"][1] == [point.value for point in events.Scalars("val/acc")]
@@ -296,7 +354,9 @@ def test_the_status_and_the_best_value_of_real_runs(train: Train, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_without_a_metric_to_go_by_there_is_no_best_value(train: Train, tmp_path: Path, capsys: Any) -> None:
+def test_without_a_metric_to_go_by_there_is_no_best_value(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
     train("--monitor", "null", "--trainer.max_epochs", 1)
     capsys.readouterr()
     (row,) = table(capsys, tmp_path)
@@ -309,8 +369,17 @@ def test_without_a_metric_to_go_by_there_is_no_best_value(train: Train, tmp_path
 def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
     train: Train, tmp_path: Path, capsys: Any
 ) -> None:
-    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
-    process = programs.start([*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
+    process = programs.start(
+        [*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL
+    )
     folder = tmp_path / "tiny" / "version_0"
     while not (folder / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
         time.sleep(0.05)
@@ -325,7 +394,9 @@ def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
 
 
 @pytest.mark.slow
-def test_every_command_of_the_page_runs(train: Train, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_every_command_of_the_page_runs(
+    train: Train, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     """On runs of a smaller network and data, by the names of the page."""
     monkeypatch.chdir(tmp_path)
     for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
@@ -348,7 +419,9 @@ def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str)
         for step in range(3):
             writer.add_scalar("val_loss", 1 / (1 + step), step)
     call(root, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
-    assert {"pdf": b"%PDF", "svg": b"<?xml"}[kind] == (tmp_path / f"x.{kind}").read_bytes()[: 4 + (kind == "svg")]
+    assert {"pdf": b"%PDF", "svg": b"<?xml"}[kind] == (tmp_path / f"x.{kind}").read_bytes()[
+        : 4 + (kind == "svg")
+    ]
     assert "Without curves: mlp/version_0, mlp/version_10" in capsys.readouterr().out
 
 

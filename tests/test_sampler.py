@@ -16,14 +16,19 @@ def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:
 def test_evaluation_sees_every_sample_once_whatever_the_ranks(
     num_samples: int, batch_size: int, num_ranks: int
 ) -> None:
-    samplers = [EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks) for r in range(num_ranks)]
+    samplers = [
+        EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks)
+        for r in range(num_ranks)
+    ]
     batches = [epoch(sampler) for sampler in samplers]
     assert sorted(chain(*chain(*batches))) == list(range(num_samples))
     assert [len(b) for b in batches] == [len(sampler) for sampler in samplers]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice(num_ranks: int) -> None:
+def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice(
+    num_ranks: int,
+) -> None:
     samplers = [
         EpochBatchSampler(103, 8, shuffle=True, drop_last=True, seed=5, rank=r, num_ranks=num_ranks)
         for r in range(num_ranks)
@@ -37,9 +42,13 @@ def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (65, 32), (7, 3), (3, 5)])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_even_shares_are_as_many_batches_of_the_same_sizes(num_samples: int, batch_size: int, num_ranks: int) -> None:
+def test_even_shares_are_as_many_batches_of_the_same_sizes(
+    num_samples: int, batch_size: int, num_ranks: int
+) -> None:
     samplers = [
-        EpochBatchSampler(num_samples, batch_size, shuffle=True, even=True, rank=r, num_ranks=num_ranks)
+        EpochBatchSampler(
+            num_samples, batch_size, shuffle=True, even=True, rank=r, num_ranks=num_ranks
+        )
         for r in range(num_ranks)
     ]
     batches = [epoch(sampler, 1) for sampler in samplers]
@@ -52,7 +61,8 @@ def test_even_shares_are_as_many_batches_of_the_same_sizes(num_samples: int, bat
 def test_the_ranks_together_make_the_batches_of_one_process() -> None:
     one = epoch(EpochBatchSampler(100, 20, shuffle=True, drop_last=True, seed=1))
     two = [
-        epoch(EpochBatchSampler(100, 10, shuffle=True, drop_last=True, seed=1, rank=r, num_ranks=2)) for r in range(2)
+        epoch(EpochBatchSampler(100, 10, shuffle=True, drop_last=True, seed=1, rank=r, num_ranks=2))
+        for r in range(2)
     ]
     assert [sorted(batch) for batch in one] == [sorted(a + b) for a, b in zip(*two, strict=True)]
 
@@ -85,7 +95,9 @@ def test_several_batches_at_once_are_the_same_batches() -> None:
 
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
     def seeds(number: int = 0, first_batch: int = 0, **options: int) -> list[int]:
-        sampler = EpochBatchSampler(**{"num_samples": 50, "batch_size": 5, "shuffle": True, **options})
+        sampler = EpochBatchSampler(
+            **{"num_samples": 50, "batch_size": 5, "shuffle": True, **options}
+        )
         sampler.set_epoch(number)
         sampler.first_batch = first_batch
         return [pickle.loads(pickle.dumps(indices)).seed for indices in sampler]
@@ -93,5 +105,8 @@ def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
     whole = seeds()
     assert seeds() == whole
     assert seeds(first_batch=4) == whole[4:]
-    assert len({*whole, *seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)}) == 10 + 10 + 10 + 5
+    assert (
+        len({*whole, *seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)})
+        == 10 + 10 + 10 + 5
+    )
     assert seeds(shuffle=False) == seeds(shuffle=False, number=1)

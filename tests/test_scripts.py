@@ -41,7 +41,9 @@ evaluate, predict, export = (script(name).main for name in ("evaluate", "predict
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run's folder, which no test changes, and its metrics."""
     root = tmp_path_factory.mktemp("run")
-    metrics = main(["--config", TINY, "--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"])
+    metrics = main(
+        ["--config", TINY, "--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"]
+    )
     return root / "tiny" / "version_0", metrics
 
 
@@ -58,19 +60,39 @@ def test_evaluate_returns_the_numbers_of_the_training(run: Any, capsys: Any) -> 
 
 
 def test_evaluate_takes_flags_of_data_and_trainer(run: Any) -> None:
-    found = evaluate(["--ckpt_path", best(run), "--data.batch_size", "7", "--trainer.precision", "64-true"])
+    found = evaluate(
+        ["--ckpt_path", best(run), "--data.batch_size", "7", "--trainer.precision", "64-true"]
+    )
     assert found["test/acc"] == pytest.approx(run[1]["test/acc"])
     assert found["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
-    assert evaluate(["--ckpt_path", best(run), "--trainer.limit_test_batches", "1"])["test/num_samples"] == 16
+    assert (
+        evaluate(["--ckpt_path", best(run), "--trainer.limit_test_batches", "1"])[
+            "test/num_samples"
+        ]
+        == 16
+    )
 
 
-def test_evaluate_keeps_what_changes_the_number_and_not_the_devices_of_the_run(train: Train, tmp_path: Path) -> None:
-    metrics = train("--trainer.precision", "bf16-mixed", "--trainer.limit_test_batches", 2, "--data.batch_size", 5)
-    found = evaluate(["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")])
+def test_evaluate_keeps_what_changes_the_number_and_not_the_devices_of_the_run(
+    train: Train, tmp_path: Path
+) -> None:
+    metrics = train(
+        "--trainer.precision",
+        "bf16-mixed",
+        "--trainer.limit_test_batches",
+        2,
+        "--data.batch_size",
+        5,
+    )
+    found = evaluate(
+        ["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")]
+    )
     assert found == {key: value for key, value in metrics.items() if key.startswith("test/")}
 
 
-def test_evaluate_works_from_any_folder_and_writes_nothing(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_evaluate_works_from_any_folder_and_writes_nothing(
+    run: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     before = sorted(run[0].rglob("*"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -89,15 +111,21 @@ def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("main", [evaluate, predict, export])
-def test_mistakes_common_to_the_scripts(main: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
+def test_mistakes_common_to_the_scripts(
+    main: Callable[..., Any], tmp_path: Path, capsys: Any
+) -> None:
     image = ["x.png"] if main is predict else []
-    assert "none.ckpt" in fails(capsys, 1, lambda: main(["--ckpt_path", str(tmp_path / "none.ckpt"), *image]))
+    assert "none.ckpt" in fails(
+        capsys, 1, lambda: main(["--ckpt_path", str(tmp_path / "none.ckpt"), *image])
+    )
     assert "--ckpt_path" in fails(capsys, 2, lambda: main([*image]))
     assert "--ckpt" in fails(capsys, 2, lambda: main(["--ckpt", "x", "--ckpt_path", "y", *image]))
 
 
 def test_evaluate_refuses_other_flags(run: Any, capsys: Any) -> None:
-    assert "--model.lr" in fails(capsys, 2, lambda: evaluate(["--ckpt_path", best(run), "--model.lr", "1"]))
+    assert "--model.lr" in fails(
+        capsys, 2, lambda: evaluate(["--ckpt_path", best(run), "--model.lr", "1"])
+    )
     wrong = ["--ckpt_path", best(run), "--data.batchsize", "1"]
     assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
 
@@ -109,7 +137,9 @@ def test_exported_weights_give_the_same_outputs_in_plain_torch(run: Any, tmp_pat
     net.load_state_dict(torch.load(output, weights_only=True))
     checkpoint = torch.load(best(run), weights_only=True)["state_dict"]
     reference = MLP([192, 16, 4])
-    reference.load_state_dict({name.removeprefix("net."): value for name, value in checkpoint.items()})
+    reference.load_state_dict(
+        {name.removeprefix("net."): value for name, value in checkpoint.items()}
+    )
     x = torch.rand(5, 3, 8, 8)
     assert torch.equal(net(x), reference(x))
     assert export(["--ckpt_path", best(run)]) == run[0] / "checkpoints" / "best.pth"
@@ -122,7 +152,9 @@ def test_export_never_overwrites_the_checkpoint(run: Any, capsys: Any) -> None:
     assert Path(best(run)).read_bytes() == before
 
 
-def test_a_full_disk_leaves_earlier_predictions_whole(run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_full_disk_leaves_earlier_predictions_whole(
+    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     output = tmp_path / "predictions.csv"
     output.write_text("earlier")
     Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
@@ -195,7 +227,9 @@ def test_an_open_file_goes_on_where_it_is(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_export_refuses_a_folder_that_is_not_there(run: Any, capsys: Any) -> None:
-    assert "nowhere" in fails(capsys, 2, lambda: export(["--ckpt_path", best(run), "--output", "nowhere/x.pth"]))
+    assert "nowhere" in fails(
+        capsys, 2, lambda: export(["--ckpt_path", best(run), "--output", "nowhere/x.pth"])
+    )
 
 
 @pytest.fixture
@@ -207,8 +241,12 @@ def images(tmp_path: Path) -> Path:
     for i, mode in enumerate(["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "F", "I"]):
         size = (11 + 7 * i, 40 - 3 * i, 3)
         suffix = "tiff" if mode in ("CMYK", "F", "I") else "png"
-        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).convert(mode).save(folder / f"{mode}.{suffix}")
-    Image.fromarray(rng.integers(0, 2**16, (9, 9), dtype=np.uint16)).save(folder / "below" / "deep.png")
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).convert(mode).save(
+            folder / f"{mode}.{suffix}"
+        )
+    Image.fromarray(rng.integers(0, 2**16, (9, 9), dtype=np.uint16)).save(
+        folder / "below" / "deep.png"
+    )
     (folder / "broken.png").write_bytes((folder / "RGB.png").read_bytes()[:100])
     (folder / "notes.txt").write_text("no image")
     return folder
@@ -218,7 +256,15 @@ def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
     run: Any, images: Path, tmp_path: Path, capsys: Any
 ) -> None:
     output = tmp_path / "predictions.csv"
-    command = ["--ckpt_path", best(run), str(images), str(images / "notes.txt"), "none.png", "--output", str(output)]
+    command = [
+        "--ckpt_path",
+        best(run),
+        str(images),
+        str(images / "notes.txt"),
+        "none.png",
+        "--output",
+        str(output),
+    ]
     with pytest.raises(SystemExit) as caught:
         predict(command)
     assert caught.value.code == 1
@@ -234,7 +280,9 @@ def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
         assert 0.25 <= float(row["probability"]) <= 1
 
 
-def test_predict_agrees_with_the_network_on_images_of_the_test_set(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_predict_agrees_with_the_network_on_images_of_the_test_set(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
     loaded = load_run(Path(best(run)))
     loaded.datamodule.setup("test")
     inputs = loaded.datamodule.splits["test"].inputs[:30]
@@ -255,7 +303,9 @@ class PlainImages(LightningDataModule):
     """Images of a plain data module: nobody knows what its loaders do to a file's pixels."""
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(TensorDataset(torch.rand(32, 3, 8, 8), torch.arange(32) % 4), batch_size=8)
+        return DataLoader(
+            TensorDataset(torch.rand(32, 3, 8, 8), torch.arange(32) % 4), batch_size=8
+        )
 
     val_dataloader = train_dataloader
 
@@ -283,7 +333,10 @@ def test_predict_refuses_data_for_which_no_file_can_stand(
     train("--model", model, "--data", data, "--model.net.sizes", sizes, *limits)
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     error = fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
-    assert f"trained on {data.rpartition('.')[2]}: how an image file becomes such an input is not known" in error
+    assert (
+        f"trained on {data.rpartition('.')[2]}: how an image file becomes such an input is "
+        "not known" in error
+    )
     assert "TensorDataModule" in error
 
 
@@ -293,14 +346,17 @@ class Halved(TensorDataModule):
     classes = ["a", "b"]
 
     def load(self, split: str) -> Any:  # type: ignore[override]
-        return TensorDataset(torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8), torch.arange(40) % 2)
+        return TensorDataset(
+            torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8), torch.arange(40) % 2
+        )
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return inputs / 510
 
 
 class Plain(LightningModule):
-    """A module of Lightning's alone: its predict_step is Lightning's own, or one that takes (inputs, targets)."""
+    """A module of Lightning's alone: its predict_step is Lightning's own, or one that takes
+    (inputs, targets)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,8 +393,12 @@ def trained_on_halved(tmp_path: Path, model: str) -> str:
     """The last checkpoint of a model of this file."""
     config = tmp_path / "plain.yaml"
     data = "{class_path: test_scripts.Halved, init_args: {batch_size: 8}}"
-    trainer = f"{{max_epochs: 1, accelerator: cpu, log_every_n_steps: 1, default_root_dir: {tmp_path}}}"
-    config.write_text(f"model: {{class_path: test_scripts.{model}}}\ndata: {data}\ntrainer: {trainer}\n")
+    trainer = (
+        f"{{max_epochs: 1, accelerator: cpu, log_every_n_steps: 1, default_root_dir: {tmp_path}}}"
+    )
+    config.write_text(
+        f"model: {{class_path: test_scripts.{model}}}\ndata: {data}\ntrainer: {trainer}\n"
+    )
     main(["--config", str(config), "--step_timer", "false", "--device_monitor", "false"])
     return str(next(tmp_path.rglob("last.ckpt")))
 
@@ -356,7 +416,9 @@ def test_predict_goes_through_the_predict_step_of_any_module(
 
 def test_predict_with_a_module_that_cannot(tmp_path: Path, capsys: Any) -> None:
     path = trained_on_halved(tmp_path, "Blind")
-    assert "Blind has neither predict_step nor forward" in fails(capsys, 1, lambda: predict(["--ckpt_path", path, "x"]))
+    assert "Blind has neither predict_step nor forward" in fails(
+        capsys, 1, lambda: predict(["--ckpt_path", path, "x"])
+    )
 
 
 def rows_of(run: Any, output: Path, *args: object) -> list[dict[str, str]]:
@@ -365,7 +427,9 @@ def rows_of(run: Any, output: Path, *args: object) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_predict_names_the_k_likeliest_and_all_probabilities(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_predict_names_the_k_likeliest_and_all_probabilities(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
     images = [tmp_path / f"{i}.png" for i in range(5)]
     for i, image in enumerate(images):
         Image.new("RGB", (8, 8), (40 * i, 250 - 40 * i, 99)).save(image)
@@ -383,10 +447,14 @@ def test_predict_names_the_k_likeliest_and_all_probabilities(run: Any, tmp_path:
         assert [(row[a], row[b]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)] == ordered
     for wrong in ("0", "5", "-1"):
         command = ["--ckpt_path", best(run), str(images[0]), "--top_k", wrong]
-        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in fails(capsys, 2, lambda c=command: predict(c))
+        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in fails(
+            capsys, 2, lambda c=command: predict(c)
+        )
 
 
-def test_predict_writes_any_file_name(run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_predict_writes_any_file_name(
+    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = [
         os.fsdecode(b"caf\xe9.png"),
@@ -403,8 +471,18 @@ def test_predict_writes_any_file_name(run: Any, tmp_path: Path, capsys: Any, mon
     (tmp_path / "photos" / "._=2.png").write_bytes(b"of macOS")
     (tmp_path / "photos" / ".thumbs").mkdir()
     Image.new("RGB", (8, 8)).save("photos/.thumbs/1.png")
-    rows = rows_of(run, tmp_path / "x.csv", *names[:3], f"./{names[3]}", *names[4:5], "photos", names[6])
-    expected = ["caf\\udce9.png", "two\nlines.png", "'=1+1.png", "'-x.png", "'@x.png", "photos/=2.png", "n\u00e9.png"]
+    rows = rows_of(
+        run, tmp_path / "x.csv", *names[:3], f"./{names[3]}", *names[4:5], "photos", names[6]
+    )
+    expected = [
+        "caf\\udce9.png",
+        "two\nlines.png",
+        "'=1+1.png",
+        "'-x.png",
+        "'@x.png",
+        "photos/=2.png",
+        "n\u00e9.png",
+    ]
     assert [row["file"] for row in rows] == expected
     assert all(row["class"].startswith("stripes_") for row in rows)
     capsys.readouterr()
@@ -428,7 +506,11 @@ def test_numbers_are_no_formulas() -> None:
 @pytest.mark.parametrize("mode", ["I;16", "F", "I", "L"])
 def test_white_stays_white_and_grey_grey_in_every_depth(tmp_path: Path, mode: str) -> None:
     white = {"I;16": 65535, "F": 1.0, "I": 65535, "L": 255}[mode]
-    values = np.full((8, 8), white, dtype={"I;16": np.uint16, "F": np.float32, "I": np.int32, "L": np.uint8}[mode])
+    values = np.full(
+        (8, 8),
+        white,
+        dtype={"I;16": np.uint16, "F": np.float32, "I": np.int32, "L": np.uint8}[mode],
+    )
     values[:, :4] = values[0, 0] / 2
     Image.fromarray(values).save(tmp_path / "x.tiff")
     pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))
@@ -452,22 +534,42 @@ def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_pat
 
 def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path) -> None:
     data = ("--data", "project.data.discs.Discs", "--data.num_train", 100, "--data.num_test", 30)
-    train("--model", "project.regressor.Regressor", "--model.net.sizes", "[1024,1]", *data, "--trainer.max_epochs", 1)
+    train(
+        "--model",
+        "project.regressor.Regressor",
+        "--model.net.sizes",
+        "[1024,1]",
+        *data,
+        "--trainer.max_epochs",
+        1,
+    )
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     Image.new("L", (32, 32), 200).save(tmp_path / "disc.png")
-    predict(["--ckpt_path", str(path), str(tmp_path / "disc.png"), "--output", str(tmp_path / "numbers.csv")])
+    predict(
+        [
+            "--ckpt_path",
+            str(path),
+            str(tmp_path / "disc.png"),
+            "--output",
+            str(tmp_path / "numbers.csv"),
+        ]
+    )
     (row,) = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
     loaded = load_run(path)
     image = loaded.datamodule.normalize(torch.full((1, 1, 32, 32), 200, dtype=torch.uint8))
     with torch.no_grad():
-        assert float(row["prediction"]) == pytest.approx(loaded.model.eval()(image).item(), rel=1e-4)
+        assert float(row["prediction"]) == pytest.approx(
+            loaded.model.eval()(image).item(), rel=1e-4
+        )
 
 
 @pytest.mark.slow
 def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
     def shown(name: str, *args: str) -> str:
         command = [sys.executable, str(REPO / "scripts" / name), "--ckpt_path", best(run), *args]
-        with programs.start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with programs.start(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
             output, error = process.communicate()
         assert process.returncode == 0, error
         assert error == ""
@@ -487,10 +589,15 @@ def test_prepare_data_says_what_is_there_and_needs_no_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script("prepare_data").main([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
-    assert capsys.readouterr().out == f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
+    assert (
+        capsys.readouterr().out
+        == f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
+    )
 
 
-def test_prepare_data_wants_a_config_and_tells_of_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_data_wants_a_config_and_tells_of_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "--config" in fails(capsys, 2, lambda: script("prepare_data").main([]))
     (tmp_path / "damaged").touch()
     error = fails(capsys, 1, lambda: script("prepare_data").main([*PREPARE, str(tmp_path)]))
@@ -521,7 +628,9 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
 def test_a_script_imports_torch_where_ctrl_c_is_heard() -> None:
     """That is, inside of `with starting()`: what it imports before needs no torch."""
     texts = [file.read_text() for file in (REPO / "scripts").glob("*.py")]
-    nodes = [node for text in texts if '__name__ == "__main__"' in text for node in ast.parse(text).body]
+    nodes = [
+        node for text in texts if '__name__ == "__main__"' in text for node in ast.parse(text).body
+    ]
     imports = {ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)}
     assert any("starting" in line for line in imports)
     program = "\n".join([*sorted(imports), "import sys", "assert 'torch' not in sys.modules"])
@@ -542,7 +651,11 @@ def test_a_script_imports_torch_where_ctrl_c_is_heard() -> None:
 )
 @pytest.mark.linux
 def test_ctrl_c_ends_a_script_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, first: str, flags: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    first: str,
+    flags: str,
 ) -> None:
     module = script(name)
     monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))

@@ -18,7 +18,14 @@ from project.engine.selection import better
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
-REGRESSION = ("--model", "project.regressor.Regressor", "--data", "small.Numbers", "--model.net.sizes", "[10,1]")
+REGRESSION = (
+    "--model",
+    "project.regressor.Regressor",
+    "--data",
+    "small.Numbers",
+    "--model.net.sizes",
+    "[10,1]",
+)
 # so high a rate that no epoch is like the one before
 WILD = ("--trainer.max_epochs", 4, "--model.lr", 0.5)
 
@@ -32,7 +39,9 @@ def best_epoch(folder: Path) -> int:
     return checkpoint(folder, "best")["epoch"]
 
 
-def test_the_lowest_error_is_the_best(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lowest_error_is_the_best(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(*REGRESSION, *WILD)
     assert "lowest val/mae" in capsys.readouterr().out
     folder = tmp_path / "tiny" / "version_0"
@@ -89,7 +98,11 @@ def test_a_name_that_does_not_tell_needs_a_mode(
 
 @pytest.mark.parametrize(
     ("metric", "mode"),
-    [("MulticlassF1Score", "max"), ("MulticlassCalibrationError", "min"), ("MulticlassHammingDistance", "min")],
+    [
+        ("MulticlassF1Score", "max"),
+        ("MulticlassCalibrationError", "min"),
+        ("MulticlassHammingDistance", "min"),
+    ],
 )
 def test_torchmetrics_is_asked_whatever_the_name(metric: str, mode: str) -> None:
     import torchmetrics.classification
@@ -127,7 +140,8 @@ def test_other_names_are_refused() -> None:
 
 
 class Plain(LightningModule):
-    """Lightning's own ways, nothing of ours. logs: what validation logs: the share of right predictions."""
+    """Lightning's own ways, nothing of ours. logs: what validation logs: the share of right
+    predictions."""
 
     def __init__(self, logs: str = "val/acc", lr: float = 0.5) -> None:
         super().__init__()
@@ -162,7 +176,9 @@ trainer: {accelerator: cpu, max_epochs: 4, log_every_n_steps: 5}
     return str(config)
 
 
-def test_a_plain_module_is_compared_by_its_accuracy(train: Train, tmp_path: Path, plain: str) -> None:
+def test_a_plain_module_is_compared_by_its_accuracy(
+    train: Train, tmp_path: Path, plain: str
+) -> None:
     train(config=plain)
     folder = tmp_path / "plain" / "version_0"
     scores = [value for _, value in curves(folder)["val/acc"]]
@@ -170,11 +186,17 @@ def test_a_plain_module_is_compared_by_its_accuracy(train: Train, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "own", ["Plain", *(pytest.param(own, marks=pytest.mark.slow) for own in ("Otherwise", "Silent"))]
+    "own",
+    ["Plain", *(pytest.param(own, marks=pytest.mark.slow) for own in ("Otherwise", "Silent"))],
 )
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
-    train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str], own: str, every: int
+    train: Train,
+    tmp_path: Path,
+    plain: str,
+    capsys: pytest.CaptureFixture[str],
+    own: str,
+    every: int,
 ) -> None:
     flags = ("--trainer.max_epochs", 4, "--trainer.check_val_every_n_epoch", every, "--name", own)
     if own == "Plain":
@@ -183,10 +205,20 @@ def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_t
         train("--model", f"test_selection.{own}", *flags)
     folder = tmp_path / own / "version_0"
     assert best_epoch(folder) == 3
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "best.ckpt is the last epoch" in line]
-    logged = {"Plain": "--monitor names one of val_hits", "Otherwise": "one of val_loss", "Silent": "last epoch"}
+    (line,) = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "best.ckpt is the last epoch" in line
+    ]
+    logged = {
+        "Plain": "--monitor names one of val_hits",
+        "Otherwise": "one of val_loss",
+        "Silent": "last epoch",
+    }
     assert line.endswith(logged[own])
-    train("--ckpt_path", "last", *flags, "--trainer.max_epochs", 6, config=str(folder / "config.yaml"))
+    train(
+        "--ckpt_path", "last", *flags, "--trainer.max_epochs", 6, config=str(folder / "config.yaml")
+    )
     assert best_epoch(folder) == 5
 
 
@@ -213,7 +245,9 @@ def test_a_module_without_a_validation_has_its_last_epoch(
     assert "Validation: none (Untested has no validation_step)" in capsys.readouterr().out
 
 
-def test_no_monitor_is_the_last_epoch(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_monitor_is_the_last_epoch(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--monitor", "null", *WILD)
     folder = tmp_path / "tiny" / "version_0"
     assert best_epoch(folder) == 3
@@ -225,7 +259,9 @@ def test_no_monitor_is_the_last_epoch(train: Train, tmp_path: Path, capsys: pyte
 
 
 def test_a_plain_modules_metric_can_be_named(train: Train, tmp_path: Path, plain: str) -> None:
-    train("--model.logs", "val/hits", "--monitor", "val/hits", "--monitor_mode", "max", config=plain)
+    train(
+        "--model.logs", "val/hits", "--monitor", "val/hits", "--monitor_mode", "max", config=plain
+    )
     folder = tmp_path / "plain" / "version_0"
     scores = [value for _, value in curves(folder)["val/hits"]]
     assert best_epoch(folder) == scores.index(max(scores))

@@ -30,15 +30,23 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(root: Path, *args: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *args], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", str(root), *args], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_a_clean_checkout_has_no_patch(repository: Path) -> None:
     assert source(repository) == (git(repository, "rev-parse", "HEAD").strip(), "")
 
 
-def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(repository: Path, tmp_path: Path) -> None:
-    code = {"project/old.py": "x = 2\n", "project/data/new über.py": "y = 3\n", "mine.py": "z = 4\n"}
+def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(
+    repository: Path, tmp_path: Path
+) -> None:
+    code = {
+        "project/old.py": "x = 2\n",
+        "project/data/new über.py": "y = 3\n",
+        "mine.py": "z = 4\n",
+    }
     for name, text in code.items():
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).write_text(text)
@@ -110,7 +118,10 @@ def test_a_file_that_vanishes_before_git_adds_it(repository: Path, fake_git: Any
     ("program", "reason"),
     [
         ("exit 0", "git rev-parse: printed nothing"),
-        ("echo 'fatal: detected dubious ownership' >&2; exit 128", "git rev-parse: fatal: detected"),
+        (
+            "echo 'fatal: detected dubious ownership' >&2; exit 128",
+            "git rev-parse: fatal: detected",
+        ),
         ("kill -9 $$", "git rev-parse: status -9"),
         ("exec nothing", "git rev-parse: "),
     ],
@@ -128,7 +139,9 @@ def test_a_git_that_hangs_is_ended_with_its_children(
 ) -> None:
     monkeypatch.setattr("project.engine.source.SECONDS", 1)
     commit = git(repository, "rev-parse", "HEAD").strip()
-    fake_git(f'case "$*" in *diff*) sleep 60 & echo $! > {tmp_path}/child; wait; esac\nexec {GIT} "$@"')
+    fake_git(
+        f'case "$*" in *diff*) sleep 60 & echo $! > {tmp_path}/child; wait; esac\nexec {GIT} "$@"'
+    )
     start = time.monotonic()
     assert source(repository) == (f"{commit}, changes not recorded (git takes longer than 1 s)", "")
     assert time.monotonic() - start < 10
@@ -140,7 +153,9 @@ def test_a_git_that_hangs_is_ended_with_its_children(
 
 
 @pytest.mark.linux
-def test_a_training_writes_down_what_git_did_not_tell(train: Any, tmp_path: Path, fake_git: Any) -> None:
+def test_a_training_writes_down_what_git_did_not_tell(
+    train: Any, tmp_path: Path, fake_git: Any
+) -> None:
     fake_git("exit 3")
     source.cache_clear()
     train("--trainer.max_steps", 1)

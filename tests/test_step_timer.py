@@ -1,4 +1,5 @@
-"""Where a step's time goes: each phase is found, the phases add up to the wall time, validations are left out."""
+"""Where a step's time goes: each phase is found, the phases add up to the wall time, validations
+are left out."""
 
 import re
 import time
@@ -27,7 +28,9 @@ SLEEP_S = 0.004
 
 class SlowSamples(TensorBatches):
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        time.sleep(3 * SLEEP_S * len(indices) / 16)  # against what else a loaded machine does between epochs
+        time.sleep(
+            3 * SLEEP_S * len(indices) / 16
+        )  # against what else a loaded machine does between epochs
         return super().__getitems__(indices)
 
     def select(self, index: Tensor) -> "SlowSamples":
@@ -87,7 +90,9 @@ class Keep(Callback):
     whole: float
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        Keep.timer = next(callback for callback in trainer.callbacks if isinstance(callback, StepTimer))
+        Keep.timer = next(
+            callback for callback in trainer.callbacks if isinstance(callback, StepTimer)
+        )
         self.start, self.validation = time.perf_counter(), 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -160,20 +165,34 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
     train(*FLAGS, *flags)
     timer = Keep.timer
     row = timer.sum()
-    # with the validations, whose time outside of Keep's two hooks varies by more than the timer misses
-    assert total(row) + row["between"] + row["validation"] == pytest.approx(Keep.whole, rel=0.05, abs=0.003)
+    # with the validations, whose time outside of Keep's two hooks varies by more than the timer
+    # misses
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(
+        Keep.whole, rel=0.05, abs=0.003
+    )
     assert total(row) + row["between"] < Keep.wall + 0.003
     found = shares(row)
     assert max(found, key=lambda name: found[name]) == phase
     assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
     curve = curves(tmp_path / "tiny" / "version_0")
     for name, share in shares(timer.epochs[0]).items():
-        assert curve[f"watch/step_time/{name}_percent"][0][1] == pytest.approx(100 * share, rel=1e-4)
-    assert sum(curve[f"watch/step_time/{name}_percent"][-1][1] for name in PHASES) == pytest.approx(100, abs=0.01)
+        assert curve[f"watch/step_time/{name}_percent"][0][1] == pytest.approx(
+            100 * share, rel=1e-4
+        )
+    assert sum(curve[f"watch/step_time/{name}_percent"][-1][1] for name in PHASES) == pytest.approx(
+        100, abs=0.01
+    )
 
 
 def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
-    slow = ("--data", f"{HERE}.SlowTransforms", "--data.val_fraction", 0.6, "--trainer.val_check_interval", 2)
+    slow = (
+        "--data",
+        f"{HERE}.SlowTransforms",
+        "--data.val_fraction",
+        0.6,
+        "--trainer.val_check_interval",
+        2,
+    )
     train(*FLAGS, *slow)
     row = Keep.timer.sum()
     assert row["validation"] > 2 * total(row)
@@ -197,12 +216,21 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     drawn: list[tuple[list[float], list[str], str]] = []
     monkeypatch.setattr(step_timer.charts, "pie", lambda *args: drawn.append(args))
     monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
-    flags = ("--trainer.callbacks+", f"{HERE}.SlowEnd", "--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
+    flags = (
+        "--trainer.callbacks+",
+        f"{HERE}.SlowEnd",
+        "--figures_every_n_epochs",
+        1,
+        "--trainer.max_epochs",
+        1,
+    )
     train(*FLAGS, *flags)
     ((pie, labels, title),) = drawn
     shown = capsys.readouterr().out
     (line,) = re.findall(r"Where the time of training went .*", shown)
-    step_ms, between_s = map(float, re.findall(r"steps of ([\d.]+) ms.* and ([\d.]+) s between epochs", line)[0])
+    step_ms, between_s = map(
+        float, re.findall(r"steps of ([\d.]+) ms.* and ([\d.]+) s between epochs", line)[0]
+    )
     assert between_s == pytest.approx(1, abs=0.5)
     assert step_ms < 1000 / 19  # of one epoch of 19 steps
     assert title == f"Epoch 1: a step of {step_ms:.2f} ms"  # the table of one epoch is its pie
@@ -212,9 +240,13 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
 
 
 @pytest.mark.slow
-def test_epochs_before_a_resume_stay_in_the_chart(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_before_a_resume_stay_in_the_chart(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1])))
+    monkeypatch.setattr(
+        step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1]))
+    )
     monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
     train(*FLAGS, "--figures_every_n_epochs", 5)
     train(*FLAGS, "--figures_every_n_epochs", 2, "--ckpt_path", "last", "--trainer.max_epochs", 5)
@@ -224,7 +256,9 @@ def test_epochs_before_a_resume_stay_in_the_chart(train: Train, monkeypatch: pyt
 
 
 def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train("--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler")
+    train(
+        "--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler"
+    )
     shown = capsys.readouterr().out
     assert "Step timer: off beside the SimpleProfiler" in shown
     assert "Where the time of training went" not in shown
@@ -273,7 +307,10 @@ def turn(clock: PhaseClock, forwards: list[float]) -> None:
     clock.start("run_training_epoch")
     for forward in forwards:
         for action, seconds in (
-            *(("[_TrainingEpochLoop].train_dataloader_next", 1), ("[Strategy]S.batch_to_device", 2)),
+            *(
+                ("[_TrainingEpochLoop].train_dataloader_next", 1),
+                ("[Strategy]S.batch_to_device", 2),
+            ),
             *(("[Strategy]S.training_step", forward), ("[Strategy]S.backward", 4)),
         ):
             clock.start(action)
@@ -282,14 +319,18 @@ def turn(clock: PhaseClock, forwards: list[float]) -> None:
 
 
 @pytest.mark.parametrize("num_calls", [1, 2, 3, 10])
-def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(monkeypatch: pytest.MonkeyPatch, num_calls: int) -> None:
+def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(
+    monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
     clock = gpu_clock(monkeypatch)
     for _ in range(3):
         turn(clock, [30, *[3] * 9][:num_calls])  # the first one is slow
         clock.start("[Callback]StepTimer.on_train_epoch_end")
         found = clock.take()
         assert found["other"] == 0
-        assert found["forward"] / found["backward"] == pytest.approx(30 / 4 if num_calls == 1 else 3 / 4)
+        assert found["forward"] / found["backward"] == pytest.approx(
+            30 / 4 if num_calls == 1 else 3 / 4
+        )
 
 
 def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +347,15 @@ def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.gpu
 def test_a_slow_network_is_found_on_a_gpu(train: Train) -> None:
-    train(*FLAGS, "--trainer.accelerator", "gpu", "--model.net", f"{HERE}.HeavyForward", "--data.num_train", 20_000)
+    train(
+        *FLAGS,
+        "--trainer.accelerator",
+        "gpu",
+        "--model.net",
+        f"{HERE}.HeavyForward",
+        "--data.num_train",
+        20_000,
+    )
     found = shares(Keep.timer.sum())
     assert found["forward"] > 0.6  # its kernels run long after they were launched
 

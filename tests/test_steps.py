@@ -1,4 +1,5 @@
-"""Several optimiser steps in one call: the same weights, curves and counts as one step at a time."""
+"""Several optimiser steps in one call: the same weights, curves and counts as one step at a
+time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,8 @@ def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
 @pytest.mark.parametrize("num_steps", [4, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS]
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS],
 )
 def test_several_steps_at_once_change_nothing(
     train: Train,
@@ -120,7 +122,10 @@ def test_several_steps_at_once_change_nothing(
 
 def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_path: Path) -> None:
     config = tmp_path / "plain.yaml"
-    config.write_text("model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, max_epochs: 3}")
+    config.write_text(
+        "model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, "
+        "max_epochs: 3}"
+    )
     flags = (
         "--trainer.log_every_n_steps",
         5,
@@ -149,23 +154,35 @@ def test_a_step_that_ends_the_training_is_the_last_one(train: Train, tmp_path: P
     for name, num_steps in (("one", 1), ("several", 4)):
         flags = ("--model", "test_steps.Stops", "--steps_per_execution", num_steps)
         assert train(*flags, "--name", name)["steps"] == 10
-    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
+    assert equal(
+        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
+    )
 
 
 @pytest.mark.parametrize(
-    "max_steps", [1, pytest.param(12, marks=pytest.mark.slow), 31, pytest.param(38, marks=pytest.mark.slow)]
+    "max_steps",
+    [1, pytest.param(12, marks=pytest.mark.slow), 31, pytest.param(38, marks=pytest.mark.slow)],
 )
 def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int) -> None:
     for name, num_steps in (("one", 1), ("several", 8)):
         flags = ("--trainer.max_steps", max_steps, "--steps_per_execution", num_steps)
         assert train(*flags, "--name", name)["steps"] == max_steps
-    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0"))
+    assert equal(
+        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
+    )
 
 
 def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate", "--steps_per_execution", 4)
+    flags = (
+        "--trainer.max_epochs",
+        3,
+        "--trainer.callbacks",
+        "test_training.Terminate",
+        "--steps_per_execution",
+        4,
+    )
     train(*flags, "--name", "whole")
     monkeypatch.setattr("test_training.Terminate.at_batch", 11)
     with pytest.raises(SystemExit):
@@ -193,7 +210,14 @@ def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
 def test_a_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
     for name, numbers in (("one", (1, 1)), ("other", (6, 4))):
         for epochs, num_steps in zip((1, 3), numbers, strict=True):
-            flags = ("--trainer.max_epochs", epochs, "--steps_per_execution", num_steps, "--name", name)
+            flags = (
+                "--trainer.max_epochs",
+                epochs,
+                "--steps_per_execution",
+                num_steps,
+                "--name",
+                name,
+            )
             train(*flags, *(("--ckpt_path", "last") if epochs == 3 else ()))
     assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "other" / "version_0"))
 
@@ -262,7 +286,10 @@ class OwnSGD(torch.optim.SGD):
         (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
         (("--model", "test_steps.Clips"), "configure_gradient_clipping of Clips"),
         (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
-        (("--trainer.callbacks", "test_steps.HookedCallback"), "on_train_batch_end of HookedCallback"),
+        (
+            ("--trainer.callbacks", "test_steps.HookedCallback"),
+            "on_train_batch_end of HookedCallback",
+        ),
         (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
     ],
 )
@@ -280,7 +307,10 @@ def test_what_needs_single_steps_gets_them_and_says_so(
     monkeypatch.setattr(test_steps.Seen, "calls", 0)
     flags = (*flags, "--trainer.log_every_n_steps", 1)
     several = train(*flags, "--steps_per_execution", 4, "--name", "several")
-    assert f"One step at a time: --steps_per_execution 4 does not go with {named}" in capsys.readouterr().out
+    assert (
+        f"One step at a time: --steps_per_execution 4 does not go with {named}"
+        in capsys.readouterr().out
+    )
     if "test_steps." in str(flags):
         assert test_steps.Seen.calls >= several["steps"] == 38
     one = train(*flags, "--name", "one")
@@ -314,10 +344,15 @@ class Ask(Callback):
     "limits",
     [
         ("--trainer.max_steps", 23),
-        *(pytest.param(limits, marks=pytest.mark.slow) for limits in ((), ("--trainer.max_epochs", -1))),
+        *(
+            pytest.param(limits, marks=pytest.mark.slow)
+            for limits in ((), ("--trainer.max_epochs", -1))
+        ),
     ],
 )
-def test_the_estimated_number_of_steps_is_that_of_single_steps(train: Train, limits: tuple[object, ...]) -> None:
+def test_the_estimated_number_of_steps_is_that_of_single_steps(
+    train: Train, limits: tuple[object, ...]
+) -> None:
     limits = (*limits, "--trainer.max_steps", 30) if -1 in limits else limits
     answers = []
     for num_steps in (1, 4):

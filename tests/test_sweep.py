@@ -1,4 +1,5 @@
-"""sweep.py: searches, grids and cross-validations, which go on after a kill without losing or repeating a trial."""
+"""sweep.py: searches, grids and cross-validations, which go on after a kill without losing or
+repeating a trial."""
 
 import csv
 import errno
@@ -54,15 +55,30 @@ Sweep = Callable[..., Any]
         ("model.lr=1e-3, 0.1,1", CategoricalDistribution([0.001, 0.1, 1]), ["1e-3", "0.1", "1"]),
         ("model.optimizer=SGD,Adam", CategoricalDistribution(["SGD", "Adam"]), ["SGD", "Adam"]),
         ("a=null,true,x y", CategoricalDistribution([None, True, "x y"]), ["null", "true", "x y"]),
-        ("a=[1,2],[3,[4,5]]", CategoricalDistribution(["[1,2]", "[3,[4,5]]"]), ["[1,2]", "[3,[4,5]]"]),
-        ("a={b: 1, c: 2},'d,e'", CategoricalDistribution(["{b: 1, c: 2}", "'d,e'"]), ["{b: 1, c: 2}", "'d,e'"]),
+        (
+            "a=[1,2],[3,[4,5]]",
+            CategoricalDistribution(["[1,2]", "[3,[4,5]]"]),
+            ["[1,2]", "[3,[4,5]]"],
+        ),
+        (
+            "a={b: 1, c: 2},'d,e'",
+            CategoricalDistribution(["{b: 1, c: 2}", "'d,e'"]),
+            ["{b: 1, c: 2}", "'d,e'"],
+        ),
         ("trainer.limit_train_batches=1,1.0", CategoricalDistribution(["1", "1.0"]), ["1", "1.0"]),
-        ("config=../a.yaml,../b.yaml", CategoricalDistribution(["../a.yaml", "../b.yaml"]), ["../a.yaml", "../b.yaml"]),
+        (
+            "config=../a.yaml,../b.yaml",
+            CategoricalDistribution(["../a.yaml", "../b.yaml"]),
+            ["../a.yaml", "../b.yaml"],
+        ),
     ],
 )
 def test_what_a_search_means(search: str, distribution: Any, texts: list[str]) -> None:
     found = dimension(search)
-    assert (found.flag, found.distribution) == (search.partition("=")[0].removeprefix("--"), distribution)
+    assert (found.flag, found.distribution) == (
+        search.partition("=")[0].removeprefix("--"),
+        distribution,
+    )
     assert found.texts == texts
     if found.is_list:
         assert [found.text(choice) for choice in distribution.choices] == texts
@@ -84,7 +100,10 @@ WRONG = [
     (["--search", "name=a,b"], "name cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag stands twice"),
     (["--search", "model.lr=0.1,0.2", "--search", "model.lr=0.3"], "the flag stands twice"),
-    (["--search", "model.lr=0.1,0.2", "--search", "model.init_args.lr=0.3"], "the flag stands twice"),
+    (
+        ["--search", "model.lr=0.1,0.2", "--search", "model.init_args.lr=0.3"],
+        "the flag stands twice",
+    ),
     (["--search", "model.init_args.lr=0.1,0.2", "--model.lr", "0.3"], "the flag stands twice"),
     (["--search", "monitor=val/acc,val/loss"], "monitor cannot be searched"),
     (["--search", "trainer.strategy=auto,ddp"], "on one device"),
@@ -92,9 +111,18 @@ WRONG = [
     (["--search", LR], "--trials N: how many?"),
     (["--search", LR, "--trials", "0"], "--trials 0: 1 is the least"),
     (["--search", LR, "--search", "seed_everything=1,2", "--trials", "4"], "as a grid"),
-    (["--search", LR, "--trials", "4", "--ckpt_path", "last"], "--ckpt_path is no flag for a sweep"),
-    (["--search", LR, "--trials", "4", "--data.val_fraction", "0"], "compares trials by a validation"),
-    (["--search", LR, "--trials", "4", "--trainer.strategy", "ddp", "--trainer.devices", "2"], "on one device"),
+    (
+        ["--search", LR, "--trials", "4", "--ckpt_path", "last"],
+        "--ckpt_path is no flag for a sweep",
+    ),
+    (
+        ["--search", LR, "--trials", "4", "--data.val_fraction", "0"],
+        "compares trials by a validation",
+    ),
+    (
+        ["--search", LR, "--trials", "4", "--trainer.strategy", "ddp", "--trainer.devices", "2"],
+        "on one device",
+    ),
     (["--search", LR, "--trials", "4", "--seed_everything", "true"], "another seed for each trial"),
     (["--trials", "4"], "--search"),
 ]
@@ -117,7 +145,10 @@ def test_what_is_wrong_is_refused_before_a_trial(
     "content",
     [
         "no database",
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ("", "another study", "two studies", "file for folder")),
+        *(
+            pytest.param(c, marks=pytest.mark.slow)
+            for c in ("", "another study", "two studies", "file for folder")
+        ),
     ],
 )
 def test_a_study_that_is_not_its_own_is_refused(
@@ -188,7 +219,10 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(
     assert [(trial.params, trial.value) for trial in study.trials] == expected
     assert [list(trial.intermediate_values) for trial in study.trials] == [[1, 2]] * 3
     assert not list((tmp_path / "tried").glob("trial_*/version_1")), "the run goes on in its folder"
-    assert "Resume" in capsys.readouterr().out or (tmp_path / "tried/trial_001/version_0/config_1.yaml").is_file()
+    assert (
+        "Resume" in capsys.readouterr().out
+        or (tmp_path / "tried/trial_001/version_0/config_1.yaml").is_file()
+    )
 
     found = sweep(*search[:-1], "4")
     assert [(trial.params, trial.value) for trial in found.trials[:3]] == expected
@@ -209,8 +243,14 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(
         rows = list(csv.DictReader(file))
     assert [float(row["val/acc"]) for row in rows] == [trial.value for trial in found.trials]
     for other, message in (
-        (["--search", LR, "--search", "data.batch_size=16,64", "--trials", "4"], "this sweep was begun with"),
-        ([*search, "--trainer.max_epochs", "3"], "--trainer.max_epochs 3: this sweep was begun with 2"),
+        (
+            ["--search", LR, "--search", "data.batch_size=16,64", "--trials", "4"],
+            "this sweep was begun with",
+        ),
+        (
+            [*search, "--trainer.max_epochs", "3"],
+            "--trainer.max_epochs 3: this sweep was begun with 2",
+        ),
     ):
         with pytest.raises(SystemExit):
             sweep(*other)
@@ -227,7 +267,9 @@ class Faulty(nn.Module):
     def forward(self, x: Tensor) -> Any:
         if self.training and self.how == "bug":
             raise AttributeError(f"a bug in {self.how}")
-        return self.head(x.flatten(1)) * (float("nan") if self.training and self.how == "nan" else 1)
+        return self.head(x.flatten(1)) * (
+            float("nan") if self.training and self.how == "nan" else 1
+        )
 
 
 NET = ("--model.net", "test_sweep.Faulty")
@@ -274,17 +316,32 @@ def test_a_trial_whose_process_dies_goes_on_once(tmp_path: Path) -> None:
         (tmp_path / ".worker_0").write_text("1")
         sweep_workers.note_death(study, tmp_path, 0, -9, died)
         assert study.get_trials()[1].state == expected
-    assert "died twice by SIGKILL, as one that takes more memory" in study.get_trials()[1].user_attrs["reason"]
+    assert (
+        "died twice by SIGKILL, as one that takes more memory"
+        in study.get_trials()[1].user_attrs["reason"]
+    )
     for _ in range(2):
         sweep_workers.note_death(study, tmp_path, 0, 1, died)
-    with pytest.raises(UserError, match="a worker ended with status 1 before its trial, three times"):
+    with pytest.raises(
+        UserError, match="a worker ended with status 1 before its trial, three times"
+    ):
         sweep_workers.note_death(study, tmp_path, 0, 1, died)
 
 
-def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_sweep_and_fails_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = make_study(tmp_path / "tried", 1)
-    task = {"root": str(tmp_path), "name": "tried", "seed": 1, "flags": [], "search": ["model.lr=0.1,0.2"]}
-    worker = sweeping.Worker({**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0})
+    task = {
+        "root": str(tmp_path),
+        "name": "tried",
+        "seed": 1,
+        "flags": [],
+        "search": ["model.lr=0.1,0.2"],
+    }
+    worker = sweeping.Worker(
+        {**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0}
+    )
 
     def full(*_: Any) -> None:
         try:
@@ -297,13 +354,20 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path: Path, monkeypat
         worker.run()
     assert sweep_study.cannot_write(caught.value)
     assert study.get_trials()[0].state == TrialState.RUNNING
-    process = SimpleNamespace(poll=lambda: sweep_study.CANNOT_WRITE, terminate=lambda: None, kill=lambda: None)
+    process = SimpleNamespace(
+        poll=lambda: sweep_study.CANNOT_WRITE, terminate=lambda: None, kill=lambda: None
+    )
     monkeypatch.setattr(sweep_workers, "start_worker", lambda *_: process)
-    with pytest.raises(UserError, match="cannot be written, as on a full disk; 0 of 1 trials are finished\nmake room"):
+    with pytest.raises(
+        UserError,
+        match="cannot be written, as on a full disk; 0 of 1 trials are finished\nmake room",
+    ):
         sweep_workers.train_all(tmp_path / "tried", {"num_trials": 1, "monitor": None}, 1, [])
 
 
-def test_a_study_that_cannot_be_written_is_said_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_cannot_be_written_is_said_in_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_study(tmp_path, 0)
     connect = sqlite3.connect
 
@@ -314,7 +378,10 @@ def test_a_study_that_cannot_be_written_is_said_in_short(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(sqlite3, "connect", without_room)
     study = open_study(tmp_path / "study.db")
-    what = "study.db cannot be read or written: database or disk is full\nmend that, then give the same command"
+    what = (
+        "study.db cannot be read or written: database or disk is full\nmend that, then "
+        "give the same command"
+    )
     with pytest.raises(UserError, match=what), sweep_study.study_errors(tmp_path):
         study.set_user_attr("long", [f"{i}" for i in range(10_000)])
 
@@ -323,8 +390,16 @@ def test_a_trial_that_another_worker_has_just_finished_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make_study(tmp_path / "tried", 1)
-    task = {"root": str(tmp_path), "name": "tried", "seed": 1, "flags": [], "search": ["model.lr=0.1,0.2"]}
-    worker = sweeping.Worker({**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0})
+    task = {
+        "root": str(tmp_path),
+        "name": "tried",
+        "seed": 1,
+        "flags": [],
+        "search": ["model.lr=0.1,0.2"],
+    }
+    worker = sweeping.Worker(
+        {**task, "index": 0, "num_trials": 1, "monitor": None, "prune": False, "num_warmup": 0}
+    )
     lock = worker.lock
 
     def finished_meanwhile(number: int) -> Any:
@@ -338,7 +413,9 @@ def test_a_trial_that_another_worker_has_just_finished_is_left_alone(
 @pytest.mark.parametrize("name", ["what?", "a{b}", "a#b%41", "ä ö/ü"])
 def test_a_sweep_may_have_any_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir(parents=True)
-    optuna.create_study(study_name="x", storage=sweep_study.storage_of(tmp_path / name / "study.db"))
+    optuna.create_study(
+        study_name="x", storage=sweep_study.storage_of(tmp_path / name / "study.db")
+    )
     assert open_study(tmp_path / name / "study.db").study_name == "x"
     assert [path.name for path in (tmp_path / name).iterdir()] == ["study.db"]
 
@@ -346,9 +423,7 @@ def test_a_sweep_may_have_any_name(name: str, tmp_path: Path) -> None:
 def test_a_metric_that_a_fold_lacks_is_left_out_of_its_mean(capsys: Any) -> None:
     study = optuna.create_study()
     for fold, metrics in enumerate([{"test/acc": 0.5}, {"test/acc": 0.7, "test/f1": 0.1}]):
-        asked = study.ask(
-            {"data.fold": CategoricalDistribution([0, 1])},
-        )
+        asked = study.ask({"data.fold": CategoricalDistribution([0, 1])})
         for key, value in (metrics | {"test/num_samples": 5}).items():
             asked.set_user_attr(key, value)
         study.tell(asked, fold)
@@ -366,7 +441,9 @@ def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             trial.report(value, step)
         study.tell(trial, value)
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), sanity_checking=False, global_step=0)
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), sanity_checking=False, global_step=0
+    )
     trainer.should_stop, trainer.callback_metrics = False, {"val/loss": torch.tensor(9.0)}
     trainer.val_check_batch = trainer.num_training_batches = 10
     asked = study.ask()
@@ -380,10 +457,14 @@ def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
     assert study.get_trials()[-1].intermediate_values == {1: 9, 2: 9}
     for trainer.global_step in (0, 10):
         sweeping.Report(asked, "val/loss").on_train_start(trainer, None)  # type: ignore[arg-type]
-        assert trainer.should_stop == (trainer.global_step > 0), "killed after that, and before or after a checkpoint"
+        assert trainer.should_stop == (trainer.global_step > 0), (
+            "killed after that, and before or after a checkpoint"
+        )
 
 
-@pytest.mark.parametrize(("every", "expected"), [(10, [1, 2]), (5, [1, 2, 3, 4]), (4, [1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("every", "expected"), [(10, [1, 2]), (5, [1, 2, 3, 4]), (4, [1, 2, 3, 4])]
+)
 def test_validations_are_counted(every: int, expected: list[int]) -> None:
     found = []
     for epoch in range(2):
@@ -391,7 +472,10 @@ def test_validations_are_counted(every: int, expected: list[int]) -> None:
             if (batch + 1) % every == 0:
                 loop = SimpleNamespace(batch_idx=batch)
                 trainer: Any = SimpleNamespace(
-                    val_check_batch=every, num_training_batches=10, current_epoch=epoch, fit_loop=loop
+                    val_check_batch=every,
+                    num_training_batches=10,
+                    current_epoch=epoch,
+                    fit_loop=loop,
                 )
                 found.append(sweep_report.validation_number(trainer))
     assert found == expected
@@ -424,9 +508,17 @@ def test_the_best_of_several_flags_is_that_of_the_best_mean(sweep: Sweep, capsys
 
 @pytest.mark.slow
 def test_the_same_command_goes_on(tmp_path: Path) -> None:
-    """Killed and stopped with two processes at once, ended with one. From another working folder."""
+    """Killed and stopped with two processes at once, ended with one. From another working
+    folder."""
     flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs"]
-    flags += ["--search", "model.lr=0.001,0.003,0.01,0.03,0.1,0.3", "--name", "grid", "--trainer.max_epochs", "3"]
+    flags += [
+        "--search",
+        "model.lr=0.001,0.003,0.01,0.03,0.1,0.3",
+        "--name",
+        "grid",
+        "--trainer.max_epochs",
+        "3",
+    ]
     command = [sys.executable, str(REPO / "scripts" / "sweep.py"), *flags]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for number in (signal.SIGKILL, signal.SIGTERM):
@@ -440,18 +532,33 @@ def test_the_same_command_goes_on(tmp_path: Path) -> None:
             process.send_signal(number)
         rest = process.communicate(timeout=60)[0]
         assert process.returncode == (-9 if number == signal.SIGKILL else 143)
-    assert re.search("Stopped by SIGTERM; [2-5] of 6 trials are finished, the same command goes on", rest)
+    assert re.search(
+        "Stopped by SIGTERM; [2-5] of 6 trials are finished, the same command goes on", rest
+    )
     with programs.start(command, **how) as process:
         done, _ = process.communicate(timeout=300)
     assert process.returncode == 0, done
     assert re.search("Going on: [2-5] of 6 trials are finished", done)
     assert [row[1] for row in table(done)[1:7]] == ["finished"] * 6
     study = open_study(tmp_path / "logs" / "grid" / "study.db")
-    assert [trial.params["model.lr"] for trial in study.trials] == [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
+    assert [trial.params["model.lr"] for trial in study.trials] == [
+        0.001,
+        0.003,
+        0.01,
+        0.03,
+        0.1,
+        0.3,
+    ]
     assert [len(trial.intermediate_values) for trial in study.trials] == [3] * 6
     best = study.best_trial
     alone = train_main(
-        [*TINY_FLAGS, "--model.lr", str(best.params["model.lr"]), "--trainer.default_root_dir", str(tmp_path)]
+        [
+            *TINY_FLAGS,
+            "--model.lr",
+            str(best.params["model.lr"]),
+            "--trainer.default_root_dir",
+            str(tmp_path),
+        ]
     )
     assert alone["test/loss"] == pytest.approx(best.user_attrs["test/loss"], abs=1e-7)
 
@@ -466,7 +573,8 @@ def test_every_command_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPO / "configs", tmp_path / "configs")
     short = (
-        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2 "
+        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 "
+        "--trainer.limit_train_batches 2 "
         "--step_timer false --device_monitor false --figures_every_n_epochs 0"
     )
     for command in commands(PAGE):

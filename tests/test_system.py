@@ -1,4 +1,5 @@
-"""What a user's subclass of the Classifier or System assigns and overrides: it takes effect, and breaks nothing."""
+"""What a user's subclass of the Classifier or System assigns and overrides: it takes effect, and
+breaks nothing."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +28,12 @@ Train = Callable[..., dict[str, Any]]
 HERE = "test_system"
 ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
 PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
-PLATEAU += ("--model.scheduler_args.threshold", 1000, "--model.scheduler_args.threshold_mode", "abs")
+PLATEAU += (
+    "--model.scheduler_args.threshold",
+    1000,
+    "--model.scheduler_args.threshold_mode",
+    "abs",
+)
 
 
 def folder(tmp_path: Path, name: str = "tiny") -> Path:
@@ -57,7 +63,9 @@ def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_pa
     result = train("--model", f"{HERE}.Weighted", *ONE_EPOCH)
     criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
     seed_everything(42, workers=True)
-    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
     net = MLP([192, 16, 4])
     data.setup("fit")
     data.setup("test")
@@ -77,7 +85,10 @@ def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_pa
         x, y = data.splits[split].inputs, data.splits[split].targets
         with torch.no_grad():
             logits = net(data.normalize(x))
-        sums = [criterion(*part).item() * len(part[1]) for part in zip(logits.split(16), y.split(16), strict=True)]
+        sums = [
+            criterion(*part).item() * len(part[1])
+            for part in zip(logits.split(16), y.split(16), strict=True)
+        ]
         return sum(sums) / len(y)
 
     assert found["val/loss"][0][1] == pytest.approx(mean_loss("val"), rel=1e-4)
@@ -106,12 +117,20 @@ class OwnMetrics(Classifier):
         pytest.param("none", set(), marks=pytest.mark.slow),
     ],
 )
-def test_the_metrics_that_are_assigned_are_measured(train: Train, tmp_path: Path, kind: str, names: set[str]) -> None:
+def test_the_metrics_that_are_assigned_are_measured(
+    train: Train, tmp_path: Path, kind: str, names: set[str]
+) -> None:
     result = train("--model", f"{HERE}.OwnMetrics", "--model.kind", kind)
-    assert of_test(result).keys() == {"test/loss", "test/num_samples", *(f"test/{name}" for name in names)}
+    assert of_test(result).keys() == {
+        "test/loss",
+        "test/num_samples",
+        *(f"test/{name}" for name in names),
+    }
     found = curves(folder(tmp_path))
     for stage in ("train", "val"):
-        assert {tag for tag in found if tag.startswith(stage)} == {f"{stage}/{name}" for name in {"loss", *names}}
+        assert {tag for tag in found if tag.startswith(stage)} == {
+            f"{stage}/{name}" for name in {"loss", *names}
+        }
     assert evaluate(tmp_path) == of_test(result)
 
 
@@ -127,7 +146,9 @@ class OwnOptimizer(Classifier):
             "class": lambda: SGD,
             "partial": lambda: partial(SGD, momentum=0.5),
             "callable": lambda: (
-                lambda parameters, lr: SGD([p for p in parameters if p.requires_grad], lr, momentum=0.5)
+                lambda parameters, lr: SGD(
+                    [p for p in parameters if p.requires_grad], lr, momentum=0.5
+                )
             ),
             "object": lambda: SGD(self.parameters(), lr=0.05),
         }
@@ -177,8 +198,17 @@ class OwnScheduler(Classifier):
 
 
 @pytest.mark.parametrize("kind", ["name", pytest.param("object", marks=pytest.mark.slow)])
-def test_the_scheduler_that_is_assigned_steps_and_resumes(train: Train, tmp_path: Path, kind: str) -> None:
-    flags = ("--model", f"{HERE}.OwnScheduler", "--model.kind", kind, "--trainer.log_every_n_steps", 19)
+def test_the_scheduler_that_is_assigned_steps_and_resumes(
+    train: Train, tmp_path: Path, kind: str
+) -> None:
+    flags = (
+        "--model",
+        f"{HERE}.OwnScheduler",
+        "--model.kind",
+        kind,
+        "--trainer.log_every_n_steps",
+        19,
+    )
     train(*flags, "--trainer.max_epochs", 2)
     train(*flags, "--trainer.max_epochs", 3, "--ckpt_path", "last")
     assert [rate for _, rate in curves(folder(tmp_path))["lr"]] == pytest.approx([1e-2, 1e-3, 1e-4])
@@ -206,19 +236,27 @@ class OwnMethods(Classifier):
     prepare = step = result = loss
 
 
-@pytest.mark.parametrize("name", [pytest.param("OwnAttributes", marks=pytest.mark.slow), "OwnMethods"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("OwnAttributes", marks=pytest.mark.slow), "OwnMethods"]
+)
 def test_names_are_the_users_own(train: Train, tmp_path: Path, name: str) -> None:
     result = train("--model", f"{HERE}.{name}")
     assert {"test/loss", "test/acc"} <= result.keys()
     assert evaluate(tmp_path) == of_test(result)
-    assert train("--model", f"{HERE}.{name}", "--ckpt_path", "last", "--trainer.max_epochs", 3)["epochs"] == 3
+    assert (
+        train("--model", f"{HERE}.{name}", "--ckpt_path", "last", "--trainer.max_epochs", 3)[
+            "epochs"
+        ]
+        == 3
+    )
 
 
 # what a subclass overrides
 
 
 class NoSuper(Classifier):
-    """Every hook that the curves, the schedule and the resume could have lived in, without super()."""
+    """Every hook that the curves, the schedule and the resume could have lived in, without
+    super()."""
 
     num_calls = 0
 
@@ -227,8 +265,12 @@ class NoSuper(Classifier):
 
     setup = on_fit_start = on_fit_end = on_train_start = on_train_end = count
     on_train_epoch_start = on_train_epoch_end = on_train_batch_start = on_train_batch_end = count
-    on_validation_start = on_validation_end = on_validation_epoch_start = on_validation_epoch_end = count
-    on_validation_batch_start = on_validation_batch_end = on_test_batch_start = on_test_batch_end = count
+    on_validation_start = on_validation_end = on_validation_epoch_start = (
+        on_validation_epoch_end
+    ) = count
+    on_validation_batch_start = on_validation_batch_end = on_test_batch_start = (
+        on_test_batch_end
+    ) = count
     on_test_start = on_test_end = on_test_epoch_start = on_test_epoch_end = teardown = count
     on_save_checkpoint = on_load_checkpoint = on_before_zero_grad = on_after_backward = count
 
@@ -238,7 +280,10 @@ class NoSuper(Classifier):
 
 @pytest.mark.parametrize(
     "flags",
-    [PLATEAU, pytest.param((*PLATEAU, "--model.scheduler_args.mode", "max"), marks=pytest.mark.slow)],
+    [
+        PLATEAU,
+        pytest.param((*PLATEAU, "--model.scheduler_args.mode", "max"), marks=pytest.mark.slow),
+    ],
     ids=["min", "max"],
 )
 def test_hooks_may_be_overridden_without_super(
@@ -291,10 +336,16 @@ def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
     (tmp_path / "metrics.yaml").write_text(METRICS)
     result = train("--config", tmp_path / "metrics.yaml")
     names = {"loss", "f1", "auroc"}
-    classes = {f"recall/{name}" for name in SyntheticImages(num_classes=4).classes}  # one number for each class
-    keys = {f"test/{name}" for name in (*names, "num_samples")} | {f"test_{name}" for name in classes}
+    classes = {
+        f"recall/{name}" for name in SyntheticImages(num_classes=4).classes
+    }  # one number for each class
+    keys = {f"test/{name}" for name in (*names, "num_samples")} | {
+        f"test_{name}" for name in classes
+    }
     assert {name for name in result if name.startswith("test")} == keys
-    summary = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Test of"))
+    summary = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("Test of")
+    )
     for name in ("f1", "auroc"):
         assert f"test/{name} {result[f'test/{name}']:.4f}" in summary
     found = curves(folder(tmp_path))
@@ -304,7 +355,9 @@ def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
     assert evaluate(tmp_path) == of_test(result)
 
 
-def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(train: Train, tmp_path: Path) -> None:
+def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(
+    train: Train, tmp_path: Path
+) -> None:
     (tmp_path / "metrics.yaml").write_text(METRICS)
     result = train("--config", tmp_path / "metrics.yaml")
     run = load_run(folder(tmp_path) / "checkpoints" / "best.ckpt")
@@ -313,7 +366,9 @@ def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(train: Train, t
     with torch.no_grad():
         logits = run.model.eval()(data.normalize(data.splits["test"].inputs))
     targets = data.splits["test"].targets
-    assert result["test/f1"] == pytest.approx(MulticlassF1Score(4)(logits, targets).item(), rel=1e-6)
+    assert result["test/f1"] == pytest.approx(
+        MulticlassF1Score(4)(logits, targets).item(), rel=1e-6
+    )
     recalls = MulticlassRecall(4, average="none")(logits, targets)
     for name, recall in zip(data.classes, recalls, strict=True):
         assert result[f"test_recall/{name}"] == pytest.approx(recall.item(), rel=1e-6)
@@ -329,7 +384,9 @@ def make_classifier() -> tuple[Classifier, tuple[Tensor, Tensor]]:
 def test_the_steps_work_without_a_trainer() -> None:
     model, batch = make_classifier()
     loss = model.training_step(batch, 0)
-    assert loss.item() == pytest.approx(nn.functional.cross_entropy(model(batch[0]), batch[1]).item())
+    assert loss.item() == pytest.approx(
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).item()
+    )
     assert model.validation_step(batch, 0).shape == (8, 4)
     assert model.predict_step(batch, 0).sum(1).tolist() == pytest.approx([1] * 8)
 
@@ -340,9 +397,13 @@ def test_an_unknown_stage_is_refused() -> None:
         model.track("training", torch.zeros(()))
 
 
-@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")  # a call inside Lightning 2.6
+@pytest.mark.filterwarnings(
+    r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
+)  # a call inside Lightning 2.6
 def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
-    data = SyntheticImages(image_shape=(3, 2, 2), num_classes=4, num_train=100, num_test=20, batch_size=10)
+    data = SyntheticImages(
+        image_shape=(3, 2, 2), num_classes=4, num_train=100, num_test=20, batch_size=10
+    )
     model, _ = make_classifier()
     trainer = Trainer(
         accelerator="cpu",
@@ -371,13 +432,18 @@ calls: list[Tensor] = []
 
 
 def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls.clear()
     flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
     train("--model.optimizer", "SGD", "--model.lr", 1e-30, *flags)
     (inputs,) = calls
-    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
     data.setup("fit")
     assert torch.equal(inputs, data.normalize(data.splits["train"].inputs))
     run = load_run(folder(tmp_path) / "checkpoints" / "last.ckpt")
@@ -397,7 +463,12 @@ def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = (
-        *("--model.initializer", f"{HERE}.centre", "--model.parameter_groups.norms_and_biases", "{lr: 0.1}"),
+        *(
+            "--model.initializer",
+            f"{HERE}.centre",
+            "--model.parameter_groups.norms_and_biases",
+            "{lr: 0.1}",
+        ),
         *("--model.scheduler", "OneCycleLR"),
     )
     train(*flags, "--name", "whole")
@@ -412,12 +483,17 @@ def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
 class OwnGroups(Classifier):
     def __init__(self, which: str, kind: str = "name", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.parameter_groups = {which: {"lr": 0.1}} | ({} if kind == "name" else {"layers": {"wieght_decay": 1}})
-        self.optimizer = {"name": "Adam", "class": SGD, "object": SGD(self.parameters(), lr=0.05)}[kind]
+        self.parameter_groups = {which: {"lr": 0.1}} | (
+            {} if kind == "name" else {"layers": {"wieght_decay": 1}}
+        )
+        self.optimizer = {"name": "Adam", "class": SGD, "object": SGD(self.parameters(), lr=0.05)}[
+            kind
+        ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [("class", "did you mean weight_decay"), ("object", "an object has its own")]
+    ("kind", "message"),
+    [("class", "did you mean weight_decay"), ("object", "an object has its own")],
 )
 def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
     train: Train, capsys: pytest.CaptureFixture[str], kind: str, message: str
@@ -449,9 +525,14 @@ class OwnTest(Classifier):
         self.track("test", self.criterion(self.net(batch[0]), batch[1]))
 
 
-def test_views_that_a_test_step_does_not_take_are_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_views_that_a_test_step_does_not_take_are_said(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--model", f"{HERE}.OwnTest", "--model.test_views", f"{HERE}.halved", *ONE_EPOCH)
-    assert "test_views had no effect: test_step of OwnTest does not call self(x)" in capsys.readouterr().out
+    assert (
+        "test_views had no effect: test_step of OwnTest does not call self(x)"
+        in capsys.readouterr().out
+    )
 
 
 def none_at_all(inputs: Tensor) -> list[Tensor]:
@@ -494,24 +575,32 @@ def halved(inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.slow
-def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(train: Train, tmp_path: Path) -> None:
+def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(
+    train: Train, tmp_path: Path
+) -> None:
     plain = train()
     result = train("--model.test_views", f"{HERE}.halved", "--name", "views")
     assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
     assert curves(folder(tmp_path))["val/loss"] == curves(folder(tmp_path, "views"))["val/loss"]
-    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05)
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
     data.setup("test")
     model = load_run(folder(tmp_path, "views") / "checkpoints" / "best.ckpt").model.eval()
     x, y = data.normalize(data.splits["test"].inputs), data.splits["test"].targets
     with torch.no_grad():
         logits = (model.net(x) + model.net(x / 2)) / 2
         torch.testing.assert_close(model.predict_step((x, y), 0), logits.softmax(1))
-    assert result["test/loss"] == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
+    assert result["test/loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, y).item(), rel=1e-5
+    )
     assert result["test/loss"] != pytest.approx(plain["test/loss"], rel=1e-3)
     # the same from the checkpoint, and each as the other
     assert evaluate(tmp_path, "views") == of_test(result)
     path = ("--ckpt_path", str(folder(tmp_path) / "checkpoints" / "best.ckpt"))
-    assert script("evaluate").main([*path, "--model.test_views", f"{HERE}.halved"]) == of_test(result)
+    assert script("evaluate").main([*path, "--model.test_views", f"{HERE}.halved"]) == of_test(
+        result
+    )
     path = ("--ckpt_path", str(folder(tmp_path, "views") / "checkpoints" / "best.ckpt"))
     assert script("evaluate").main([*path, "--model.test_views", "null"]) == of_test(plain)
 
@@ -519,12 +608,28 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("initializer", "nowhere.function", "model.initializer 'nowhere.function' cannot be imported"),
+        (
+            "initializer",
+            "nowhere.function",
+            "model.initializer 'nowhere.function' cannot be imported",
+        ),
         ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
         ("test_views", "project.data.transforms.mirorred", "mirorred"),
-        ("test_views", f"{HERE}.none_at_all", "gives a list of nothing, where a list of tensors belongs"),
-        ("test_views", "project.data.transforms.random_flip", "gives a Tensor, where a list of tensors belongs"),
-        ("initializer", "project.models.whitened_cnn.whiten", "made for a WhitenedCNN, and not for MLP"),
+        (
+            "test_views",
+            f"{HERE}.none_at_all",
+            "gives a list of nothing, where a list of tensors belongs",
+        ),
+        (
+            "test_views",
+            "project.data.transforms.random_flip",
+            "gives a Tensor, where a list of tensors belongs",
+        ),
+        (
+            "initializer",
+            "project.models.whitened_cnn.whiten",
+            "made for a WhitenedCNN, and not for MLP",
+        ),
     ],
 )
 def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(

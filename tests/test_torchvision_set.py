@@ -17,7 +17,8 @@ from project.data.torchvision_set import TorchvisionSet
 
 
 class InParts(datasets.VisionDataset):
-    """A stand-in for SVHN and its like: `split=`, files that are downloaded, `labels`, no `classes`."""
+    """A stand-in for SVHN and its like: `split=`, files that are downloaded, `labels`, no
+    `classes`."""
 
     shape: tuple[int, ...] = (3, 8, 8)
     num_downloads = 0
@@ -26,7 +27,9 @@ class InParts(datasets.VisionDataset):
         file = root / "in_parts.npy"
         if download:
             type(self).num_downloads += 1
-            np.save(file, np.random.default_rng(0).integers(0, 256, (60, *self.shape), dtype=np.uint8))
+            np.save(
+                file, np.random.default_rng(0).integers(0, 256, (60, *self.shape), dtype=np.uint8)
+            )
         if not file.is_file():
             raise RuntimeError("Dataset not found")
         self.data = np.load(file)[: 40 if split == "train" else 20]
@@ -56,18 +59,28 @@ def fashion_dir(tmp_path: Path) -> Path:
     for prefix, num in (("train", 60), ("t10k", 20)):
         images = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8)
         targets = rng.integers(0, 10, num, dtype=np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, num, 28, 28) + images.tobytes())
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, num) + targets.tobytes())
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4i", 0x803, num, 28, 28) + images.tobytes()
+        )
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 0x801, num) + targets.tobytes()
+        )
     return tmp_path
 
 
 def test_a_set_with_train_is_read_by_name(fashion_dir: Path) -> None:
-    data = TorchvisionSet("FashionMNIST", data_dir=str(fashion_dir), mean=0.5, std=0.5, random_flip=True, batch_size=8)
+    data = TorchvisionSet(
+        "FashionMNIST", data_dir=str(fashion_dir), mean=0.5, std=0.5, random_flip=True, batch_size=8
+    )
     assert data.num_classes == 10
     assert data.classes[0] == "T-shirt/top"
     assert data.image_shape == (1, 28, 28)
     attach(data).setup("test")
-    assert {name: len(split) for name, split in data.splits.items()} == {"train": 54, "val": 6, "test": 20}
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 54,
+        "val": 6,
+        "test": 20,
+    }
     images, targets = next(iter(data.test_dataloader()))
     reference = datasets.FashionMNIST(fashion_dir, train=False)
     assert torch.equal(images[:, 0], reference.data[:8])
@@ -98,7 +111,9 @@ def test_a_set_with_split_in_any_layout(
 @pytest.mark.usefixtures("in_parts")
 def test_another_shape_is_read_image_by_image_and_resized(tmp_path: Path) -> None:
     shape = tuple(PositiveInt(size) for size in (1, 12, 10))  # as the command line gives it
-    data = attach(TorchvisionSet("InParts", data_dir=str(tmp_path), batch_size=8, image_shape=shape))
+    data = attach(
+        TorchvisionSet("InParts", data_dir=str(tmp_path), batch_size=8, image_shape=shape)
+    )
     images, targets = next(iter(data.val_dataloader()))
     assert images.shape == (4, 1, 12, 10)
     assert images.dtype == torch.uint8
@@ -110,7 +125,9 @@ def test_another_shape_is_read_image_by_image_and_resized(tmp_path: Path) -> Non
     assert other.num_classes == 3
 
 
-def test_a_set_without_parts_gets_a_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_without_parts_gets_a_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def init(self: Any) -> None:
         real(self, size=20, image_size=(3, 8, 8), num_classes=4)
 
@@ -145,7 +162,9 @@ def test_an_unknown_name() -> None:
         TorchvisionSet("Qwertyuiop")
 
 
-@pytest.mark.parametrize(("name", "folder"), [("KMNIST", "KMNIST/raw"), ("CIFAR100", ""), ("STL10", "")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("KMNIST", "KMNIST/raw"), ("CIFAR100", ""), ("STL10", "")]
+)
 def test_without_a_network_the_message_says_where_files_go(
     name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

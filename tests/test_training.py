@@ -57,7 +57,10 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder))
     events.Reload()
     # sorted: event files of one second may be read in either order
-    return {tag: sorted((event.step, event.value) for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+    return {
+        tag: sorted((event.step, event.value) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path) -> None:
@@ -69,9 +72,19 @@ def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path)
     assert result["steps"] == 6 * (900 // 16)
     assert result["train_seconds"] > 0
     assert json.loads((folder / "metrics.json").read_text()) == result
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "last.ckpt",
+    ]
     environment = (folder / "environment.txt").read_text()
-    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "processes: 1", "Device: CPU"):
+    for word in (
+        "torch: ",
+        "lightning: ",
+        "python: ",
+        "git commit: ",
+        "processes: 1",
+        "Device: CPU",
+    ):
         assert word in environment
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["num_train"] == 1000
@@ -98,7 +111,14 @@ def test_hyper_parameters_are_in_the_hparams_tab(train: Train, tmp_path: Path) -
     events = EventAccumulator(str(tmp_path / "tiny" / "version_0"))
     events.Reload()
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    for word in (b"model.lr", b"model.optimizer", b"Adam", b"project.models.mlp.MLP", b"data.batch_size", b"seed"):
+    for word in (
+        b"model.lr",
+        b"model.optimizer",
+        b"Adam",
+        b"project.models.mlp.MLP",
+        b"data.batch_size",
+        b"seed",
+    ):
         assert word in content
 
 
@@ -107,11 +127,16 @@ def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_pa
         train("--model.lr", lr, "--data.batch_size", batch_size, "--trainer.max_epochs", 1)
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     provider = MultiplexerDataProvider(runs, str(tmp_path))
-    tab = backend_context.Context(TBContext(data_provider=provider))  # as TensorBoard reads a folder for it
+    tab = backend_context.Context(
+        TBContext(data_provider=provider)
+    )  # as TensorBoard reads a folder for it
     experiment = tab.experiment_from_metadata(
         RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
     )
-    assert [info.name for info in experiment.hparam_infos if info.differs] == ["data.batch_size", "model.lr"]
+    assert [info.name for info in experiment.hparam_infos if info.differs] == [
+        "data.batch_size",
+        "model.lr",
+    ]
     assert {"val/acc", "test/loss"} <= {info.name.tag for info in experiment.metric_infos}
 
 
@@ -123,7 +148,8 @@ def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> No
             {
                 "trainer": {
                     "logger": [
-                        {"class_path": kind, "init_args": {"save_dir": str(tmp_path / kind)}} for kind in loggers
+                        {"class_path": kind, "init_args": {"save_dir": str(tmp_path / kind)}}
+                        for kind in loggers
                     ]
                 }
             }
@@ -156,7 +182,9 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
     has_best = (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").exists()
     assert has_best == (max_steps >= 19)
     assert ("No validation was made, so there is no best.ckpt" in shown) != has_best
-    assert train("--trainer.max_steps", max_steps, "--ckpt_path", "last")["epochs"] == epochs  # nothing is left to do
+    assert (
+        train("--trainer.max_steps", max_steps, "--ckpt_path", "last")["epochs"] == epochs
+    )  # nothing is left to do
 
 
 @pytest.mark.parametrize("max_steps", [5, 19, 30])
@@ -165,7 +193,14 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
 def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
     train: Train, trained: Trained, tmp_path: Path, max_steps: int, later: int
 ) -> None:
-    flags = ("--trainer.max_epochs", 3, "--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1)
+    flags = (
+        "--trainer.max_epochs",
+        3,
+        "--model.scheduler",
+        "StepLR",
+        "--model.scheduler_args.step_size",
+        1,
+    )
     whole, _ = trained(*flags, "--trainer.max_steps", later)
     train(*flags, "--trainer.max_steps", max_steps)
     result = train("--ckpt_path", "last", "--trainer.max_steps", later)
@@ -213,9 +248,23 @@ def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Pa
 
 
 RESUMES = [
-    ("--model.net", "test_training.Noisy", "--model.scheduler", "WarmupCosineLR", "--model.scheduler_interval", "step"),
+    (
+        "--model.net",
+        "test_training.Noisy",
+        "--model.scheduler",
+        "WarmupCosineLR",
+        "--model.scheduler_interval",
+        "step",
+    ),
     ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
-    ("--data.num_workers", 2, "--model.scheduler", "FinalDecayLR", "--model.scheduler_interval", "step"),
+    (
+        "--data.num_workers",
+        2,
+        "--model.scheduler",
+        "FinalDecayLR",
+        "--model.scheduler_interval",
+        "step",
+    ),
     (
         *("--trainer.accumulate_grad_batches", 3, "--model.scheduler", "StepLR"),
         *("--model.scheduler_args.step_size", 1, "--model.scheduler_args.gamma", 0.5),
@@ -232,7 +281,9 @@ class Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.5), nn.Linear(16, 4)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -249,13 +300,27 @@ CONTINUED = [
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "scheduler", "interval", "args"), CONTINUED, ids=[" ".join(row[:2]) for row in CONTINUED]
+    ("optimizer", "scheduler", "interval", "args"),
+    CONTINUED,
+    ids=[" ".join(row[:2]) for row in CONTINUED],
 )
 @pytest.mark.slow
 def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
-    train: Train, tmp_path: Path, optimizer: str, scheduler: str, interval: str, args: dict[str, Any]
+    train: Train,
+    tmp_path: Path,
+    optimizer: str,
+    scheduler: str,
+    interval: str,
+    args: dict[str, Any],
 ) -> None:
-    flags = ["--model.optimizer", optimizer, "--trainer.log_every_n_steps", 1, "--model.scheduler", scheduler]
+    flags = [
+        "--model.optimizer",
+        optimizer,
+        "--trainer.log_every_n_steps",
+        1,
+        "--model.scheduler",
+        scheduler,
+    ]
     flags += ["--model.scheduler_interval", interval]
     for key, value in args.items():
         flags += [f"--model.scheduler_args.{key}", value]
@@ -273,7 +338,12 @@ def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
 ) -> None:
     flags = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.mode", mode)
     # after the first validation nothing is good enough
-    flags += ("--model.scheduler_args.threshold_mode", "abs", "--model.scheduler_args.threshold", 1000)
+    flags += (
+        "--model.scheduler_args.threshold_mode",
+        "abs",
+        "--model.scheduler_args.threshold",
+        1000,
+    )
     flags += ("--model.scheduler_args.patience", 0)
     train(*flags, "--trainer.log_every_n_steps", 19, "--trainer.max_epochs", 4)
     rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
@@ -281,14 +351,23 @@ def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
 
 
 def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
-    flags = ("--trainer.log_every_n_steps", 1, "--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", -1)
+    flags = (
+        "--trainer.log_every_n_steps",
+        1,
+        "--model.scheduler",
+        "CosineAnnealingLR",
+        "--trainer.max_epochs",
+        -1,
+    )
     train(*flags, "--trainer.max_steps", 38)
     rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
     assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
 
 
 @pytest.mark.slow
-def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patience(train: Train) -> None:
+def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patience(
+    train: Train,
+) -> None:
     flags = ("--trainer.max_epochs", 50, "--model.lr", 1e-9)
     assert train(*flags, "--patience", 2)["epochs"] == 3
     assert train(*flags, "--patience", 2, "--ckpt_path", "last")["epochs"] == 3
@@ -303,7 +382,9 @@ def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patie
         ("--trainer.limit_val_batches", 0, "--trainer.val_check_interval", 0.5),
     ],
 )
-def test_without_selection_best_is_the_last_epoch(train: Train, tmp_path: Path, flags: tuple[object, ...]) -> None:
+def test_without_selection_best_is_the_last_epoch(
+    train: Train, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
     train("--data.val_fraction", 0, "--trainer.max_epochs", 3, *flags)
     folder = tmp_path / "tiny" / "version_0"
     assert equal(weights(folder, "best"), weights(folder, "last"))
@@ -321,7 +402,15 @@ def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
     whole = train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
     monkeypatch.setattr("test_training.Interrupt.at_epoch", 2)
-    cut = [*flags, "--trainer.max_epochs", 4, "--name", "cut", "--trainer.callbacks", "test_training.Interrupt"]
+    cut = [
+        *flags,
+        "--trainer.max_epochs",
+        4,
+        "--name",
+        "cut",
+        "--trainer.callbacks",
+        "test_training.Interrupt",
+    ]
     with pytest.raises(InterruptedRunError):
         train(*cut)
     monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
@@ -348,7 +437,8 @@ class Interrupt(Callback):
 
 
 class Terminate(MayMissSteps):
-    """Sends SIGTERM, or another signal, to the own process when a batch of the second epoch ends."""
+    """Sends SIGTERM, or another signal, to the own process when a batch of the second epoch
+    ends."""
 
     at_batch: int | None = None
     number = signal.SIGTERM
@@ -385,8 +475,11 @@ def test_sigterm_keeps_the_state_between_two_batches(
     assert caught.value.code == 143
     assert "--ckpt_path last" in capsys.readouterr().err
     folders = whole, tmp_path / "cut" / "version_0"
-    # after the last batch comes the validation, then one more batch: Lightning cannot go on from a validation
-    assert checkpoint(folders[1])["global_step"] == (38 + 1 if at_batch == 18 else 19 + at_batch + 1)
+    # after the last batch comes the validation, then one more batch: Lightning cannot go on from a
+    # validation
+    assert checkpoint(folders[1])["global_step"] == (
+        38 + 1 if at_batch == 18 else 19 + at_batch + 1
+    )
     monkeypatch.setattr("test_training.Terminate.at_batch", None)
     train(*flags, "--name", "cut", "--ckpt_path", "last")
     assert equal(*map(weights, folders))
@@ -436,11 +529,18 @@ class OurLoader(LightningDataModule):
 )
 @pytest.mark.linux
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, flags: tuple[str, ...]
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+    flags: tuple[str, ...],
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = yaml.safe_load(Path(TINY).read_text())
-    config["data"] = {"class_path": "test_training.OurLoader", "init_args": {"num_workers": num_workers}}
+    config["data"] = {
+        "class_path": "test_training.OurLoader",
+        "init_args": {"num_workers": num_workers},
+    }
     config["model"]["net"] = "test_training.Dropping"
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
 
@@ -459,7 +559,10 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
 
 @pytest.mark.parametrize(
     ("number", "name", "status"),
-    [pytest.param(signal.SIGINT, "Ctrl-C", 130, marks=pytest.mark.slow), (signal.SIGHUP, "SIGHUP", 129)],
+    [
+        pytest.param(signal.SIGINT, "Ctrl-C", 130, marks=pytest.mark.slow),
+        (signal.SIGHUP, "SIGHUP", 129),
+    ],
 )
 @pytest.mark.linux
 def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
@@ -493,9 +596,14 @@ def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
 
 @pytest.mark.linux
 def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("project.engine.run.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        "project.engine.run.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
+    )
     with pytest.raises(SystemExit) as caught:
         train()
     assert caught.value.code == 130
@@ -518,7 +626,10 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(
     assert caught.value.code == 130
     assert capsys.readouterr().err == "Stopped by Ctrl-C; go on with --ckpt_path last\n"
     monkeypatch.setattr(TerminateTest, "on_test_batch_start", Callback.on_test_batch_start)
-    assert train("--trainer.callbacks", "test_training.TerminateTest", "--ckpt_path", "last")["steps"] == 38
+    assert (
+        train("--trainer.callbacks", "test_training.TerminateTest", "--ckpt_path", "last")["steps"]
+        == 38
+    )
 
 
 class Sleep(Callback):
@@ -530,9 +641,18 @@ class Sleep(Callback):
             time.sleep(60)
 
 
-def begin(tmp_path: Path, *args: object, new: bool = False, **options: Any) -> subprocess.Popen[str]:
+def begin(
+    tmp_path: Path, *args: object, new: bool = False, **options: Any
+) -> subprocess.Popen[str]:
     """train.py on tests/tiny.yaml in a process of its own; new: torch is still to be imported."""
-    command = [sys.executable, "scripts/train.py", "--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     how = {"cwd": REPO, "env": environment, "stderr": subprocess.PIPE, **options}
     if new:
@@ -543,7 +663,9 @@ def begin(tmp_path: Path, *args: object, new: bool = False, **options: Any) -> s
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    with begin(tmp_path, "--trainer.callbacks", "test_training.Sleep", stdout=subprocess.PIPE) as process:
+    with begin(
+        tmp_path, "--trainer.callbacks", "test_training.Sleep", stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout
         assert process.stderr
         assert any(line == "sleeping\n" for line in process.stdout)
@@ -570,7 +692,9 @@ def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None
 @pytest.mark.linux
 def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> None:
     if closed == "reader":  # train.py | head -1
-        with begin(tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE) as process:
+        with begin(
+            tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE
+        ) as process:
             assert process.stdout
             assert process.stdout.readline()
             process.stdout.close()
@@ -606,12 +730,18 @@ class DeadlyData(TensorDataModule):
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_worker_that_dies_ends_the_run_in_two_lines(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = tmp_path / "deadly.yaml"
     net = {"class_path": "project.models.mlp.MLP", "init_args": {"sizes": [192, 4]}}
-    data = {"class_path": "test_training.DeadlyData", "init_args": {"batch_size": 8, "num_workers": 1}}
+    data = {
+        "class_path": "test_training.DeadlyData",
+        "init_args": {"batch_size": 8, "num_workers": 1},
+    }
     config.write_text(yaml.safe_dump({"name": "deadly", "model": {"net": net}, "data": data}))
     with pytest.raises(SystemExit) as caught:
         train("--trainer.accelerator", "cpu", config=str(config))
@@ -625,18 +755,28 @@ def test_a_worker_that_dies_ends_the_run_in_two_lines(
 def can_mount() -> bool:
     """Whether this machine lets us have a /dev/shm of our own."""
     command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    return shutil.which("unshare") is not None and not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
 def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> None:
-    flags = "--data.image_shape [3,64,64] --model.net.sizes [12288,4] --data.batch_size 64 --data.num_workers 2"
+    flags = (
+        "--data.image_shape [3,64,64] --model.net.sizes [12288,4] --data.batch_size 64 "
+        "--data.num_workers 2"
+    )
     command = shlex.join([sys.executable, "scripts/train.py", "--config", TINY, *flags.split()])
     command += f" --trainer.default_root_dir {shlex.quote(str(tmp_path))}"
     mounted = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {command}"
     run = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounted], cwd=REPO, timeout=60, stderr=subprocess.PIPE, text=True
+        ["unshare", "-m", "sh", "-c", mounted],
+        cwd=REPO,
+        timeout=60,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert run.returncode == 1
     first, second = run.stderr.splitlines()
@@ -650,7 +790,12 @@ def test_sigterm_in_an_accumulation_waits_for_its_step(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    flags = ("--trainer.accumulate_grad_batches", 4, "--trainer.callbacks", "test_training.Terminate")
+    flags = (
+        "--trainer.accumulate_grad_batches",
+        4,
+        "--trainer.callbacks",
+        "test_training.Terminate",
+    )
     train(*flags, "--name", "whole")
     monkeypatch.setattr("test_training.Terminate.at_batch", 5)
     with pytest.raises(SystemExit):
@@ -679,7 +824,9 @@ def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
 
 @pytest.mark.parametrize("name", ["best", "epoch_001"])
 @pytest.mark.slow
-def test_a_new_run_can_start_from_any_other_checkpoint(train: Train, tmp_path: Path, name: str) -> None:
+def test_a_new_run_can_start_from_any_other_checkpoint(
+    train: Train, tmp_path: Path, name: str
+) -> None:
     train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
     folder = tmp_path / "tiny" / "version_0"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -689,7 +836,9 @@ def test_a_new_run_can_start_from_any_other_checkpoint(train: Train, tmp_path: P
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     train("--trainer.max_epochs", 3, "--name", "fresh")
     train("--trainer.max_epochs", 3, "--ckpt_path", path)
-    assert equal(weights(tmp_path / "tiny" / "version_2"), weights(tmp_path / "fresh" / "version_0"))
+    assert equal(
+        weights(tmp_path / "tiny" / "version_2"), weights(tmp_path / "fresh" / "version_0")
+    )
 
 
 def test_resuming_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_path: Path) -> None:
@@ -700,7 +849,9 @@ def test_resuming_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_pat
     assert step % 19 != 0, "the best checkpoint of this test lies in the middle of an epoch"
     train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--ckpt_path", best)
     train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--name", "whole")
-    assert equal(weights(tmp_path / "tiny" / "version_1"), weights(tmp_path / "whole" / "version_0"))
+    assert equal(
+        weights(tmp_path / "tiny" / "version_1"), weights(tmp_path / "whole" / "version_0")
+    )
 
 
 def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
@@ -723,7 +874,9 @@ def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> 
     assert checkpoint(tmp_path / "moved" / "version_0")["epoch"] == 4
     assert checkpoint(tmp_path / "moved" / "version_0", "best")["epoch"] in range(best, 5)
     score = checkpoint(tmp_path / "moved" / "version_0")["callbacks"]["RunCheckpoint/best"]
-    assert score["best_model_path"] == str(tmp_path / "moved" / "version_0" / "checkpoints" / "best.ckpt")
+    assert score["best_model_path"] == str(
+        tmp_path / "moved" / "version_0" / "checkpoints" / "best.ckpt"
+    )
 
 
 @pytest.mark.slow
@@ -745,7 +898,9 @@ def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     folder = tmp_path / "killed" / "version_0"
     assert not (folder / "metrics.json").exists()
     if number == signal.SIGTERM:
-        assert checkpoint(folder)["global_step"] % (1800 // 16), "the state in the middle of the epoch is kept"
+        assert checkpoint(folder)["global_step"] % (1800 // 16), (
+            "the state in the middle of the epoch is kept"
+        )
     time.sleep(1)  # TensorBoard reads event files in the order of their seconds
     train(*flags, "--name", "killed", "--ckpt_path", "last")
     train(*flags, "--name", "whole")
@@ -753,7 +908,9 @@ def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
     assert curves(folder) == curves(tmp_path / "whole" / "version_0")
 
 
-def test_nothing_is_selected_on_test_data(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_selected_on_test_data(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--data.val_fraction", 0, "--trainer.max_epochs", 3, "--model.lr", 0.5)
     folder = tmp_path / "tiny" / "version_0"
     assert equal(weights(folder, "best"), weights(folder, "last"))
@@ -763,7 +920,16 @@ def test_nothing_is_selected_on_test_data(train: Train, tmp_path: Path, capsys: 
 
 
 def test_best_is_the_best_epoch_by_the_monitor(train: Train, tmp_path: Path) -> None:
-    train("--trainer.max_epochs", 5, "--monitor", "val/loss", "--keep_every_epoch", "true", "--model.lr", 0.05)
+    train(
+        "--trainer.max_epochs",
+        5,
+        "--monitor",
+        "val/loss",
+        "--keep_every_epoch",
+        "true",
+        "--model.lr",
+        0.05,
+    )
     folder = tmp_path / "tiny" / "version_0"
     losses = [value for _, value in curves(folder)["val/loss"]]
     assert checkpoint(folder, "best")["epoch"] == losses.index(min(losses))
@@ -791,7 +957,12 @@ def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
         ("--trainer.precision", "64-true"),
         ("--trainer.log_every_n_steps", 0),
         ("--trainer.enable_progress_bar", "true"),
-        ("--model.criterion", "torch.nn.CrossEntropyLoss", "--model.criterion.label_smoothing", 0.1),
+        (
+            "--model.criterion",
+            "torch.nn.CrossEntropyLoss",
+            "--model.criterion.label_smoothing",
+            0.1,
+        ),
         ("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 5),
         ("--data.num_workers", 2),
         *(
@@ -814,7 +985,9 @@ def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
     ],
     ids=lambda flags: " ".join(map(str, flags)),
 )
-def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_flags_work_through_to_the_end(
+    train: Train, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     result = train("--trainer.max_epochs", 1, *flags)
     assert result["test/num_samples"] == (16 if "fast_dev_run" in flags[0] else 75)
     folder = tmp_path / "tiny" / "version_0"
@@ -828,24 +1001,41 @@ def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: tupl
 
 @pytest.mark.slow
 def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
-    flags = ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1, "--trainer.limit_val_batches", 0)
+    flags = (
+        "--trainer.overfit_batches",
+        1,
+        "--trainer.log_every_n_steps",
+        1,
+        "--trainer.limit_val_batches",
+        0,
+    )
     train(*flags, "--trainer.max_epochs", 30, "--model.lr", 0.02)
     assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
 
 
-@pytest.mark.parametrize("precision", [pytest.param("16-mixed", marks=pytest.mark.slow), "bf16-mixed"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("16-mixed", marks=pytest.mark.slow), "bf16-mixed"]
+)
 def test_bf16_on_a_cpu_without_it_is_told_to_be_slow(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, precision: str
+    train: Train,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for has_it in (False, True):
         monkeypatch.setattr("project.engine.cli.has_bf16", lambda has_it=has_it: has_it)
         train("--trainer.precision", precision, "--trainer.fast_dev_run", "true")
-        line = "This CPU has no bf16 instructions: bf16-mixed is up to ten times slower here than 32-true"
+        line = (
+            "This CPU has no bf16 instructions: bf16-mixed is up to ten times slower here "
+            "than 32-true"
+        )
         assert (line in capsys.readouterr().out) != has_it
 
 
-def test_16_mixed_on_the_cpu_says_what_happens_instead(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_16_mixed_on_the_cpu_says_what_happens_instead(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--trainer.precision", "16-mixed")
     assert "16-mixed needs a GPU: training in bf16-mixed" in capsys.readouterr().out
 
@@ -878,9 +1068,13 @@ def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(train: Train, tmp_path: Path) -> None:
+def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(
+    train: Train, tmp_path: Path
+) -> None:
     plain = train("--trainer.max_epochs", 1, "--name", "plain")
-    compiled = train("--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager")
+    compiled = train(
+        "--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager"
+    )
     assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
     assert compiled["test/loss"] == plain["test/loss"]
 
@@ -892,7 +1086,9 @@ def test_an_unknown_backend_is_named(train: Train, capsys: pytest.CaptureFixture
     assert "compile_net 'nothing'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("optimizer", "fused"), [("Adam", True), ("SGD", True), ("Adadelta", False)])
+@pytest.mark.parametrize(
+    ("optimizer", "fused"), [("Adam", True), ("SGD", True), ("Adadelta", False)]
+)
 def test_optimisers_are_fused_where_they_can_be(optimizer: str, fused: bool) -> None:
     net = MLP(sizes=[4, 2])
     built = build_optimizer(optimizer, {}, net.parameters(), 0.1, fused=True)
@@ -924,11 +1120,15 @@ def test_a_resume_with_another_memory_layout_trains_the_same(
     whole, turned = (weights(tmp_path / name / "version_0") for name in ("whole", "turned"))
     for key, value in whole.items():
         torch.testing.assert_close(value, turned[key], rtol=1e-4, atol=1e-6)
-    moments = checkpoint(tmp_path / "turned" / "version_0")["optimizer_states"][0]["state"][0]["exp_avg"]
+    moments = checkpoint(tmp_path / "turned" / "version_0")["optimizer_states"][0]["state"][0][
+        "exp_avg"
+    ]
     assert moments.stride() == turned["net.conv.weight"].stride()
 
 
-def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train: Train, tmp_path: Path) -> None:
+def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(
+    train: Train, tmp_path: Path
+) -> None:
     train("--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     content = checkpoint(folder)

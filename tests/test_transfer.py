@@ -20,7 +20,9 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_network_goes_from_data_to_data(user_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_goes_from_data_to_data(
+    user_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("first", "head", "all"):
         run(COMMANDS[name], user_folder)
     out = capsys.readouterr().out
@@ -39,11 +41,16 @@ def test_a_network_goes_from_data_to_data(user_folder: Path, capsys: pytest.Capt
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "timm", "vit"])
 def test_networks_of_torchvision_and_timm(
-    user_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_folder: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(user_folder / "hub"))
     (user_folder / "hub" / "checkpoints").mkdir(parents=True)
-    torch.save(resnet18().state_dict(), user_folder / "hub" / "checkpoints" / "resnet18-f37072fd.pth")
+    torch.save(
+        resnet18().state_dict(), user_folder / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    )
     result = run(COMMANDS[name], user_folder)
     assert result["steps"] == 3
     assert ("Weights: 120 of 122 tensors" in capsys.readouterr().out) == (name == "resnet")

@@ -2,7 +2,14 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from project.data.transforms import alternating_flip, crop_and_flip, mirrored, random_crop, random_flip, to_float
+from project.data.transforms import (
+    alternating_flip,
+    crop_and_flip,
+    mirrored,
+    random_crop,
+    random_flip,
+    to_float,
+)
 
 
 def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:
@@ -36,7 +43,9 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding:
     assert crops.dtype == x.dtype
     padded = torch.nn.functional.pad(x, [padding] * 4)
     shifts = range(2 * padding + 1)
-    windows = torch.stack([padded[:, :, t : t + 6, left : left + 6] for t in shifts for left in shifts])
+    windows = torch.stack(
+        [padded[:, :, t : t + 6, left : left + 6] for t in shifts for left in shifts]
+    )
     found = (windows == crops).flatten(2).all(2)  # (shifts, images)
     assert found.any(0).all()
     assert found.any(1).all()
@@ -46,7 +55,9 @@ def test_a_reflecting_crop_is_a_window_of_the_reflected_image() -> None:
     x = images(200, size=6)
     crops = random_crop(x, 2, "reflect")
     padded = torch.nn.functional.pad(x.float(), [2] * 4, "reflect").byte()
-    windows = torch.stack([padded[:, :, t : t + 6, left : left + 6] for t in range(5) for left in range(5)])
+    windows = torch.stack(
+        [padded[:, :, t : t + 6, left : left + 6] for t in range(5) for left in range(5)]
+    )
     assert (windows == crops).flatten(2).all(2).any(0).all()
 
 
@@ -73,15 +84,20 @@ def test_the_views_are_the_image_and_its_mirror_image() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_random_numbers_choose_what_they_always_chose(dtype: torch.dtype, layout: torch.memory_format) -> None:
-    """The same shift and the same side for each image as from the first version on: a seed's training repeats."""
+def test_the_random_numbers_choose_what_they_always_chose(
+    dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """The same shift and the same side for each image as from the first version on: a seed's
+    training repeats."""
     x = images(30).to(dtype).contiguous(memory_format=layout)
     torch.manual_seed(0)
     crops, flipped = random_crop(x, 2), random_flip(x)
     torch.manual_seed(0)
     top, left = torch.randint(5, (2, 30))
     padded = torch.nn.functional.pad(x, [2] * 4)
-    expected = [image[:, t : t + 9, i : i + 9] for image, t, i in zip(padded, top, left, strict=True)]
+    expected = [
+        image[:, t : t + 9, i : i + 9] for image, t, i in zip(padded, top, left, strict=True)
+    ]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.is_contiguous()
     assert torch.equal(flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x))

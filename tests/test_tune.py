@@ -1,4 +1,5 @@
-"""The finders of batch size and learning rate: what they suggest, what they leave behind, what they say."""
+"""The finders of batch size and learning rate: what they suggest, what they leave behind, what they
+say."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +27,15 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> list[str]:
-        flags = ("--config", TINY, "--trainer.default_root_dir", tmp_path, "--data.num_train", 1000, *args)
+        flags = (
+            "--config",
+            TINY,
+            "--trainer.default_root_dir",
+            tmp_path,
+            "--data.num_train",
+            1000,
+            *args,
+        )
         return tune.main(list(map(str, flags)))
 
     return run
@@ -44,7 +53,9 @@ def test_both_are_suggested_as_flags_and_nothing_else_is_left(
     folder = tmp_path / "tiny_tune" / "version_0"
     names = {path.name.partition(".")[0] for path in folder.iterdir()}
     assert names == {"batch_size", "lr", "events"}
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents] == []
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents
+    ] == []
     assert events(folder).Tags()["images"] == ["tune/batch_size", "tune/lr"]
     assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
 
@@ -80,7 +91,9 @@ def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(
 
 
 @pytest.mark.slow
-def test_a_start_that_does_not_fit_is_halved(find: Tune, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_that_does_not_fit_is_halved(
+    find: Tune, capsys: pytest.CaptureFixture[str]
+) -> None:
     find("--find", "batch_size", "--data.batch_size", 300, "--model.net", "test_tune.MemoryOf100")
     shown = capsys.readouterr().out
     assert max(table(shown)) == 75
@@ -88,7 +101,9 @@ def test_a_start_that_does_not_fit_is_halved(find: Tune, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_the_limit_is_tried_and_not_exceeded(find: Tune, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_is_tried_and_not_exceeded(
+    find: Tune, capsys: pytest.CaptureFixture[str]
+) -> None:
     find("--find", "batch_size", "--data.batch_size", 10, "--max_batch_size", 40)
     shown = capsys.readouterr().out
     assert table(shown) == [10, 20, 40]
@@ -109,9 +124,12 @@ def test_the_search_of_the_rate_starts_and_ends_where_told(
 
 
 def test_the_losses_are_those_of_the_batches(find: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a rate of next to nothing the loss is the same all along, about log(4), which Lightning starts at half."""
+    """With a rate of next to nothing the loss is the same all along, about log(4), which Lightning
+    starts at half."""
     seen: list[float] = []
-    monkeypatch.setattr(tune, "choose", lambda rates, losses, *_: (seen.extend(losses), (30, "ok"))[1])
+    monkeypatch.setattr(
+        tune, "choose", lambda rates, losses, *_: (seen.extend(losses), (30, "ok"))[1]
+    )
     find("--find", "lr", "--min_lr", 1e-12, "--max_lr", 1e-11, "--num_steps", 60)
     assert np.mean(seen) == pytest.approx(math.log(4), rel=0.15)
     assert np.std(seen) < 0.05 * np.mean(seen)
@@ -124,10 +142,16 @@ def test_the_losses_are_those_of_the_batches(find: Tune, monkeypatch: pytest.Mon
         (("--max_lr", 2e-5), "the loss does not fall from 1e-05 to 2e-05: give a larger --max_lr"),
         (("--min_lr", 0.2, "--max_lr", 50), "--min_lr"),
         (("--max_lr", 3e-3), "give a larger one"),
-        (("--min_lr", 1, "--max_lr", 0.1), "--min_lr 1.0 --max_lr 0.1: the first must be over 0 and smaller"),
+        (
+            ("--min_lr", 1, "--max_lr", 0.1),
+            "--min_lr 1.0 --max_lr 0.1: the first must be over 0 and smaller",
+        ),
         (("--num_steps", 7), "--num_steps 7: 50 is the least"),
         (("--trainer.strategy", "ddp", "--trainer.devices", 2), "tune.py uses one device"),
-        (("--find", "batch_size", "--data.batch_size", 64, "--max_batch_size", 32), "is over --max_batch_size 32"),
+        (
+            ("--find", "batch_size", "--data.batch_size", 64, "--max_batch_size", 32),
+            "is over --max_batch_size 32",
+        ),
         (("--find", "rate"), "invalid choice: 'rate'"),
         (("--model.lrr", 1), "unknown key model.lrr; did you mean model.lr?"),
     ],
@@ -150,7 +174,11 @@ def test_mistakes_and_too_small_a_range_are_told_in_two_lines(
 def test_a_tenth_of_the_rate_of_the_lowest_loss() -> None:
     rates = np.logspace(-6, 0, 200)
     noise = 0.02 * np.random.default_rng(0).normal(size=200)
-    losses = 2.3 - 1.5 / (1 + np.exp(-4 * (np.log10(rates) + 3))) + np.maximum(0, np.log10(rates) + 1.5) ** 2 * 20
+    losses = (
+        2.3
+        - 1.5 / (1 + np.exp(-4 * (np.log10(rates) + 3)))
+        + np.maximum(0, np.log10(rates) + 1.5) ** 2 * 20
+    )
     index, _ = choose(list(rates), list(losses + noise), 200)
     assert rates[index] == pytest.approx(rates[losses.argmin()] / 10, rel=0.5)
     index, reason = choose(list(rates), list(2.3 + noise), 200)
@@ -189,7 +217,9 @@ class LitData(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         inputs = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
-        return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=self.hparams["batch_size"])
+        return DataLoader(
+            TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=self.hparams["batch_size"]
+        )
 
 
 @pytest.mark.slow
@@ -198,22 +228,44 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "own.yaml"
-    config.write_text("model: {class_path: test_tune.LitNet}\ndata: {class_path: test_tune.LitData}\n")
-    flags = ("--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path), "--max_batch_size", "32")
+    config.write_text(
+        "model: {class_path: test_tune.LitNet}\ndata: {class_path: test_tune.LitData}\n"
+    )
+    flags = (
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.default_root_dir",
+        str(tmp_path),
+        "--max_batch_size",
+        "32",
+    )
     flags += ("--num_steps", "100", "--max_lr", "300")
     found = tune.main(["--config", str(config), *flags])
     assert found[::2] == ["--data.batch_size", "--model.learning_rate"]
     assert table(capsys.readouterr().out) == [8, 16, 32]
 
 
-def test_modules_without_them_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_without_them_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "boring.yaml"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
-    config.write_text(f"model: {{class_path: {boring}Model}}\ndata: {{class_path: {boring}DataModule}}\n")
+    config.write_text(
+        f"model: {{class_path: {boring}Model}}\ndata: {{class_path: {boring}DataModule}}\n"
+    )
     for what, words in (
         ("lr", "BoringModel has no lr or learning_rate"),
         ("batch_size", "BoringDataModule has no bat"),
     ):
         with pytest.raises(SystemExit):
-            tune.main(["--config", str(config), "--find", what, "--trainer.default_root_dir", str(tmp_path)])
+            tune.main(
+                [
+                    "--config",
+                    str(config),
+                    "--find",
+                    what,
+                    "--trainer.default_root_dir",
+                    str(tmp_path),
+                ]
+            )
         assert words in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Nothing waits for the GPU but log steps and the ends of epochs: shown on a device that stands in for one."""
+"""Nothing waits for the GPU but log steps and the ends of epochs: shown on a device that stands in
+for one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +15,27 @@ from project.data.transforms import crop_and_flip
 from project.engine import run
 
 Train = Callable[..., dict[str, Any]]
-FLAGS = ("--trainer.accelerator", "stand_in", "--trainer.log_every_n_steps", 7, "--trainer.limit_test_batches", 0)
+FLAGS = (
+    "--trainer.accelerator",
+    "stand_in",
+    "--trainer.log_every_n_steps",
+    7,
+    "--trainer.limit_test_batches",
+    0,
+)
 RESIDENT = ("--data.resident", "true")
 SLOW = pytest.mark.slow
 ONE = ("--trainer.strategy", "stand_in")
 SEVERAL = ("--steps_per_execution", 3)
 CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
-FEATURES = ("--data", "project.data.features.Features", "--model.net.sizes", "[10,4]", "--data.num_samples", 300)
+FEATURES = (
+    "--data",
+    "project.data.features.Features",
+    "--model.net.sizes",
+    "[10,4]",
+    "--data.num_samples",
+    300,
+)
 
 
 class Tells(Classifier):
@@ -67,21 +82,36 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     ("flags", "keep"),
     [
         pytest.param(
-            (*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"), means.KEEP, id="one step a call", marks=SLOW
+            (*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"),
+            means.KEEP,
+            id="one step a call",
+            marks=SLOW,
         ),
-        pytest.param((*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"), means.KEEP, id="several steps a call"),
-        pytest.param((*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW),
+        pytest.param(
+            (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"),
+            means.KEEP,
+            id="several steps a call",
+        ),
+        pytest.param(
+            (*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW
+        ),
         # large outputs are measured at once
         pytest.param((*SEVERAL, *FEATURES, *RESIDENT), 100, id="features", marks=SLOW),
     ],
 )
 def test_only_log_steps_wait_for_the_gpu(
-    train: Train, watch: Watch, monkeypatch: pytest.MonkeyPatch, flags: tuple[object, ...], keep: int
+    train: Train,
+    watch: Watch,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[object, ...],
+    keep: int,
 ) -> None:
     monkeypatch.setattr(means, "KEEP", keep)
     train(*FLAGS, *flags)
     assert watch.allowed  # or it would hear of nothing
-    assert not [line for line in watch.found if "metrics.to(" not in line]  # they follow the first outputs
+    assert not [
+        line for line in watch.found if "metrics.to(" not in line
+    ]  # they follow the first outputs
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
     ],
     ids=["plain", "state_dict", "model", "module", "compiled", "partly compiled", "backbone"],
 )
-def test_the_usual_files_fit(tmp_path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usual_files_fit(
+    tmp_path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save(content, tmp_path / "w.pth")
     found = loaded(tmp_path / "w.pth")
     assert all(torch.equal(found[name], value) for name, value in source().items())
@@ -66,11 +68,15 @@ def test_safetensors_and_files_of_an_older_torch(tmp_path: Path) -> None:
 
 def test_a_backbone_finds_its_place_in_the_network(tmp_path: Path) -> None:
     torch.save(source(), tmp_path / "w.pth")
-    found = loaded(tmp_path / "w.pth", nn.ModuleDict({"backbone": ConvNet(5), "probe": nn.Linear(5, 2)}))
+    found = loaded(
+        tmp_path / "w.pth", nn.ModuleDict({"backbone": ConvNet(5), "probe": nn.Linear(5, 2)})
+    )
     assert torch.equal(found["backbone.conv.weight"], source()["conv.weight"])
 
 
-def test_what_has_another_shape_stays_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_another_shape_stays_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
     net = ConvNet(num_classes=7)
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -79,7 +85,10 @@ def test_what_has_another_shape_stays_and_is_said(tmp_path: Path, capsys: pytest
     assert torch.equal(net.head.weight, before["head.weight"])
     out = capsys.readouterr().out
     assert "2 of 4 tensors" in out
-    assert "left as initialised: head.weight (7, 4), in the file (5, 4), head.bias (7,), in the file (5,)" in out
+    assert (
+        "left as initialised: head.weight (7, 4), in the file (5, 4), head.bias (7,), in the "
+        "file (5,)" in out
+    )
     assert "not used: extra" in out
 
 
@@ -159,7 +168,9 @@ def test_a_lazy_network_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path / "w.pth", nn.Sequential(nn.LazyLinear(3)))
 
 
-def test_a_bare_name_is_looked_for_in_torch_hubs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_name_is_looked_for_in_torch_hubs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
@@ -174,7 +185,10 @@ CONV = ("--model.net", "small.ConvNet")
 
 
 def test_a_run_starts_with_them_once(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With a relative path, from another run; evaluation and resume need the file no more."""
     train(*CONV, "--name", "first", "--trainer.max_epochs", 1)
@@ -184,13 +198,18 @@ def test_a_run_starts_with_them_once(
     flags = (*CONV, "--data.num_classes", 3, "--model.weights", "start.ckpt", "--name", "second")
     result = train(*flags, "--model.lr", 1e-9, "--trainer.max_epochs", 1)
     out = capsys.readouterr().out
-    assert f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as initialised: head.weight" in out
+    assert (
+        f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as "
+        "initialised: head.weight" in out
+    )
     assert out.count("Weights: 2 of 4") == 1
     checkpoints = tmp_path / "second" / "version_0" / "checkpoints"
     saved = torch.load(checkpoints / "best.ckpt", weights_only=True)
     assert saved["config"]["model"]["init_args"]["weights"] == str(tmp_path / "start.ckpt")
     start = torch.load(tmp_path / "start.ckpt", weights_only=True)["state_dict"]
-    assert torch.allclose(saved["state_dict"]["net.conv.weight"], start["net.conv.weight"], atol=1e-6)
+    assert torch.allclose(
+        saved["state_dict"]["net.conv.weight"], start["net.conv.weight"], atol=1e-6
+    )
 
     (tmp_path / "start.ckpt").rename(tmp_path / "gone.ckpt")
     again = script("evaluate").main(["--ckpt_path", str(checkpoints / "best.ckpt")])
@@ -206,11 +225,18 @@ def test_a_run_starts_with_them_once(
     ("flags", "message"),
     [
         (("--model.weights", "nothing.pth"), "nothing.pth is not there"),
-        (("--model.weights", "a.pth", "--model.initializer", "test_weights.loaded"), "--model.initializer null"),
+        (
+            ("--model.weights", "a.pth", "--model.initializer", "test_weights.loaded"),
+            "--model.initializer null",
+        ),
     ],
 )
 def test_a_mistake_leaves_no_run(
-    train: Train, tmp_path: Path, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         train(*CONV, *flags)

@@ -9,7 +9,9 @@ from project.models.whitened_cnn import Whiten, WhitenedCNN, whiten
 
 def smooth_images(num: int, channels: int, size: int = 16) -> torch.Tensor:
     """Neighbouring pixels are alike, as in photographs, and have a mean that is not 0."""
-    noise = torch.randn(num, channels, size + 4, size + 4, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(
+        num, channels, size + 4, size + 4, generator=torch.Generator().manual_seed(0)
+    )
     return 0.4 + 0.2 * functional.avg_pool2d(noise, 5, stride=1)
 
 
@@ -40,7 +42,9 @@ def test_the_size_is_the_papers() -> None:
     trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
     assert trained + net.whiten.weight.numel() == 1_971_640
     assert not [
-        name for name, value in net.named_parameters() if "norm" in name and value.requires_grad == ("weight" in name)
+        name
+        for name, value in net.named_parameters()
+        if "norm" in name and value.requires_grad == ("weight" in name)
     ]
 
 

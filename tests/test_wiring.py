@@ -1,4 +1,5 @@
-"""What does not come with other people's modules and data is said, and what does come with them works."""
+"""What does not come with other people's modules and data is said, and what does come with them
+works."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,22 +16,37 @@ Train = Callable[..., dict[str, Any]]
 class Scheduled(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
+        }
 
 
 @pytest.fixture
 def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = tmp_path / "plain.yaml"
-    config.write_text("model: test_wiring.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}")
+    config.write_text(
+        "model: test_wiring.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}"
+    )
     quiet = ("--step_timer", "false", "--device_monitor", "false", "--trainer.log_every_n_steps", 5)
     return lambda *args: train("--monitor", "val_loss", *quiet, *args, config=str(config))
 
 
-def test_what_does_not_work_is_said_in_one_line(plain: Train, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_work_is_said_in_one_line(
+    plain: Train, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain("--trainer.max_epochs", 1)
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Scheduled with PlainData: "))
-    for part in ("a resumed run may end with other weights", "does not stretch the schedule", "no pictures"):
+    (line,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("Scheduled with PlainData: ")
+    )
+    for part in (
+        "a resumed run may end with other weights",
+        "does not stretch the schedule",
+        "no pictures",
+    ):
         assert part in line
     assert "equal shares" not in line
     train("--trainer.max_epochs", 1)

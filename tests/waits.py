@@ -1,10 +1,11 @@
 """Which lines of a training wait for the GPU: noted on one, or on a device that stands in for one.
 
-python tests/waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log steps wait
+python tests/waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log
+steps wait
 
-The stand-in computes on the CPU. Its tensors report the device "meta", whose gradients autograd computes in the
-caller's thread. What waits is what waits on CUDA: to read a number, to ask where a mask is true, to copy from or into
-memory that is not page-locked.
+The stand-in computes on the CPU. Its tensors report the device "meta", whose gradients autograd
+computes in the caller's thread. What waits is what waits on CUDA: to read a number, to ask where a
+mask is true, to copy from or into memory that is not page-locked.
 """
 
 import contextlib
@@ -35,7 +36,11 @@ from project.engine import run
 
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
-BETWEEN = (__file__, str(Path(torch.__file__).parent), str(warnings.__file__))  # a line that waits and its note
+BETWEEN = (
+    __file__,
+    str(Path(torch.__file__).parent),
+    str(warnings.__file__),
+)  # a line that waits and its note
 READS_VALUES = (
     *(
         "_local_scalar_dense",
@@ -58,15 +63,23 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "OnDevice":
-        layout = {"strides": values.stride(), "storage_offset": values.storage_offset(), "dtype": values.dtype}
-        tensor: OnDevice = torch.Tensor._make_wrapper_subclass(cls, values.size(), device=DEVICE, **layout)  # type: ignore
+        layout = {
+            "strides": values.stride(),
+            "storage_offset": values.storage_offset(),
+            "dtype": values.dtype,
+        }
+        tensor: OnDevice = torch.Tensor._make_wrapper_subclass(
+            cls, values.size(), device=DEVICE, **layout
+        )  # type: ignore
         tensor.values = values
         return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(operation, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # a checkpoint holds the values
@@ -74,8 +87,11 @@ class OnDevice(Tensor):
 
 
 def compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of OnDevice and other tensors: OnDevice where one of the inputs, or the device that is asked for, is."""
-    inputs = {id(leaf.values): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)}
+    """Of OnDevice and other tensors: OnDevice where one of the inputs, or the device that is asked
+    for, is."""
+    inputs = {
+        id(leaf.values): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)
+    }
     device = kwargs.get("device") or (DEVICE if inputs else CPU)
     args, kwargs = tree_map_only(OnDevice, lambda tensor: tensor.values, (args, kwargs))
     result = operation(*args, **kwargs | ({"device": CPU} if "device" in kwargs else {}))
@@ -83,7 +99,9 @@ def compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result
 
     def wrap(tensor: Tensor) -> OnDevice:
-        return inputs[id(tensor)] if id(tensor) in inputs else OnDevice(tensor)  # an operation in place gives its input
+        return (
+            inputs[id(tensor)] if id(tensor) in inputs else OnDevice(tensor)
+        )  # an operation in place gives its input
 
     return tree_map_only(Tensor, wrap, result)
 
@@ -105,7 +123,9 @@ class StandIn(TorchDispatchMode):
         super().__exit__(*args)
         self.functions.__exit__(*args)
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = operation.overloadpacket.__name__
         if name == "to":  # comes whole in inference mode
@@ -117,14 +137,27 @@ class StandIn(TorchDispatchMode):
 
     def wait(self, name: str, args: Any, kwargs: dict[str, Any]) -> str | None:
         leaves = tree_leaves((args, kwargs))
-        if not any(isinstance(leaf, OnDevice) for leaf in leaves) and kwargs.get("device") != DEVICE:
+        if (
+            not any(isinstance(leaf, OnDevice) for leaf in leaves)
+            and kwargs.get("device") != DEVICE
+        ):
             return None
-        masks = [leaf for leaf in tree_leaves(args[1:2]) if isinstance(leaf, Tensor) and leaf.dtype == torch.bool]
-        if name in READS_VALUES or (name in ("index", "index_put", "index_put_", "_index_put_impl_") and masks):
+        masks = [
+            leaf
+            for leaf in tree_leaves(args[1:2])
+            if isinstance(leaf, Tensor) and leaf.dtype == torch.bool
+        ]
+        if name in READS_VALUES or (
+            name in ("index", "index_put", "index_put_", "_index_put_impl_") and masks
+        ):
             return name
         source, target = args[0], kwargs.get("device")
         if name == "copy_":
-            source, target, kwargs = args[1], args[0].device, {"non_blocking": len(args) > 2 and args[2]} | kwargs
+            source, target, kwargs = (
+                args[1],
+                args[0].device,
+                {"non_blocking": len(args) > 2 and args[2]} | kwargs,
+            )
         elif name != "_to_copy" or target is None:
             return None
         if not isinstance(source, Tensor) or source.device == target:
@@ -149,7 +182,9 @@ class Functions(TorchFunctionMode):
         super().__init__()
         self.device = device
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function is Tensor.pin_memory:
             return self.device.pin(args[0])
@@ -157,7 +192,10 @@ class Functions(TorchFunctionMode):
             return self.device.is_pinned(args[0])
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].cpu().tolist()
-        if function in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or CPU) == DEVICE:
+        if (
+            function in (torch.tensor, torch.as_tensor)
+            and torch.device(kwargs.get("device") or CPU) == DEVICE
+        ):
             return function(*args, **kwargs | {"device": CPU}).to(DEVICE)
         return function(*args, **kwargs)
 
@@ -196,26 +234,42 @@ class StandInAccelerator(Accelerator):
 
 
 AcceleratorRegistry.register("stand_in", StandInAccelerator)
-StrategyRegistry.register("stand_in", SingleDeviceStrategy, device=DEVICE)  # Lightning's own choice would be the CPU
+StrategyRegistry.register(
+    "stand_in", SingleDeviceStrategy, device=DEVICE
+)  # Lightning's own choice would be the CPU
 
 
 class Watch(MayMissSteps):
-    """Counts the waits that `tell` hears of: `found` in training steps that are no log steps and in the batches of a
-    validation, `allowed` in log steps; those at the ends of epochs do not count. By stage, reason and line."""
+    """Counts the waits that `tell` hears of: `found` in training steps that are no log steps and in
+    the batches of a validation, `allowed` in log steps; those at the ends of epochs do not count.
+    By stage, reason and line."""
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self.allowed: Counter[str] = Counter()
-        self.newest: Counter[str] = Counter()  # since the last training step, or call of several, ended
+        self.newest: Counter[str] = (
+            Counter()
+        )  # since the last training step, or call of several, ended
         self.stage: str | None = None
 
     def tell(self, reason: str) -> None:
         if self.stage:
-            frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(BETWEEN)]
-            self.newest[f"{self.stage}: {reason} in {frames[-1].filename}:{frames[-1].lineno}, {frames[-1].line}"] += 1
+            frames = [
+                frame
+                for frame in traceback.extract_stack()
+                if not frame.filename.startswith(BETWEEN)
+            ]
+            self.newest[
+                f"{self.stage}: {reason} in {frames[-1].filename}:{frames[-1].lineno}, "
+                f"{frames[-1].line}"
+            ] += 1
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
-        self.stage, self.step, self.was_log_step = "training", trainer.global_step, True  # with the loader's start
+        self.stage, self.step, self.was_log_step = (
+            "training",
+            trainer.global_step,
+            True,
+        )  # with the loader's start
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         every = trainer.log_every_n_steps
@@ -229,7 +283,9 @@ class Watch(MayMissSteps):
     def on_validation_start(self, trainer: Any, *_: Any) -> None:
         self.stage = None if trainer.sanity_checking else "validation"
 
-    def on_validation_batch_end(self, trainer: Any, _: Any, __: Any, ___: Any, batch_idx: int, *____: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, _: Any, __: Any, ___: Any, batch_idx: int, *____: Any
+    ) -> None:
         if self.stage and batch_idx + 1 == trainer.num_val_batches[0]:
             self._add(self.found)
             self.stage = None
@@ -259,7 +315,8 @@ def real_gpu(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
-    """The same of the stand-in, with data that is resident there where `resident` is true, and pinned elsewhere."""
+    """The same of the stand-in, with data that is resident there where `resident` is true, and
+    pinned elsewhere."""
 
     def resident(self: TensorDataModule, split: str, data: TensorBatches) -> TensorBatches:
         return self.on_gpu.setdefault(split, data.to(DEVICE)) if self.resident else data
@@ -279,8 +336,10 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
 RUNS = {
     "one step a call": "tests/tiny.yaml --data.resident true --trainer.strategy {one}",
     "several steps a call": "tests/tiny.yaml --data.resident true --steps_per_execution 3",
-    "pinned batches": "tests/tiny.yaml --data.resident false --data.pin_memory true --steps_per_execution 3",
-    "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 --trainer.max_epochs 2",
+    "pinned batches": "tests/tiny.yaml --data.resident false --data.pin_memory true "
+    "--steps_per_execution 3",
+    "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 "
+    "--trainer.max_epochs 2",
 }
 
 
@@ -294,7 +353,10 @@ def main() -> int:
         flags = f"--config {flags} {where}".format(one="stand_in" if dry else "auto")
         with tempfile.TemporaryDirectory() as folder, (stand_in if dry else real_gpu)(watch.tell):
             run.main([*flags.split(), "--trainer.default_root_dir", folder])
-        print(f"{name}: {sum(watch.allowed.values())} waits on log steps, {sum(watch.found.values())} on others")
+        print(
+            f"{name}: {sum(watch.allowed.values())} waits on log steps, "
+            f"{sum(watch.found.values())} on others"
+        )
         for kind, counts in (("others", watch.found), ("log steps", watch.allowed)):
             for line, number in counts.most_common():
                 print(f"  {kind}: {number} x {line}")

@@ -11,17 +11,20 @@ from lightning import Callback, LightningModule, Trainer
 class MayMissSteps(Callback):
     """A callback whose batch hooks need not see each step.
 
-    With `--steps_per_execution 20` its `on_train_batch_start` and `on_train_batch_end` are called once for 20 steps,
-    with the first batch of them and the outputs of the last. Any other callback with such a hook gets single steps.
+    With `--steps_per_execution 20` its `on_train_batch_start` and `on_train_batch_end` are called
+    once for 20 steps, with the first batch of them and the outputs of the last. Any other callback
+    with such a hook gets single steps.
     """
 
 
 class MaySampleSteps(MayMissSteps):
-    """One whose `on_before_optimizer_step`, too, need not see each step: with `--steps_per_execution 20` one of 20."""
+    """One whose `on_before_optimizer_step`, too, need not see each step: with
+    `--steps_per_execution 20` one of 20."""
 
 
 class RunFolder(Callback):
-    """Tells all processes the folder of the run, which the first one has made; a temporary one in a fast_dev_run."""
+    """Tells all processes the folder of the run, which the first one has made; a temporary one in a
+    fast_dev_run."""
 
     temporary: tempfile.TemporaryDirectory | None = None
 
@@ -41,9 +44,11 @@ class RunFolder(Callback):
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Where a callback may write: the run's folder, on any process, from `on_fit_start` or `on_test_start` on.
+    """Where a callback may write: the run's folder, on any process, from `on_fit_start` or
+    `on_test_start` on.
 
-    Unlike `trainer.log_dir` it may be asked for on one process alone. In evaluate.py it is `trainer.default_root_dir`.
+    Unlike `trainer.log_dir` it may be asked for on one process alone. In evaluate.py it is
+    `trainer.default_root_dir`.
     """
     found = [callback.path for callback in trainer.callbacks if isinstance(callback, RunFolder)]  # type: ignore[attr-defined]
     return found[0] if found and found[0] else Path(trainer.default_root_dir)

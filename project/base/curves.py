@@ -1,4 +1,5 @@
-"""What `System.track` is told of each batch, as curves: a callback, so that no hook of a user can switch it off."""
+"""What `System.track` is told of each batch, as curves: a callback, so that no hook of a user can
+switch it off."""
 
 import re
 import warnings
@@ -15,12 +16,17 @@ from project.base.means import Means, collection
 from project.base.rank import say
 
 Stage = Literal["train", "val", "test"]
-NEVER = 2**62  # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume misses it
+NEVER = (
+    2**62
+    # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume
+    # misses it
+)
 
 
 class Curves(Callback):
-    """Writes train/ and lr on log steps and at the end of each epoch, of the samples since the last point; val/ and
-    test/ after each evaluation. What callbacks watch and a terminal shows at the end of an epoch is of all its samples.
+    """Writes train/ and lr on log steps and at the end of each epoch, of the samples since the last
+    point; val/ and test/ after each evaluation. What callbacks watch and a terminal shows at the
+    end of an epoch is of all its samples.
 
     It stands first among the callbacks.
     """
@@ -38,30 +44,43 @@ class Curves(Callback):
         classes = data.classes if isinstance(data, TensorDataModule) else None
         self.epoch = Means(metrics.clone(), None, classes, self.reported)
         self.means = {"train": Means(metrics.clone(), self.epoch, classes, self.reported)}
-        self.means |= {name: Means(metrics.clone(), None, classes, self.reported) for name in ("val", "test")}
+        self.means |= {
+            name: Means(metrics.clone(), None, classes, self.reported) for name in ("val", "test")
+        }
         pl_module.prepare_net(trains=stage == "fit")
         # such an epoch has its point at its end
-        warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
+        warnings.filterwarnings(
+            "ignore", "The number of training batches .* is smaller than the logging interval"
+        )
 
-    def result(self, trainer: Trainer, stage: Stage, means: Means | None = None, keep: bool = False) -> dict[str, Any]:
+    def result(
+        self, trainer: Trainer, stage: Stage, means: Means | None = None, keep: bool = False
+    ) -> dict[str, Any]:
         """The means so far, by their curves' names; unless kept they start anew."""
         means = means or self.means[stage]
         found = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
         if not keep:
             means.reset()
-        found = {name: value for name, value in found.items() if stage == "test" or name != "num_samples"}
+        found = {
+            name: value for name, value in found.items() if stage == "test" or name != "num_samples"
+        }
         # of each class: a group of their own in TensorBoard, val_class_acc/cat beside val/acc
         own = [name for name in found if name.partition("/")[2] in means.classes]
-        return {f"{stage}_{name}" if name in own else f"{stage}/{name}": value for name, value in found.items()}
+        return {
+            f"{stage}_{name}" if name in own else f"{stage}/{name}": value
+            for name, value in found.items()
+        }
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
-        """On a log step. A mean over a few batches would be noise: shortly before the end of an epoch the samples stay
-        for the epoch's point, too, and shortly after it they still count for the next log step."""
+        """On a log step. A mean over a few batches would be noise: shortly before the end of an
+        epoch the samples stay for the epoch's point, too, and shortly after it they still count for
+        the next log step."""
         pl_module.log("lr", self.lr)
         num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
         keep = 0 < num_left < batches_between_points(trainer) / 2
         point = self.result(trainer, "train", keep=keep)
-        # on the CPU: after every batch Lightning reads again what a progress bar shows, and would wait for the GPU
+        # on the CPU: after every batch Lightning reads again what a progress bar shows, and would
+        # wait for the GPU
         for name, value in point.items():
             pl_module.log(name, value.cpu(), prog_bar=not is_of_class(name))
 
@@ -79,7 +98,9 @@ class Curves(Callback):
         if point := self.result(trainer, "train", keep=keep):  # none right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
             for logger in trainer.loggers:
-                logger.log_metrics(values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)  # as Lightning counts
+                logger.log_metrics(
+                    values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+                )  # as Lightning counts
         # equal in all processes already, but Lightning warns without sync_dist, here and below
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
@@ -87,18 +108,25 @@ class Curves(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         found = self.result(trainer, "val")
         for name, value in found.items():
-            pl_module.log(name, value, prog_bar=name != "val/loss" and not is_of_class(name), sync_dist=True)
+            pl_module.log(
+                name, value, prog_bar=name != "val/loss" and not is_of_class(name), sync_dist=True
+            )
         if found and trainer.state.fn == "fit" and not trainer.sanity_checking:
             step_plateau(trainer, found)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
         if pl_module.test_views is not None and not self.saw_views:
-            say(f"model.test_views had no effect: test_step of {type(pl_module).__name__} does not call self(x)")
+            say(
+                f"model.test_views had no effect: test_step of {type(pl_module).__name__} "
+                "does not call self(x)"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         states = gather({"train": self.means["train"].state(), "epoch": self.epoch.state()})
-        return {name: [state[name] for state in states] for name in ("train", "epoch")} | {"lr": float(self.lr)}
+        return {name: [state[name] for state in states] for name in ("train", "epoch")} | {
+            "lr": float(self.lr)
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.lr = state_dict["lr"]
@@ -117,10 +145,14 @@ def batches_between_points(trainer: Trainer) -> int:
 def is_log_step(module: Any) -> bool:
     """Whether this batch is the last of an optimiser step after which Lightning logs."""
     trainer = module.trainer
-    num_done = module.global_step if module.automatic_optimization else trainer.fit_loop.total_batch_idx
+    num_done = (
+        module.global_step if module.automatic_optimization else trainer.fit_loop.total_batch_idx
+    )
     if not trainer.log_every_n_steps or (num_done + 1) % trainer.log_every_n_steps:
         return False
-    return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+    return (
+        trainer.fit_loop.batch_idx + 1
+    ) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
 def step_plateau(trainer: Trainer, found: dict[str, Tensor]) -> None:

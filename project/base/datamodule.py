@@ -11,35 +11,56 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from project.base.errors import UserError
-from project.base.folds import Fraction, NumFolds, asked_fold, seeded_part, trained_fold, validation_and_rest
+from project.base.folds import (
+    Fraction,
+    NumFolds,
+    asked_fold,
+    seeded_part,
+    trained_fold,
+    validation_and_rest,
+)
 from project.base.loaded import Loaded, as_samples, no_inputs
 from project.base.sampler import EpochBatchSampler
 from project.base.samples import Batch, ResumableLoader, Samples, TensorBatches, as_it_is, eval_size
 
 
 class TensorDataModule(LightningDataModule):
-    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set sets `classes` and
-    `image_shape`, if it has them, and overrides `load`, maybe `normalize`, `augment`, `prepare_data`: see README.md.
+    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set
+    sets `classes` and `image_shape`, if it has them, and overrides `load`, maybe `normalize`,
+    `augment`, `prepare_data`: see README.md.
 
     Args:
         data_dir: Folder of the data set's files; `data` beside project/ if not given.
         batch_size: Samples a batch, on each device (with the strategy dp: on all of them together).
-        num_workers: Processes that make batches; 0 makes them in the training process, the fastest way for small data.
-        resident: Keep arrays on the GPU; if not given, if a quarter of its free memory is enough. Not with workers.
-        pin_memory: Page-locked batches, which copy faster to a GPU; with one if not given. Not of resident data.
+        num_workers: Processes that make batches; 0 makes them in the training process, the fastest
+            way for small data.
+        resident: Keep arrays on the GPU; if not given, if a quarter of its free memory is enough.
+            Not with workers.
+        pin_memory: Page-locked batches, which copy faster to a GPU; with one if not given. Not of
+            resident data.
         persistent_workers: Keep the workers from epoch to epoch.
-        val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/ is of the test set.
+        val_fraction: Share of the training set kept for validation, if there is no val set; 0: val/
+            is of the test set.
         split_seed: Which samples go to validation, and to which fold.
-        num_folds: Cut the training set into so many folds: one of them is the test set, in place of the set's own.
+        num_folds: Cut the training set into so many folds: one of them is the test set, in place of
+            the set's own.
         fold: Which of them, from 0.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
-        eval_batch_size: In validation, test and prediction; if not given batch_size, on a GPU up to 8 times as many.
+        eval_batch_size: In validation, test and prediction; if not given batch_size, on a GPU up to
+            8 times as many.
     """
 
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
-    image_shape: tuple[int, int, int] | None = None  # channels, height, width; None for samples that are no images
-    own_splits: Collection[str] = ("train", "test")  # what `load` knows; with "val", none is cut off the training set
-    empty_batch: Tensor | None = None  # inputs (0, ...) as loaded, which tell shape and dtype; known when loaded
+    image_shape: tuple[int, int, int] | None = (
+        None  # channels, height, width; None for samples that are no images
+    )
+    own_splits: Collection[str] = (
+        "train",
+        "test",
+    )  # what `load` knows; with "val", none is cut off the training set
+    empty_batch: Tensor | None = (
+        None  # inputs (0, ...) as loaded, which tell shape and dtype; known when loaded
+    )
     trainer: Any  # set before it asks for loaders
 
     def __init__(
@@ -66,7 +87,10 @@ class TensorDataModule(LightningDataModule):
         self.persistent_workers = persistent_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
-        self.fold, self.trained_fold = asked_fold(fold, num_folds, split_seed), trained_fold(None, None)
+        self.fold, self.trained_fold = (
+            asked_fold(fold, num_folds, split_seed),
+            trained_fold(None, None),
+        )
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
@@ -78,8 +102,9 @@ class TensorDataModule(LightningDataModule):
         return len(self.classes) or None
 
     def load(self, split: Literal["train", "test"]) -> Loaded:
-        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of `own_splits`; or a map-style
-        Dataset. Its own transforms change validation samples too: `augment` changes training alone."""
+        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
+        `own_splits`; or a map-style Dataset. Its own transforms change validation samples too:
+        `augment` changes training alone."""
         raise NotImplementedError
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -87,7 +112,8 @@ class TensorDataModule(LightningDataModule):
         return inputs
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Random changes to the inputs (N, ...) of a training batch, on its device, before `normalize`."""
+        """Random changes to the inputs (N, ...) of a training batch, on its device, before
+        `normalize`."""
         return inputs
 
     def setup(self, stage: str) -> None:
@@ -97,7 +123,9 @@ class TensorDataModule(LightningDataModule):
         if not trains and "test" not in self.splits and (self.fold or "test" in self.own_splits):
             self.splits["test"] = self._test_samples()
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
-            self.shuffle_seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**63)  # of the run, or drawn
+            self.shuffle_seed = self.trainer.strategy.broadcast(
+                torch.initial_seed() % 2**63
+            )  # of the run, or drawn
 
     def _load_train_and_val(self) -> None:
         samples = self.splits["train"] = self._samples("train")
@@ -106,15 +134,23 @@ class TensorDataModule(LightningDataModule):
         if "val" in self.own_splits:
             self.splits["val"] = self._samples("val")
         elif self.val_fraction == 0 and not self.fold and "test" not in self.own_splits:
-            raise UserError("data.val_fraction 0 validates on the test set, and there is none: give 0.1, say", 2)
+            raise UserError(
+                "data.val_fraction 0 validates on the test set, and there is none: give 0.1, say", 2
+            )
         elif self.val_fraction == 0:
-            self.splits["val"] = self.splits["test"] = self.splits.get("test") or self._samples("test")
+            self.splits["val"] = self.splits["test"] = self.splits.get("test") or self._samples(
+                "test"
+            )
         else:
             splits = validation_and_rest(self.splits["train"], self.val_fraction, self.split_seed)
             self.splits["val"], self.splits["train"] = splits
 
     def _test_samples(self) -> Samples:
-        return self.fold.cut(self._samples("train"), bool(self.classes))[0] if self.fold else self._samples("test")
+        return (
+            self.fold.cut(self._samples("train"), bool(self.classes))[0]
+            if self.fold
+            else self._samples("test")
+        )
 
     def _samples(self, split: Any) -> Samples:
         name = f"the {split} set of {type(self).__name__}"
@@ -123,18 +159,29 @@ class TensorDataModule(LightningDataModule):
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
-        """Of `num` samples without a test set of their own, a fifth for "test", the others, or with folds all, for
-        "train": indices."""
-        return torch.arange(num) if self.fold else seeded_part(num, split, self.split_seed, self.trained_fold)
+        """Of `num` samples without a test set of their own, a fifth for "test", the others, or with
+        folds all, for "train": indices."""
+        return (
+            torch.arange(num)
+            if self.fold
+            else seeded_part(num, split, self.split_seed, self.trained_fold)
+        )
 
     def train_dataloader(self) -> DataLoader:
         overfit = self.trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
         num, num_ranks = len(self.splits["train"]), self.trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
-            what = f"data.batch_size {self.batch_size}" + (f" on {num_ranks} processes" if num_ranks > 1 else "")
-            raise UserError(f"{what} is more than the {num} training samples:\ngive less, or --data.drop_last false")
-        loader = self._loader("train", shuffle=not overfit, even=True, drop_last=drop_last, seed=self.shuffle_seed)
+            what = f"data.batch_size {self.batch_size}" + (
+                f" on {num_ranks} processes" if num_ranks > 1 else ""
+            )
+            raise UserError(
+                f"{what} is more than the {num} training samples:\ngive less, or "
+                "--data.drop_last false"
+            )
+        loader = self._loader(
+            "train", shuffle=not overfit, even=True, drop_last=drop_last, seed=self.shuffle_seed
+        )
         # workers fetch ahead before Lightning sets the epoch
         loader.batch_sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
         return loader
@@ -146,25 +193,48 @@ class TensorDataModule(LightningDataModule):
         return self._loader("test") if "test" in self.splits else []
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set, by a loader of torch's: Lightning makes it anew, to share it out and note the indices."""
+        """The test set, by a loader of torch's: Lightning makes it anew, to share it out and note
+        the indices."""
         loader = self._loader("test")
-        options = {"pin_memory": loader.pin_memory, "num_workers": self.num_workers, "generator": loader.generator}
-        return DataLoader(loader.dataset, batch_size=loader.batch_sampler.batch_size, collate_fn=as_it_is, **options)
+        options = {
+            "pin_memory": loader.pin_memory,
+            "num_workers": self.num_workers,
+            "generator": loader.generator,
+        }
+        return DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_sampler.batch_size,
+            collate_fn=as_it_is,
+            **options,
+        )
 
     def _loader(self, split: str, **order: Any) -> ResumableLoader:
         data, num_ranks = self.splits[split], self.trainer.world_size
         if len(data) < num_ranks:
-            what = f"{num_ranks} processes share the {len(data)} samples of the {split} set: each needs one"
+            what = (
+                f"{num_ranks} processes share the {len(data)} samples of the {split} set: "
+                "each needs one"
+            )
             raise UserError(f"{what}\ngive at most --trainer.devices {len(data)}")
-        pins = self.trainer.strategy.root_device.type == "cuda" if self.pin_memory is None else self.pin_memory
-        size = self.batch_size if order else self.eval_batch_size or eval_size(data, self.batch_size, self.trainer)
+        pins = (
+            self.trainer.strategy.root_device.type == "cuda"
+            if self.pin_memory is None
+            else self.pin_memory
+        )
+        size = (
+            self.batch_size
+            if order
+            else self.eval_batch_size or eval_size(data, self.batch_size, self.trainer)
+        )
         if isinstance(data, TensorBatches):
             data = self._resident(split, data)
             pins = pins and data.device.type == "cpu"  # torch pins nothing else
             order["batches_at_once"] = 1 if self.num_workers else data.batches_at_once(size)
         return ResumableLoader(
             data,
-            EpochBatchSampler(len(data), size, rank=self.trainer.global_rank, num_ranks=num_ranks, **order),
+            EpochBatchSampler(
+                len(data), size, rank=self.trainer.global_rank, num_ranks=num_ranks, **order
+            ),
             collate_fn=as_it_is,
             num_workers=self.num_workers,
             pin_memory=pins,
@@ -187,13 +257,23 @@ class TensorDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         own = {"fold": list(self.fold)} if self.fold else {}
-        return {"shuffle_seed": self.shuffle_seed, "classes": self.classes, "empty_batch": self.empty_batch, **own}
+        return {
+            "shuffle_seed": self.shuffle_seed,
+            "classes": self.classes,
+            "empty_batch": self.empty_batch,
+            **own,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        was, now = state_dict["classes"], self.classes if "train" in self.splits else state_dict["classes"]
+        was, now = (
+            state_dict["classes"],
+            self.classes if "train" in self.splits else state_dict["classes"],
+        )
         if was != now:
             what = f"the checkpoint was trained on {len(was)} classes, {', '.join(was)[:60]}"
-            raise UserError(f"{what}\nthe data has {len(now)}, {', '.join(now)[:60]}: they must be the same")
+            raise UserError(
+                f"{what}\nthe data has {len(now)}, {', '.join(now)[:60]}: they must be the same"
+            )
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], was
         self.trained_fold = trained_fold(state_dict.get("fold"), self.fold)
         if not self.splits:

@@ -19,13 +19,24 @@ from torch import Tensor
 from project.base.errors import UserError
 from project.base.samples import Batch
 
-# A failed download, or a file that was cut short: RuntimeError is torchvision's, the last four are of unpacking.
-DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError, EOFError, BadZipFile, TarError, LZMAError, zlib.error)
+# A failed download, or a file that was cut short: RuntimeError is torchvision's, the last four are
+# of unpacking.
+DOWNLOAD_ERRORS = (
+    OSError,
+    HTTPException,
+    RuntimeError,
+    EOFError,
+    BadZipFile,
+    TarError,
+    LZMAError,
+    zlib.error,
+)
 WAY_OUT = "delete what has come in half, and start the command again"
 
 
 def prepare_data(data: LightningDataModule) -> None:
-    """Call the data module's prepare_data. An error of a download gets a note below its traceback."""
+    """Call the data module's prepare_data. An error of a download gets a note below its
+    traceback."""
     try:
         data.prepare_data()
     except DOWNLOAD_ERRORS as error:
@@ -34,7 +45,8 @@ def prepare_data(data: LightningDataModule) -> None:
 
 
 def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) -> Any:
-    """A class of torchvision.datasets, with its `options`. One process downloads, others wait for it.
+    """A class of torchvision.datasets, with its `options`. One process downloads, others wait for
+    it.
 
     files: What to put where without a network, for the error: "a.gz and b.gz into data/X".
     Raises UserError if the set is not there and cannot be downloaded, or cannot be read.
@@ -60,7 +72,8 @@ def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) ->
 
 
 def in_memory(found: Any) -> Batch | None:
-    """uint8 (N, C, H, W) and class numbers (N,) of a torchvision set that has them as arrays: HW, HWC or CHW."""
+    """uint8 (N, C, H, W) and class numbers (N,) of a torchvision set that has them as arrays: HW,
+    HWC or CHW."""
     fields = vars(found)
     images, targets = fields.get("data"), fields.get("targets", fields.get("labels"))
     if not isinstance(images, Tensor | np.ndarray) or targets is None:

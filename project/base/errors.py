@@ -8,10 +8,11 @@ from project.base.rank import printable_lines
 
 
 class UserError(Exception):
-    """A mistake in the input, not in the code: the message names the bad value and the way out in two lines at most.
+    """A mistake in the input, not in the code: the message names the bad value and the way out in
+    two lines at most.
 
-    status: exit status of the script, 2 for a wrong command line or config, 1 for what goes wrong in the run (files,
-    data, devices).
+    status: exit status of the script, 2 for a wrong command line or config, 1 for what goes wrong
+    in the run (files, data, devices).
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
@@ -20,7 +21,8 @@ class UserError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """`; did you mean X?`, whatever the case, or nothing where nothing is near. before: stands before each of them."""
+    """`; did you mean X?`, whatever the case, or nothing where nothing is near. before: stands
+    before each of them."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {before}{by_lower[near[0]]}?" if near else ""

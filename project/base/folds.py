@@ -1,4 +1,5 @@
-"""Which samples of a training set are for validation; which are the fold that is tested, in a cross-validation."""
+"""Which samples of a training set are for validation; which are the fold that is tested, in a
+cross-validation."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +22,8 @@ else:
 
 @runtime_checkable
 class KnowsTargets(Protocol):
-    """A Dataset that has all its targets at hand, by the name that torchvision's have: class numbers (N,), or None."""
+    """A Dataset that has all its targets at hand, by the name that torchvision's have: class
+    numbers (N,), or None."""
 
     targets: Any
 
@@ -35,7 +37,9 @@ class Fold(NamedTuple):
 
     def cut(self, samples: Samples, has_classes: bool) -> tuple[Samples, Samples]:
         """Its samples, and all others."""
-        return parts(samples, folds_of(samples, self.num_folds, self.seed, has_classes) == self.number)
+        return parts(
+            samples, folds_of(samples, self.num_folds, self.seed, has_classes) == self.number
+        )
 
 
 def asked_fold(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
@@ -46,10 +50,17 @@ def asked_fold(number: int | None, num_folds: int | None, seed: int) -> Fold | N
         raise UserError(f"data.fold {number}: of how many folds? give --data.num_folds 5, say", 2)
     if num_folds is not None:
         what = (
-            f"data.num_folds {num_folds}: which is the test set?" if number is None else f"data.fold {number} is none"
+            f"data.num_folds {num_folds}: which is the test set?"
+            if number is None
+            else f"data.fold {number} is none"
         )
-        every = ",".join(map(str, range(num_folds))) if num_folds < 20 else f"0,1,...,{num_folds - 1}"
-        way_out = f"give --data.fold 0 to {num_folds - 1}; all in turn: scripts/sweep.py --search data.fold={every}"
+        every = (
+            ",".join(map(str, range(num_folds))) if num_folds < 20 else f"0,1,...,{num_folds - 1}"
+        )
+        way_out = (
+            f"give --data.fold 0 to {num_folds - 1}; all in turn: scripts/sweep.py "
+            f"--search data.fold={every}"
+        )
         raise UserError(f"{what}\n{way_out}", 2)
     return None
 
@@ -57,7 +68,10 @@ def asked_fold(number: int | None, num_folds: int | None, seed: int) -> Fold | N
 def trained_fold(was: list[int] | None, now: Fold | None) -> Fold | None:
     """That of a checkpoint, `was`. Raises UserError where samples of today's were trained on."""
     if was is not None and now is not None and list(now) != was:
-        what = f"data.fold {now.number}: the checkpoint was trained on it, to be tested on fold {was[0]} of {was[1]}"
+        what = (
+            f"data.fold {now.number}: the checkpoint was trained on it, to be tested on "
+            f"fold {was[0]} of {was[1]}"
+        )
         raise UserError(f"{what}\nleave num_folds, fold and split_seed out, or train anew", 2)
     return None if was is None else Fold(*was)
 
@@ -66,7 +80,9 @@ def seeded_part(num: int, split: str, seed: int, trained: Fold | None) -> Tensor
     """A fifth of `num` for "test", the others for "train": indices."""
     if trained is not None:
         raise UserError(
-            f"data.num_folds null: there is no test set but the fold, {trained.number}; train without folds", 2
+            f"data.num_folds null: there is no test set but the fold, {trained.number}; train "
+            "without folds",
+            2,
         )
     order = seeded_order(num, seed)
     return order[: num // 5] if split == "test" else order[num // 5 :]
@@ -79,27 +95,38 @@ def seeded_order(num: int, seed: int) -> Tensor:
 
 def parts(samples: Samples, chosen: Tensor) -> tuple[Samples, Samples]:
     """The samples that are chosen, bool (N,), and the others."""
-    return samples.select(chosen.nonzero().flatten()), samples.select(chosen.logical_not().nonzero().flatten())
+    return samples.select(chosen.nonzero().flatten()), samples.select(
+        chosen.logical_not().nonzero().flatten()
+    )
 
 
 def validation_and_rest(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
     num, num_val = len(samples), round(len(samples) * fraction)
     if not 0 < num_val < num:
-        raise UserError(f"data.val_fraction {fraction} of {num} samples leaves {num_val} for validation")
+        raise UserError(
+            f"data.val_fraction {fraction} of {num} samples leaves {num_val} for validation"
+        )
     return parts(samples, seeded_order(num, seed).argsort() < num_val)
 
 
 def folds_of(samples: Samples, num_folds: int, seed: int, has_classes: bool) -> Tensor:
-    """The number of each sample's fold, (N,). Each class is dealt out over the folds in a seeded order: their sizes
-    differ by one at most, and so do their numbers of samples of a class."""
+    """The number of each sample's fold, (N,). Each class is dealt out over the folds in a seeded
+    order: their sizes differ by one at most, and so do their numbers of samples of a class."""
     if len(samples) < num_folds:
-        raise UserError(f"data.num_folds {num_folds}: there are {len(samples)} samples, and each fold needs one", 2)
+        raise UserError(
+            f"data.num_folds {num_folds}: there are {len(samples)} samples, and each fold "
+            "needs one",
+            2,
+        )
     order = seeded_order(len(samples), seed)
     labels = labels_of(samples.targets if isinstance(samples, TensorBatches) else samples.dataset)
     if labels is not None and labels.shape == order.shape:
         order = order[labels[order].argsort(stable=True)]
     elif has_classes:
-        say("Folds: not stratified by class, since the Dataset has no `targets`, the class number of each sample")
+        say(
+            "Folds: not stratified by class, since the Dataset has no `targets`, the class "
+            "number of each sample"
+        )
     folds = torch.empty_like(order)
     folds[order] = torch.arange(len(samples)) % num_folds
     return folds

@@ -20,8 +20,8 @@ LAST_BYTES = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of JPEG and of PNG
 
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The files among `paths` and the images below its folders, sorted; and what is not there, with the reason.
-    Hidden files and folders are left out: `._1.jpg` of macOS, `.ipynb_checkpoints`."""
+    """The files among `paths` and the images below its folders, sorted; and what is not there, with
+    the reason. Hidden files and folders are left out: `._1.jpg` of macOS, `.ipynb_checkpoints`."""
     # without the formats that Pillow writes only, such as PDF
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files: list[Path] = []
@@ -34,12 +34,18 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
             found += [file for file in here if file.suffix.lower() in known]
         files += sorted(found)
         if not found:
-            missing.append((path, "no image files in this folder" if path.is_dir() else "no such file or folder"))
+            missing.append(
+                (
+                    path,
+                    "no image files in this folder" if path.is_dir() else "no such file or folder",
+                )
+            )
     return files, missing
 
 
 def check_images(files: list[Path]) -> None:
-    """Open each file, and decode those that may be cut short. Raises UserError naming a broken one."""
+    """Open each file, and decode those that may be cut short. Raises UserError naming a broken
+    one."""
     with ThreadPool(16) as pool:  # a network's file system has many at once
         pairs = zip(files, pool.imap(fault, files, 16), strict=True)
         bar = Tqdm(pairs, "Checking images", len(files), leave=False, disable=None)  # in a terminal
@@ -66,7 +72,8 @@ def fault(file: Path) -> str:
 
 @contextlib.contextmanager
 def short_reasons() -> Iterator[None]:
-    """What Pillow raises for a file that is no image or is damaged, as UserError with the reason."""
+    """What Pillow raises for a file that is no image or is damaged, as UserError with the
+    reason."""
     try:
         yield
     except UnidentifiedImageError as error:
@@ -85,7 +92,8 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, on white where it is transparent, resized."""
+    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, on white where it is
+    transparent, resized."""
     channels, height, width = shape
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
@@ -109,7 +117,8 @@ def to_8_bits(image: Image.Image) -> Image.Image:
 
 
 class ResizedImages(Dataset[tuple[Tensor, Any]]):
-    """Another Dataset's, or a list's, (image, target) as (uint8 (*shape), target). Images are Pillow's, or paths.
+    """Another Dataset's, or a list's, (image, target) as (uint8 (*shape), target). Images are
+    Pillow's, or paths.
 
     targets: all of them, where they are known without reading an image."""
 

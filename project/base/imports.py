@@ -11,7 +11,8 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def imported(argument: str, path: str) -> Any:
-    """Raises UserError where there is nothing; argument: of the model, which has the path as its value."""
+    """Raises UserError where there is nothing; argument: of the model, which has the path as its
+    value."""
     if not IMPORT_PATH.fullmatch(path):
         raise UserError(f"model.{argument} {path!r} is no import path such as torch.optim.SGD", 2)
     try:
@@ -24,5 +25,7 @@ def function_at(argument: str, path: str | Callable[..., Any] | None) -> Callabl
     """A function, or what a path to one names."""
     found = imported(argument, path) if isinstance(path, str) else path
     if found is not None and not callable(found):
-        raise UserError(f"model.{argument} {path!r} is a {type(found).__name__}, where a function belongs", 2)
+        raise UserError(
+            f"model.{argument} {path!r} is a {type(found).__name__}, where a function belongs", 2
+        )
     return found  # type: ignore[no-any-return]

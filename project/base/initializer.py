@@ -14,9 +14,13 @@ NUM_SAMPLES = 1000
 
 
 def initialize(net: nn.Module, initializer: str | Callable[..., Any], data: Any) -> None:
-    """Call initializer(net, inputs) with up to 1,000 training samples, evenly spread, as the network gets them."""
+    """Call initializer(net, inputs) with up to 1,000 training samples, evenly spread, as the
+    network gets them."""
     if not isinstance(data, TensorDataModule):
-        raise UserError(f"model.initializer needs data from a TensorDataModule; {type(data).__name__} is none", 2)
+        raise UserError(
+            f"model.initializer needs data from a TensorDataModule; {type(data).__name__} is none",
+            2,
+        )
     set_weights: Any = function_at("initializer", initializer)
     samples = data.splits["train"]
     num = min(len(samples), NUM_SAMPLES)

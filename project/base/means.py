@@ -15,7 +15,11 @@ from project.base.errors import UserError, first_line
 from project.base.rank import say
 
 Metrics = dict[str, Metric] | MetricCollection
-KEEP = 2**20  # numbers of outputs that wait: one update for many batches costs hardly more than one for a single
+KEEP = (
+    2**20
+    # numbers of outputs that wait: one update for many batches costs hardly more than one for a
+    # single
+)
 
 
 class Means:
@@ -43,15 +47,21 @@ class Means:
         self.sizes: list[int] = []
         self.pairs: list[tuple[Tensor, Tensor]] = []  # outputs and targets
         self.num_waiting = 0
-        self.sums: Tensor | None = None  # (names + 1,): of the values times samples, and of the samples
+        self.sums: Tensor | None = (
+            None  # (names + 1,): of the values times samples, and of the samples
+        )
         self.has_metrics = False
         self.metrics.reset()
 
-    def add(self, size: int, values: dict[str, Tensor], outputs: Tensor | None, targets: Tensor | None) -> None:
+    def add(
+        self, size: int, values: dict[str, Tensor], outputs: Tensor | None, targets: Tensor | None
+    ) -> None:
         """values: means over a batch of `size` samples."""
         names = self.names or (self.whole.names if self.whole else ())
         if names and names != tuple(values):
-            raise ValueError(f"track() was given {', '.join(values)} now and {', '.join(names)} before")
+            raise ValueError(
+                f"track() was given {', '.join(values)} now and {', '.join(names)} before"
+            )
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
@@ -73,10 +83,16 @@ class Means:
                 sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[:, None]
             sums = torch.cat([(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))])
             for means in both:
-                means.names, means.sums = self.names, sums if means.sums is None else means.sums + sums
+                means.names, means.sums = (
+                    self.names,
+                    sums if means.sums is None else means.sums + sums,
+                )
             self.values, self.sizes = [], []
         if self.pairs:
-            if len({(outputs.shape[1:], targets.shape[1:]) for outputs, targets in self.pairs}) == 1:
+            if (
+                len({(outputs.shape[1:], targets.shape[1:]) for outputs, targets in self.pairs})
+                == 1
+            ):
                 all_outputs, all_targets = zip(*self.pairs, strict=True)
                 self.pairs = [(torch.cat(all_outputs), torch.cat(all_targets))]
             for means in both:
@@ -93,14 +109,20 @@ class Means:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        computed = numbers(self.metrics.compute(), self.classes, self.reported) if self.has_metrics else {}
+        computed = (
+            numbers(self.metrics.compute(), self.classes, self.reported) if self.has_metrics else {}
+        )
         check_names([*self.names, *computed, "num_samples"])
         return means | computed | {"num_samples": total[-1]}
 
     def state(self) -> dict[str, Any]:
         self.flush()
         # of metrics that torchmetrics can add up; others count from the resume on
-        can_add = {n: m for n, m in self.metrics.items() if m.full_state_update is False and not m.dist_sync_on_step}
+        can_add = {
+            n: m
+            for n, m in self.metrics.items()
+            if m.full_state_update is False and not m.dist_sync_on_step
+        }
         states = {name: metric.metric_state for name, metric in can_add.items() if self.has_metrics}
         # on the CPU: other processes may not see this one's GPU
         own = {"names": list(self.names), "sums": self.sums, "metrics": states}
@@ -118,7 +140,8 @@ class Means:
 
 
 def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
-    """Raises UserError if torchmetrics' metrics refuse the batch. An error of other metrics gets a note."""
+    """Raises UserError if torchmetrics' metrics refuse the batch. An error of other metrics gets a
+    note."""
     try:
         metrics.update(outputs, targets)
     except Exception as error:
@@ -133,9 +156,12 @@ def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
         raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
 
 
-def numbers(values: Mapping[str, Any], classes: Sequence[str], reported: set[str]) -> dict[str, Tensor]:
-    """Metrics of one number as they are; those of one for each class as NAME/CLASS, or NAME_0, NAME_1, ... where the
-    classes have no names. A line reports each other metric, unless `reported` has its name already."""
+def numbers(
+    values: Mapping[str, Any], classes: Sequence[str], reported: set[str]
+) -> dict[str, Tensor]:
+    """Metrics of one number as they are; those of one for each class as NAME/CLASS, or NAME_0,
+    NAME_1, ... where the classes have no names. A line reports each other metric, unless `reported`
+    has its name already."""
     found: dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
@@ -144,7 +170,10 @@ def numbers(values: Mapping[str, Any], classes: Sequence[str], reported: set[str
         if isinstance(value, Tensor) and value.numel() == 1:
             found[name] = value.float().squeeze()
         elif is_vector and len(value) == len(classes):
-            found |= {f"{name}/{label}": number for label, number in zip(classes, value.float(), strict=True)}
+            found |= {
+                f"{name}/{label}": number
+                for label, number in zip(classes, value.float(), strict=True)
+            }
         elif is_vector and 0 < len(value) <= 100:
             found |= {f"{name}_{i}": number for i, number in enumerate(value.float())}
         elif name not in reported:
@@ -155,7 +184,10 @@ def numbers(values: Mapping[str, Any], classes: Sequence[str], reported: set[str
 
 def say_no_curve(name: str, value: Any) -> None:
     kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    what = f"Metric {name} is not logged: {kind}, and a curve needs a number, or a vector of 100 at most"
+    what = (
+        f"Metric {name} is not logged: {kind}, and a curve needs a number, or a vector of "
+        "100 at most"
+    )
     is_matrix = isinstance(value, Tensor) and value.dim() == 2
     report = " (evaluate.py --report writes a confusion matrix)" if is_matrix else ""
     say(f"{what}; compute one in a metric of your own{report}")
@@ -165,12 +197,15 @@ def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
         what = f"two curves have the name {twice[0]!r}, and one would replace the other"
-        way_out = "rename the metric, or the value that track() is given; loss and num_samples are taken"
+        way_out = (
+            "rename the metric, or the value that track() is given; loss and num_samples are taken"
+        )
         raise UserError(f"{what}:\n{way_out}", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:
-    """Names of classes as they can stand in the key of a curve, of a file or of MLflow: "a b/c" as a_b_c."""
+    """Names of classes as they can stand in the key of a curve, of a file or of MLflow: "a b/c" as
+    a_b_c."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
@@ -186,5 +221,7 @@ def collection(metrics: Metrics | Metric | None) -> MetricCollection:
         try:
             ordered.add_metrics({name: metric})
         except KeyError as error:  # of torch, for names with a dot, or of its methods
-            raise UserError(f"model.metrics: {name!r} cannot be a name: {error.args[0]}", 2) from error
+            raise UserError(
+                f"model.metrics: {name!r} cannot be a name: {error.args[0]}", 2
+            ) from error
     return ordered

@@ -20,7 +20,8 @@ from project.base.samples import ResumableLoader
 class WarmupCosineLR(LambdaLR):
     """Linear warm-up over `warmup_steps`, then half a cosine down to 0 at `total_steps`.
 
-    Loshchilov and Hutter, "SGDR", 2017 (the cosine); Goyal et al., "Accurate, large minibatch SGD", 2017 (the warm-up).
+    Loshchilov and Hutter, "SGDR", 2017 (the cosine); Goyal et al., "Accurate, large minibatch SGD",
+    2017 (the warm-up).
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0) -> None:
@@ -38,7 +39,8 @@ class WarmupCosineLR(LambdaLR):
 
 
 class FinalDecayLR(LambdaLR):
-    """Constant, then a straight line down to 0 over the last `decay_fraction` of `total_steps`, which takes out noise.
+    """Constant, then a straight line down to 0 over the last `decay_fraction` of `total_steps`,
+    which takes out noise.
 
     Zhai et al., "Scaling vision transformers", 2022, call it a cooldown.
     """
@@ -46,7 +48,9 @@ class FinalDecayLR(LambdaLR):
     def __init__(self, optimizer: Optimizer, total_steps: int, decay_fraction: float = 0.1) -> None:
         if not 0 < decay_fraction <= 1:
             raise ValueError(f"decay_fraction {decay_fraction} is not in (0, 1]")
-        super().__init__(optimizer, lambda step: min(1.0, max(0.0, 1 - step / total_steps) / decay_fraction))
+        super().__init__(
+            optimizer, lambda step: min(1.0, max(0.0, 1 - step / total_steps) / decay_fraction)
+        )
         self.total_steps = total_steps
 
 
@@ -61,66 +65,115 @@ def build_optimizer(
     lr: float,
     fused: bool = False,
 ) -> Optimizer:
-    """An optimiser of torch.optim by class name, or any other by its import path. Raises UserError for what is wrong.
+    """An optimiser of torch.optim by class name, or any other by its import path. Raises UserError
+    for what is wrong.
 
     parameters: may be in groups, see `grouped`.
-    fused: a step in one kernel, much the fastest for small networks, where torch has it and `args` choose no other.
+    fused: a step in one kernel, much the fastest for small networks, where torch has it and `args`
+    choose no other.
     """
     found = _find_class("optimizer", name, torch.optim, Optimizer)
     given: list[Any] = list(parameters)
     groups = [entry if isinstance(entry, dict) else {"params": [entry]} for entry in given]
     for group in groups:  # torch checks values of the whole optimiser only
-        own = {key: value for key, value in group.items() if key in inspect.signature(found).parameters}
+        own = {
+            key: value for key, value in group.items() if key in inspect.signature(found).parameters
+        }
         if len(own) > 1:
             rest = {"params": [Parameter(torch.zeros(1))], "lr": own.get("lr", lr)}
-            _build("optimizer", found, args | {key: value for key, value in own.items() if key not in rest}, **rest)
-    is_torchs = found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
+            _build(
+                "optimizer",
+                found,
+                args | {key: value for key, value in own.items() if key not in rest},
+                **rest,
+            )
+    is_torchs = (
+        found.__module__.startswith("torch.") and "fused" in inspect.signature(found).parameters
+    )
     flat = [parameter for group in groups for parameter in group["params"]]
-    devices = ("cpu",) if found is torch.optim.Adagrad else ("cpu", "cuda")  # torch 2.11 has no other Adagrad
-    fits = all(parameter.device.type in devices and parameter.is_floating_point() for parameter in flat)
+    devices = (
+        ("cpu",) if found is torch.optim.Adagrad else ("cpu", "cuda")
+    )  # torch 2.11 has no other Adagrad
+    fits = all(
+        parameter.device.type in devices and parameter.is_floating_point() for parameter in flat
+    )
     if fused and is_torchs and fits and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
     return _build("optimizer", found, args, given, lr=lr)
 
 
-def build_scheduler(name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
-    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its import path.
+def build_scheduler(
+    name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None
+) -> LRScheduler:
+    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any other by its
+    import path.
 
-    num_steps: how often it will step in the whole training, None if that has no end; `T_max` or `total_steps` unless
+    num_steps: how often it will step in the whole training, None if that has no end; `T_max` or
+    `total_steps` unless
         given. A `max_lr` is the optimiser's learning rate. Raises UserError for what is wrong.
     """
     found = _find_class("scheduler", name, lr_scheduler, LRScheduler)
     accepted = inspect.signature(found).parameters
-    own_length = {"epochs", "steps_per_epoch"} & args.keys()  # from which OneCycleLR computes total_steps
-    length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length}
+    own_length = {
+        "epochs",
+        "steps_per_epoch",
+    } & args.keys()  # from which OneCycleLR computes total_steps
+    length = {
+        key: num_steps for key in ("T_max", "total_steps") if key in accepted and not own_length
+    }
     if num_steps is None and length.keys() - args.keys():
-        raise UserError(f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2)
+        raise UserError(
+            f"model.scheduler {name} needs a training with an end: give --trainer.max_epochs", 2
+        )
     if "max_lr" in accepted:
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
-            raise UserError(f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is --model.lr, {lr}", 2)
+            raise UserError(
+                f"model.scheduler_args.max_lr {args['max_lr']}: the highest rate is "
+                f"--model.lr, {lr}",
+                2,
+            )
         rates = [group["lr"] for group in optimizer.param_groups]
         args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
-    groups_momenta = {str(group.get("betas", group.get("momentum"))) for group in optimizer.param_groups}
-    if "cycle_momentum" in accepted and args.get("cycle_momentum", True) and len(groups_momenta) > 1:
+    groups_momenta = {
+        str(group.get("betas", group.get("momentum"))) for group in optimizer.param_groups
+    }
+    if (
+        "cycle_momentum" in accepted
+        and args.get("cycle_momentum", True)
+        and len(groups_momenta) > 1
+    ):
         what = f"model.scheduler {name} gives all parameter_groups the same momentum"
-        raise UserError(f"{what}, which they have not: --model.scheduler_args.cycle_momentum false", 2)
+        raise UserError(
+            f"{what}, which they have not: --model.scheduler_args.cycle_momentum false", 2
+        )
     return _build("scheduler", found, length | args, optimizer)
 
 
 def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | None:
     """How often a scheduler steps in the whole training; None if the training has no end."""
-    loader = trainer.datamodule.train_dataloader() if isinstance(trainer.datamodule, TensorDataModule) else None
+    loader = (
+        trainer.datamodule.train_dataloader()
+        if isinstance(trainer.datamodule, TensorDataModule)
+        else None
+    )
     if isinstance(loader, ResumableLoader):
         # Lightning's setup would start its workers, before a resumed run knows its epoch
         num_batches, limit = len(loader), trainer.limit_train_batches
-        num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+        num_batches = (
+            min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+        )
     else:
         trainer.fit_loop.setup_data()
         num_batches = trainer.num_training_batches
-        trainer.fit_loop._combined_loader = None  # made anew, with the checkpoint's state, when training starts
+        trainer.fit_loop._combined_loader = (
+            None  # made anew, with the checkpoint's state, when training starts
+        )
     steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
-    limits = (trainer.max_epochs * steps_per_epoch, trainer.max_steps)  # below 0 where there is none
+    limits = (
+        trainer.max_epochs * steps_per_epoch,
+        trainer.max_steps,
+    )  # below 0 where there is none
     num_steps = min((max(1, limit) for limit in limits if limit >= 0), default=None)
     if num_steps is None or every == "step":
         return num_steps
@@ -134,7 +187,9 @@ def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]
 
 
 def _find_class(kind: str, name: str, module: Any, base: type) -> type:
-    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)} | OWN_SCHEDULERS
+    classes = {
+        key: value for key, value in vars(module).items() if isinstance(value, type)
+    } | OWN_SCHEDULERS
     known = {key: cls for key, cls in classes.items() if issubclass(cls, base) and cls is not base}
     if name in known:
         return known[name]
@@ -151,7 +206,9 @@ def _build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywo
     for key in args:
         if key not in accepted:
             hint = did_you_mean(key, accepted) or f"; it takes {', '.join(accepted)}"
-            raise UserError(f"model.{kind}_args.{key}: {cls.__name__} has no such argument{hint}", 2)
+            raise UserError(
+                f"model.{kind}_args.{key}: {cls.__name__} has no such argument{hint}", 2
+            )
     if "lr" in args and "lr" in keywords:
         raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2)
     try:

@@ -1,4 +1,5 @@
-"""The state of the random generators, of which a resumed run needs all to draw what it would have drawn."""
+"""The state of the random generators, of which a resumed run needs all to draw what it would have
+drawn."""
 
 import random
 from typing import Any, Protocol, runtime_checkable
@@ -16,8 +17,8 @@ class HasDevices(Protocol):  # the strategies dp, whose one process has them all
 
 
 class RandomState(Callback):
-    """Keeps the random generators' states of all processes in checkpoints. Each process draws its own numbers: equal
-    ones would be the same dropout on all of them."""
+    """Keeps the random generators' states of all processes in checkpoints. Each process draws its
+    own numbers: equal ones would be the same dropout on all of them."""
 
     resumed: list[dict[str, Any]] = []
 
@@ -38,8 +39,12 @@ class RandomState(Callback):
         if rank < len(self.resumed):
             restore_random_state(self.resumed[rank], self.gpus)
             loop: Any = trainer.fit_loop
-            if loop.epoch_progress.current.processed == loop.epoch_progress.current.ready:  # an epoch begins
-                iter(loop._data_fetcher)  # again: a stock DataLoader draws its order from the generators
+            if (
+                loop.epoch_progress.current.processed == loop.epoch_progress.current.ready
+            ):  # an epoch begins
+                iter(
+                    loop._data_fetcher
+                )  # again: a stock DataLoader draws its order from the generators
         elif rank > 0:
             seed = (torch.initial_seed() + rank) % 2**32
             torch.manual_seed(seed)
@@ -54,7 +59,11 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
         "python": random.getstate(),
-        "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],  # safe loading knows tensors, no arrays
+        "numpy": [
+            name,
+            torch.tensor(np.asarray(key, dtype=np.int64)),
+            *rest,
+        ],  # safe loading knows tensors, no arrays
     }
 
 

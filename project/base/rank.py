@@ -8,7 +8,9 @@ VARIABLES = ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "LOCAL_RANK", "NODE_R
 
 def rank() -> int:
     """0 in the first process, and where there is only one; above 0 in the others."""
-    return next((int(os.environ[name]) for name in VARIABLES if os.environ.get(name, "0") != "0"), 0)
+    return next(
+        (int(os.environ[name]) for name in VARIABLES if os.environ.get(name, "0") != "0"), 0
+    )
 
 
 def say(text: str) -> None:
@@ -18,7 +20,8 @@ def say(text: str) -> None:
 
 
 def printable_lines(text: str) -> str:
-    """Lines that a terminal shows as they are: a character that would control it becomes an escape such as \\x1b."""
+    """Lines that a terminal shows as they are: a character that would control it becomes an escape
+    such as \\x1b."""
     return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
 
 

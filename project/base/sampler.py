@@ -10,27 +10,32 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 
 class Indices(list[int]):
-    """The samples of a batch, and in `seed`, in [0, 2**63), what seeds the random numbers drawn while they are read."""
+    """The samples of a batch, and in `seed`, in [0, 2**63), what seeds the random numbers drawn
+    while they are read."""
 
     seed: int
 
 
 @dataclass(eq=False)
 class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
-    """Batches of sample indices. Their order and their own seeds depend on nothing but (seed, epoch), and not on the
-    epoch either without `shuffle`: an evaluation is the same every time.
+    """Batches of sample indices. Their order and their own seeds depend on nothing but (seed,
+    epoch), and not on the epoch either without `shuffle`: an evaluation is the same every time.
 
-    Batch i of all ranks together is batch i of one process with `num_ranks` times the batch size. Every sample comes
-    once, without padding, unless `even`, as training needs it, or `drop_last` leave some out.
+    Batch i of all ranks together is batch i of one process with `num_ranks` times the batch size.
+    Every sample comes once, without padding, unless `even`, as training needs it, or `drop_last`
+    leave some out.
 
-    By its base classes Lightning sees that it needs no DistributedSampler, nor another order for `overfit_batches`.
+    By its base classes Lightning sees that it needs no DistributedSampler, nor another order for
+    `overfit_batches`.
     """
 
     num_samples: int  # at least num_ranks
     batch_size: int  # on each rank
     _: KW_ONLY
     shuffle: bool = False  # a new order every epoch, or the data set's own
-    even: bool = False  # equal shares: leave out the last num_samples % num_ranks samples of the order
+    even: bool = (
+        False  # equal shares: leave out the last num_samples % num_ranks samples of the order
+    )
     drop_last: bool = False  # full batches only, of equal shares
     seed: int = 0  # of the order, and of the batches' seeds
     rank: int = 0  # this process, in [0, num_ranks)
@@ -39,7 +44,11 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
     def __post_init__(self) -> None:
         even = self.even or self.drop_last
-        share = self.num_samples // self.num_ranks if even else len(range(self.rank, self.num_samples, self.num_ranks))
+        share = (
+            self.num_samples // self.num_ranks
+            if even
+            else len(range(self.rank, self.num_samples, self.num_ranks))
+        )
         self.share = share - share % self.batch_size if self.drop_last else share
         self.epoch = 0
         self.first_batch = 0  # of the next pass: set when a run resumes in the middle of an epoch
@@ -61,7 +70,9 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             order = torch.randperm(self.num_samples, generator=generator)
         order = order[self.rank :: self.num_ranks][: self.share]
         for i in range(first_batch, len(self), self.batches_at_once):
-            indices = Indices(order[i * self.batch_size : (i + self.batches_at_once) * self.batch_size].tolist())
+            indices = Indices(
+                order[i * self.batch_size : (i + self.batches_at_once) * self.batch_size].tolist()
+            )
             seed = SeedSequence((self.seed, epoch, self.rank, i)).generate_state(1, "uint64")[0]
             indices.seed = int(seed) % 2**63
             yield indices

@@ -1,4 +1,5 @@
-"""Samples fetched a batch at a time, and a DataLoader over them that can go on in the middle of an epoch."""
+"""Samples fetched a batch at a time, and a DataLoader over them that can go on in the middle of an
+epoch."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,8 @@ MAX_EVAL_BYTES = 2 * 2**20
 
 
 class TensorBatches(Dataset[Batch]):
-    """Inputs (N, ...) and targets (N, ...) in memory: all of them or, without a copy, the `chosen` ones."""
+    """Inputs (N, ...) and targets (N, ...) in memory: all of them or, without a copy, the `chosen`
+    ones."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None) -> None:
         self.whole, self.chosen = (inputs, targets), chosen
@@ -63,8 +65,9 @@ class TensorBatches(Dataset[Batch]):
 class SeededSamples(Dataset[Any]):
     """A map-style Dataset, read a batch at a time.
 
-    What it draws from the global generators of torch, Python and numpy follows from the indices' seed alone, whatever
-    the workers and also after a resume, and leaves those generators as they were.
+    What it draws from the global generators of torch, Python and numpy follows from the indices'
+    seed alone, whatever the workers and also after a resume, and leaves those generators as they
+    were.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -98,7 +101,9 @@ class DatasetSamples(SeededSamples):
             inputs, targets = default_collate([(input, target) for input, target in items])
         except Exception as error:  # of torch's collating; the data set's own have passed above
             what = "must give (input, target), each a tensor of one shape, array or number"
-            raise UserError(f"{type(self.dataset).__name__} {what}:\n{first_line(error)}") from error
+            raise UserError(
+                f"{type(self.dataset).__name__} {what}:\n{first_line(error)}"
+            ) from error
         return to_usual(inputs, targets, self.are_classes)
 
     def select(self, index: Tensor) -> "DatasetSamples":
@@ -109,7 +114,8 @@ Samples = TensorBatches | DatasetSamples
 
 
 def to_usual(inputs: Any, targets: Any, are_classes: bool) -> Batch:
-    """float64 to float32 as weights are, whole targets to int64 as losses want them, class numbers (N, 1) to (N,)."""
+    """float64 to float32 as weights are, whole targets to int64 as losses want them, class numbers
+    (N, 1) to (N,)."""
     if isinstance(inputs, Tensor) and inputs.dtype == torch.float64:
         inputs = inputs.float()
     if isinstance(targets, Tensor):
@@ -120,8 +126,9 @@ def to_usual(inputs: Any, targets: Any, are_classes: bool) -> Batch:
 
 
 def eval_size(data: Samples, batch_size: int, trainer: Any) -> int:
-    """Without gradients a batch takes a fraction of the memory, and a GPU is faster with a larger one: up to 8 times
-    batch_size, of small samples. Of whole numbers, as of words, the outputs may be much larger than the inputs."""
+    """Without gradients a batch takes a fraction of the memory, and a GPU is faster with a larger
+    one: up to 8 times batch_size, of small samples. Of whole numbers, as of words, the outputs may
+    be much larger than the inputs."""
     limits = (trainer.limit_val_batches, trainer.limit_test_batches, trainer.limit_predict_batches)
     counts_batches = any(isinstance(limit, int) or limit < 1 for limit in limits)
     if trainer.strategy.root_device.type == "cpu" or counts_batches:
@@ -133,7 +140,8 @@ def eval_size(data: Samples, batch_size: int, trainer: Any) -> int:
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in checkpoints.
+    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in
+    checkpoints.
 
     dataset: Samples, or any map-style Dataset. The global random state is left alone.
     """
@@ -143,17 +151,27 @@ class ResumableLoader(DataLoader[Any]):
     num_batches = 0  # handed out in this pass
 
     def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
-        samples = dataset if isinstance(dataset, TensorBatches | SeededSamples) else SeededSamples(dataset)
-        super().__init__(samples, batch_sampler=batch_sampler, **{"generator": torch.Generator(), **options})
+        samples = (
+            dataset
+            if isinstance(dataset, TensorBatches | SeededSamples)
+            else SeededSamples(dataset)
+        )
+        super().__init__(
+            samples, batch_sampler=batch_sampler, **{"generator": torch.Generator(), **options}
+        )
         self.__dict__["sampler"] = batch_sampler  # for Lightning, which asks for its type
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch promises its own iterator class
+    # torch promises its own iterator class
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self.num_batches = self.batch_sampler.first_batch
         try:
             for fetched in super().__iter__():
                 batches: Iterable[Any] = [fetched]
                 if self.batch_sampler.batches_at_once > 1:
-                    batches = zip(*(values.split(self.batch_sampler.batch_size) for values in fetched), strict=True)
+                    batches = zip(
+                        *(values.split(self.batch_sampler.batch_size) for values in fetched),
+                        strict=True,
+                    )
                 for batch in batches:
                     self.num_batches += 1
                     yield batch
@@ -166,14 +184,17 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         is_over = state["num_batches"] == len(self)
         epoch = state["epoch"] + is_over
-        if epoch >= self.batch_sampler.epoch:  # a data module that has set it knows of `limit_train_batches`, too
+        if (
+            epoch >= self.batch_sampler.epoch
+        ):  # a data module that has set it knows of `limit_train_batches`, too
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = 0 if is_over else state["num_batches"]
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collates batches that the samples have made. In a worker they go to shared memory at once: where that is too
-    small, torch's queue would drop the batch, and the training wait for it for ever."""
+    """Collates batches that the samples have made. In a worker they go to shared memory at once:
+    where that is too small, torch's queue would drop the batch, and the training wait for it for
+    ever."""
     for values in batch if torch.utils.data.get_worker_info() else ():
         if isinstance(values, Tensor):
             values.share_memory_()

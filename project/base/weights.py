@@ -17,12 +17,13 @@ from torch.nn.parameter import is_lazy
 from project.base.errors import UserError, did_you_mean, first_line
 from project.base.rank import say
 
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # the beginning of what torch.save wrote before 1.6: no archive
+# the beginning of what torch.save wrote before 1.6: no archive
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 
 
 class WeightsFile(str):
-    """The absolute path of a file; a bare name that is not here may be one in torch hub's folder, where torchvision
-    keeps its weights."""
+    """The absolute path of a file; a bare name that is not here may be one in torch hub's folder,
+    where torchvision keeps its weights."""
 
     def __new__(cls, path: str) -> "WeightsFile":
         is_of_hub = Path(path).name == path and not Path(path).exists() and (hub() / path).is_file()
@@ -37,28 +38,44 @@ def hub() -> Path:
 
 
 def load_weights(net: nn.Module, path: str) -> set[str]:
-    """Give `net` what fits it by name and shape, and say so. Returns the names that are left as initialised.
+    """Give `net` what fits it by name and shape, and say so. Returns the names that are left as
+    initialised.
 
-    The names of one may all lie below a prefix in the other, such as "net.", "module." or "backbone.".
-    Raises UserError for a file that is missing, damaged, not safe to load, or does not fit at all.
+    The names of one may all lie below a prefix in the other, such as "net.", "module." or
+    "backbone.". Raises UserError for a file that is missing, damaged, not safe to load, or does not
+    fit at all.
     """
     file = Path(WeightsFile(path))
     own: dict[str, Tensor] = net.state_dict()
     refuse_lazy("weights", own)
     found = [(table, same_names(own, table)) for table in tables(read_weights(file))]
     if not found:
-        raise UserError(f"model.weights {file} holds no plain tensors by name: give a checkpoint or a state_dict", 2)
+        raise UserError(
+            f"model.weights {file} holds no plain tensors by name: give a checkpoint or a "
+            "state_dict",
+            2,
+        )
     table, names = max(found, key=lambda pair: len(fitting(own, *pair)))
     fit = fitting(own, table, names)
-    if not any(tensor.dim() for tensor in fit.values()):  # a single number, such as BatchNorm's counter, fits any
+    if not any(
+        tensor.dim() for tensor in fit.values()
+    ):  # a single number, such as BatchNorm's counter, fits any
         wanted = list(own)[:3]
-        near = dict.fromkeys(difflib.get_close_matches(name, table, n=1, cutoff=0)[0] for name in wanted)
+        near = dict.fromkeys(
+            difflib.get_close_matches(name, table, n=1, cutoff=0)[0] for name in wanted
+        )
         what = f"model.weights {file}: none of its {len(table)} tensors fits {type(net).__name__}"
-        theirs = f"the nearest in the file are {shortened(with_shape(name, table) for name in near)}"
-        raise UserError(f"{what}\nit has {shortened(with_shape(name, own) for name in wanted)}; {theirs}", 2)
+        theirs = (
+            f"the nearest in the file are {shortened(with_shape(name, table) for name in near)}"
+        )
+        raise UserError(
+            f"{what}\nit has {shortened(with_shape(name, own) for name in wanted)}; {theirs}", 2
+        )
     net.load_state_dict(fit, strict=False)
     others = [name for name in names if name not in fit]
-    left = [f"{with_shape(name, own)}, in the file {tuple(table[names[name]].shape)}" for name in others]
+    left = [
+        f"{with_shape(name, own)}, in the file {tuple(table[names[name]].shape)}" for name in others
+    ]
     left += [name for name in own if name not in names]
     unused = [name for name in table if name not in names.values()]
     text = f"Weights: {len(fit)} of {len(own)} tensors are those of {file}"
@@ -73,16 +90,25 @@ def refuse_lazy(argument: str, tensors: Mapping[str, Tensor]) -> None:
         raise UserError(f"{what}; give its size in place of a lazy module", 2)
 
 
-def fitting(own: dict[str, Tensor], table: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
-    return {name: table[theirs] for name, theirs in names.items() if table[theirs].shape == own[name].shape}
+def fitting(
+    own: dict[str, Tensor], table: dict[str, Tensor], names: dict[str, str]
+) -> dict[str, Tensor]:
+    return {
+        name: table[theirs]
+        for name, theirs in names.items()
+        if table[theirs].shape == own[name].shape
+    }
 
 
 def same_names(own: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, str]:
-    """The network's names, and those of the table for the same, below the prefix, if any, with which most agree."""
+    """The network's names, and those of the table for the same, below the prefix, if any, with
+    which most agree."""
     votes: Counter[tuple[str, str]] = Counter()
 
     def vote(name: str, start: int, theirs: str, their_start: int) -> None:
-        votes[name[:start], theirs[:their_start]] += 1 + 1000 * (own[name].shape == table[theirs].shape)
+        votes[name[:start], theirs[:their_start]] += 1 + 1000 * (
+            own[name].shape == table[theirs].shape
+        )
 
     for theirs in table:
         for start in starts(theirs):
@@ -93,7 +119,9 @@ def same_names(own: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, st
             if name[start:] in table:
                 vote(name, start, name[start:], 0)
     own_prefix, prefix = max(votes, key=lambda pair: votes[pair], default=("", ""))
-    below = {name: prefix + name.removeprefix(own_prefix) for name in own if name.startswith(own_prefix)}
+    below = {
+        name: prefix + name.removeprefix(own_prefix) for name in own if name.startswith(own_prefix)
+    }
     return {name: theirs for name, theirs in below.items() if theirs in table}
 
 
@@ -112,10 +140,15 @@ def shortened(names: Iterable[str]) -> str:
 
 
 def tables(content: Any, depth: int = 9) -> Iterator[dict[str, Tensor]]:
-    """The tensors by name of each dict in what a file holds, such as {"state_dict": {...}}, from the outside in."""
+    """The tensors by name of each dict in what a file holds, such as {"state_dict": {...}}, from
+    the outside in."""
     if isinstance(content, dict) and depth:  # a dict may hold itself
         # a part that torch.compile had wrapped has another name
-        if table := {str(name).replace("_orig_mod.", ""): value for name, value in content.items() if is_plain(value)}:
+        if table := {
+            str(name).replace("_orig_mod.", ""): value
+            for name, value in content.items()
+            if is_plain(value)
+        }:
             yield table
         for inner in content.values():
             yield from tables(inner, depth - 1)
@@ -123,28 +156,47 @@ def tables(content: Any, depth: int = 9) -> Iterator[dict[str, Tensor]]:
 
 def is_plain(value: Any) -> bool:
     """Whether it is a tensor whose numbers can be copied into a weight."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_meta or value.is_quantized)
+    )
 
 
 def read_weights(file: Path) -> Any:
-    """What a file of weights holds. Raises UserError for one that is missing, damaged or not safe to load."""
+    """What a file of weights holds. Raises UserError for one that is missing, damaged or not safe
+    to load."""
     if file.is_dir():
         raise UserError(f"model.weights {file} is a folder: give a file in it")
     if not file.is_file():
-        names = [path.name for folder in (file.parent, hub()) if folder.is_dir() for path in folder.iterdir()]
+        names = [
+            path.name
+            for folder in (file.parent, hub())
+            if folder.is_dir()
+            for path in folder.iterdir()
+        ]
         what = f"is not there, nor is {file.name} in {hub()}"
         raise UserError(f"model.weights {file} {what}{did_you_mean(file.name, names)}")
     if file.suffix != ".safetensors":
-        way_out = "\nwhere it is trusted, torch.save(net.state_dict(), FILE) makes one of the weights alone"
+        way_out = (
+            "\nwhere it is trusted, torch.save(net.state_dict(), FILE) makes one of the "
+            "weights alone"
+        )
         return load_checked(file, "model.weights", way_out)
     try:
-        safetensors, from_file = (importlib.import_module(name) for name in ("safetensors", "safetensors.torch"))
+        safetensors, from_file = (
+            importlib.import_module(name) for name in ("safetensors", "safetensors.torch")
+        )
     except ImportError as error:
-        raise UserError(f'model.weights {file} needs safetensors: pip install -e ".[timm]"', 2) from error
+        raise UserError(
+            f'model.weights {file} needs safetensors: pip install -e ".[timm]"', 2
+        ) from error
     try:
         return from_file.load_file(file)
     except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"model.weights {file} is cut short or no safetensors at all: {first_line(error)}") from error
+        raise UserError(
+            f"model.weights {file} is cut short or no safetensors at all: {first_line(error)}"
+        ) from error
 
 
 def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any:
@@ -157,14 +209,23 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
             is_legacy = file.read(len(LEGACY)) == LEGACY
         if not is_legacy:
             with zipfile.ZipFile(path) as archive:
-                # torch.save sets neither; torch.load finds other numbers in a record that is marked as a folder
-                marked = [info.filename for info in archive.infolist() if info.compress_type or info.external_attr]
+                # torch.save sets neither; torch.load finds other numbers in a record that is marked
+                # as a folder
+                marked = [
+                    info.filename
+                    for info in archive.infolist()
+                    if info.compress_type or info.external_attr
+                ]
                 damaged = marked[0] if marked else archive.testzip()
             if damaged:
-                raise UserError(f"{what} {path} is damaged: its record {damaged} is not as torch.save writes it")
+                raise UserError(
+                    f"{what} {path} is damaged: its record {damaged} is not as torch.save writes it"
+                )
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         message = f"{what} {path} holds more than tensors and plain values: not safe to load"
         raise UserError(message + way_out) from error
     except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, KeyError, ValueError) as error:
-        raise UserError(f"{what} {path} is cut short or no checkpoint at all: {first_line(error)}") from error
+        raise UserError(
+            f"{what} {path} is cut short or no checkpoint at all: {first_line(error)}"
+        ) from error

@@ -17,14 +17,15 @@ GIB = 2**30
 
 
 class DeviceMonitor(MayMissSteps):
-    """Reads the devices in a thread of the first process, and writes means on the axis of steps: at most one point
-    every log_every_n_steps steps, of the time since the last one.
+    """Reads the devices in a thread of the first process, and writes means on the axis of steps: at
+    most one point every log_every_n_steps steps, of the time since the last one.
 
-    Curves, in watch/device/: cpu_percent (of this process; 100 is one core), memory_gib (resident, of this process),
-    and for GPU i that the run uses on this machine, numbered as in --trainer.devices: gpuI_busy_percent (share of the
-    time in which it ran anything, as nvidia-smi shows it), gpuI_memory_gib (all programs), gpuI_power_watt,
-    gpuI_temperature_celsius. What NVML cannot read, as of a part of a GPU (MIG) and in many containers, is left out,
-    with a line that says so; the memory is that of this process then.
+    Curves, in watch/device/: cpu_percent (of this process; 100 is one core), memory_gib (resident,
+    of this process), and for GPU i that the run uses on this machine, numbered as in
+    --trainer.devices: gpuI_busy_percent (share of the time in which it ran anything, as nvidia-smi
+    shows it), gpuI_memory_gib (all programs), gpuI_power_watt, gpuI_temperature_celsius. What NVML
+    cannot read, as of a part of a GPU (MIG) and in many containers, is left out, with a line that
+    says so; the memory is that of this process then.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:
@@ -40,19 +41,30 @@ class DeviceMonitor(MayMissSteps):
             return
         process = psutil.Process()
         process.cpu_percent()  # each call says what was used since the last
-        self.readers = {"cpu_percent": process.cpu_percent, "memory_gib": lambda: process.memory_info().rss / GIB}
+        self.readers = {
+            "cpu_percent": process.cpu_percent,
+            "memory_gib": lambda: process.memory_info().rss / GIB,
+        }
         strategy = trainer.strategy
-        devices = strategy.parallel_devices if isinstance(strategy, HasDevices) else [strategy.root_device]
+        devices = (
+            strategy.parallel_devices
+            if isinstance(strategy, HasDevices)
+            else [strategy.root_device]
+        )
         for gpu in devices:
             if gpu.type == "cuda":
-                self.gpu_memory_gib[gpu.index] = torch.cuda.get_device_properties(gpu).total_memory / GIB
+                self.gpu_memory_gib[gpu.index] = (
+                    torch.cuda.get_device_properties(gpu).total_memory / GIB
+                )
                 self.readers |= gpu_readers(gpu)
         self.totals, self.recent, self.written_at = {}, {}, trainer.global_step
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="device monitor", daemon=True)
         self.thread.start()
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # loggers need not bear a second thread
+    def on_train_batch_end(
+        self, trainer: Any, *_: Any
+    ) -> None:  # loggers need not bear a second thread
         every = trainer.log_every_n_steps
         if every and self.recent and trainer.global_step - self.written_at >= every:
             self._write(trainer)
@@ -73,7 +85,10 @@ class DeviceMonitor(MayMissSteps):
 
     def _write(self, trainer: Any) -> None:
         recent, self.recent, self.written_at = self.recent, {}, trainer.global_step
-        values = {f"watch/device/{name}": sum(numbers) / len(numbers) for name, numbers in list(recent.items())}
+        values = {
+            f"watch/device/{name}": sum(numbers) / len(numbers)
+            for name, numbers in list(recent.items())
+        }
         for logger in trainer.loggers:
             # as Lightning counts: a resumed run drops its first own step and what comes after
             logger.log_metrics(values, trainer.global_step - 1)
@@ -82,12 +97,21 @@ class DeviceMonitor(MayMissSteps):
         if not self.totals:
             return
         # below the bar, which is closed now
-        cpu = f"{self.mean('cpu_percent'):.0f} % on average, {self.peak('cpu_percent'):.0f} % at most"
-        say(f"CPU of this process: {cpu} (100 % is one core); memory {self.peak('memory_gib'):.1f} GiB at most")
+        cpu = (
+            f"{self.mean('cpu_percent'):.0f} % on average, {self.peak('cpu_percent'):.0f} % at most"
+        )
+        say(
+            f"CPU of this process: {cpu} (100 % is one core); memory "
+            f"{self.peak('memory_gib'):.1f} GiB at most"
+        )
         for gpu, gib in self.gpu_memory_gib.items():
             busy, memory = f"gpu{gpu}_busy_percent", self.peak(f"gpu{gpu}_memory_gib")
             is_read = busy in self.totals
-            load = f"{self.mean(busy):.0f} % busy on average, {self.peak(busy):.0f} % at most; " if is_read else ""
+            load = (
+                f"{self.mean(busy):.0f} % busy on average, {self.peak(busy):.0f} % at most; "
+                if is_read
+                else ""
+            )
             say(f"GPU {gpu}: {load}memory {memory:.1f} of {gib:.1f} GiB at most")
 
     def mean(self, name: str) -> float | None:
@@ -106,7 +130,9 @@ class DeviceMonitor(MayMissSteps):
             for name, read in list(self.readers.items()):
                 try:
                     value = read()
-                except pynvml.NVMLError as error:  # a GPU that has gone, for instance: training will know
+                except (
+                    pynvml.NVMLError
+                ) as error:  # a GPU that has gone, for instance: training will know
                     say(f"Device monitor: no {name} any more: {error}")
                     del self.readers[name]
                     continue
@@ -116,12 +142,15 @@ class DeviceMonitor(MayMissSteps):
 
 
 def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
-    """Functions that read a GPU through NVML; those that it refuses are missing, with a line, but for the memory."""
+    """Functions that read a GPU through NVML; those that it refuses are missing, with a line, but
+    for the memory."""
     own = {f"gpu{gpu.index}_memory_gib": lambda: torch.cuda.memory_reserved(gpu) / GIB}
     try:
         pynvml.nvmlInit()
         # torch's numbers are those of CUDA_VISIBLE_DEVICES, NVML's are not
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
+        )
     except pynvml.NVMLError as error:
         say(f"Device monitor: of GPU {gpu.index} only this process's memory: NVML says {error}")
         return own
@@ -129,7 +158,9 @@ def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
         "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
         "power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(
+            handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
     }
     found, refused = {}, []
     for name, read in readers.items():

@@ -18,16 +18,22 @@ PHASES = {
     "logging": "logging",
     "other": "other",
 }
-"""A name for curves, a name for people. Forward holds the loss and its sums, the optimiser its schedule and clipping,
-logging self.log and the progress bar; other is Lightning's loop and the other callbacks."""
+"""A name for curves, a name for people. Forward holds the loss and its sums, the optimiser its
+schedule and clipping, logging self.log and the progress bar; other is Lightning's loop and the
+other callbacks."""
 
-SAMPLE_EVERY = 11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
-SETUP_CALLS = 2  # an epoch's start and its first call, where libraries set themselves up, count if there are no others
+SAMPLE_EVERY = (
+    11  # on a GPU one of so many calls is timed: no divisor of the usual logging intervals
+)
+# an epoch's start and its first call, where libraries set themselves up, count if there are no
+# others
+SETUP_CALLS = 2
 
 NOTHING = contextlib.nullcontext()
 Action = tuple[str | None, str | None, str | None]
-# the last part of what Lightning tells its profiler: the phase that begins with it, the state, and the phase that goes
-# on when it is over, by default the one before it; there is no action around a whole validation
+# the last part of what Lightning tells its profiler: the phase that begins with it, the state, and
+# the phase that goes on when it is over, by default the one before it; there is no action around a
+# whole validation
 ACTIONS: dict[str, Action] = {
     "run_training_epoch": (None, "steps", None),
     "train_dataloader_next": ("data_loading", "steps", "other"),
@@ -53,14 +59,14 @@ ACTIONS: dict[str, Action] = {
 
 
 class PhaseClock(Profiler):
-    """A profiler, told by Lightning of each action that begins or ends, that measures each phase without the phases
-    within it. Every moment of a step belongs to one phase, so the phases add up to the whole. Validations are left out,
-    and what lies between epochs: checkpoints.
+    """A profiler, told by Lightning of each action that begins or ends, that measures each phase
+    without the phases within it. Every moment of a step belongs to one phase, so the phases add up
+    to the whole. Validations are left out, and what lies between epochs: checkpoints.
 
-    On a CPU every call of the training loop is timed. On a GPU, where the CPU only hands out work, one of 11 calls is,
-    by CUDA events on the stream of the root device, read when they have passed: nothing waits for the GPU but the end
-    of an epoch. A phase then takes as long as the GPU is busy with it or waits for it. The time of all steps is shared
-    out by these samples.
+    On a CPU every call of the training loop is timed. On a GPU, where the CPU only hands out work,
+    one of 11 calls is, by CUDA events on the stream of the root device, read when they have passed:
+    nothing waits for the GPU but the end of an epoch. A phase then takes as long as the GPU is busy
+    with it or waits for it. The time of all steps is shared out by these samples.
     """
 
     def __init__(self) -> None:
@@ -73,10 +79,16 @@ class PhaseClock(Profiler):
         self.num_calls = 0
         self.phase = "other"
         self.outer: list[str] = []  # phases that go on when those within them end
-        self.marks: list[tuple[str, Any]] | None = None  # of the call that is being timed: what began, and when
+        self.marks: list[tuple[str, Any]] | None = (
+            None  # of the call that is being timed: what began, and when
+        )
         self.unread: list[list[tuple[str, Any]]] = []
         self.state, self.since = "between", time.perf_counter()
-        self.states = {"steps": 0.0, "between": 0.0, "validation": 0.0}  # seconds, measured by the clock on the wall
+        self.states = {
+            "steps": 0.0,
+            "between": 0.0,
+            "validation": 0.0,
+        }  # seconds, measured by the clock on the wall
         self.sampled = dict.fromkeys(PHASES, 0.0)  # seconds of the calls that were timed
 
     def take(self) -> dict[str, float]:
@@ -86,7 +98,9 @@ class PhaseClock(Profiler):
         sampled = sum(self.sampled.values())
         if not sampled:
             self.sampled["other"] = sampled = 1.0  # all of it is other
-        seconds = {phase: self.states["steps"] * value / sampled for phase, value in self.sampled.items()}
+        seconds = {
+            phase: self.states["steps"] * value / sampled for phase, value in self.sampled.items()
+        }
         seconds |= {"between": self.states["between"], "validation": self.states["validation"]}
         self.states = dict.fromkeys(self.states, 0.0)
         self.sampled = dict.fromkeys(self.sampled, 0.0)
@@ -96,7 +110,9 @@ class PhaseClock(Profiler):
     # the next three are called some eighty times a step
 
     def profile(self, action_name: str) -> Any:
-        return Running(self, action_name) if learn(action_name) else NOTHING  # Lightning's generator takes 2 µs
+        return (
+            Running(self, action_name) if learn(action_name) else NOTHING
+        )  # Lightning's generator takes 2 µs
 
     def start(self, action_name: str) -> None:
         if (action := learn(action_name)) is None:
@@ -137,7 +153,11 @@ class PhaseClock(Profiler):
         if self.state == "steps":
             if self.on_gpu and self.num_calls == SETUP_CALLS:
                 self.unread, self.sampled = [], dict.fromkeys(PHASES, 0.0)
-            if not self.on_gpu or self.num_calls < SETUP_CALLS or self.num_calls % SAMPLE_EVERY == SETUP_CALLS:
+            if (
+                not self.on_gpu
+                or self.num_calls < SETUP_CALLS
+                or self.num_calls % SAMPLE_EVERY == SETUP_CALLS
+            ):
                 self.marks = []
                 self._switch(self.phase)
             self.num_calls += 1
@@ -176,7 +196,8 @@ class Running:
 
 @functools.cache
 def learn(name: str) -> Action | None:
-    """What an action of Lightning's means, by its name, such as "[Strategy]SingleDeviceStrategy.training_step"."""
+    """What an action of Lightning's means, by its name, such as
+    "[Strategy]SingleDeviceStrategy.training_step"."""
     word = name.rpartition(".")[2]
     if word == "on_train_batch_end" and name.startswith("[Callback]"):
         return ("logging", None, None) if "ProgressBar" in name else None

@@ -26,22 +26,25 @@ RIGHT, WRONG = "#2a7a2a", "#c03030"
 
 class PredictionFigures(Callback):
     """Draws into view/, for validations and the test of a TensorDataModule of images with classes:
-    `confusion_matrix/val`, a fixed grid of samples with their predictions `predictions/val`, and the mistakes in which
-    the true class was held least likely `mistakes/val`; of one with numbers as targets, true against predicted ones
-    `predictions/val`; the same with `/test`. After the first epoch also `inputs/train`, images as the network gets
-    them, and the network's graph.
+    `confusion_matrix/val`, a fixed grid of samples with their predictions `predictions/val`, and
+    the mistakes in which the true class was held least likely `mistakes/val`; of one with numbers
+    as targets, true against predicted ones `predictions/val`; the same with `/test`. After the
+    first epoch also `inputs/train`, images as the network gets them, and the network's graph.
 
-    It wants the logits (N, classes), or the predicted numbers in the shape of the targets, as output of validation_step
-    and test_step; without them it draws nothing. Beside every n epochs it draws the last validation and the test.
+    It wants the logits (N, classes), or the predicted numbers in the shape of the targets, as
+    output of validation_step and test_step; without them it draws nothing. Beside every n epochs it
+    draws the last validation and the test.
     """
 
     def __init__(self, every_n_epochs: int) -> None:
         self.every_n_epochs = every_n_epochs
-        # of the newest evaluation, until it is drawn: true class, predicted class, its and the true one's
-        # log-probability, each (N,); or true and predicted numbers, (N, ...)
+        # of the newest evaluation, until it is drawn: true class, predicted class, its and the true
+        # one's log-probability, each (N,); or true and predicted numbers, (N, ...)
         self.batches: list[tuple[Tensor, ...]] = []
         self.inputs_are_drawn = False
-        self.has_pictures = False  # a logger of the first process; the others' loggers write nothing
+        self.has_pictures = (
+            False  # a logger of the first process; the others' loggers write nothing
+        )
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         self.has_pictures = trainer.strategy.broadcast(charts.has_pictures(trainer.loggers))
@@ -49,12 +52,18 @@ class PredictionFigures(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.inputs_are_drawn = trainer.global_step > 0
 
-    def on_validation_batch_end(self, trainer: Any, _: Any, outputs: Any, batch: Any, batch_idx: int, *__: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, _: Any, outputs: Any, batch: Any, batch_idx: int, *__: Any
+    ) -> None:
         if batch_idx == 0:
             self.batches = []
         if not self._is_on(trainer) or trainer.sanity_checking:
             return
-        if not isinstance(outputs, Tensor) or not isinstance(batch, tuple | list) or not isinstance(batch[1], Tensor):
+        if (
+            not isinstance(outputs, Tensor)
+            or not isinstance(batch, tuple | list)
+            or not isinstance(batch[1], Tensor)
+        ):
             return
         outputs, targets = outputs.detach().float(), batch[1]
         if outputs.shape == targets.shape and targets.is_floating_point():
@@ -62,7 +71,9 @@ class PredictionFigures(Callback):
         elif are_logits(outputs, targets):
             log_probabilities = outputs.log_softmax(1)
             best, predicted = log_probabilities.max(1)
-            self.batches.append((targets, predicted, best, log_probabilities.gather(1, targets[:, None])[:, 0]))
+            self.batches.append(
+                (targets, predicted, best, log_probabilities.gather(1, targets[:, None])[:, 0])
+            )
 
     def on_test_batch_end(self, *args: Any) -> None:
         self.on_validation_batch_end(*args)
@@ -75,23 +86,34 @@ class PredictionFigures(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._draw_inputs(trainer, pl_module)
-        self._draw(trainer, "val", trainer.val_dataloaders)  # of the last validation, unless that is done
+        self._draw(
+            trainer, "val", trainer.val_dataloaders
+        )  # of the last validation, unless that is done
 
     def on_test_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._draw(trainer, "test", trainer.test_dataloaders)
 
     def _is_on(self, trainer: Any) -> bool:
         data = trainer.datamodule
-        has_any = isinstance(data, TensorDataModule) and bool(data.image_shape or not data.num_classes)
+        has_any = isinstance(data, TensorDataModule) and bool(
+            data.image_shape or not data.num_classes
+        )
         return self.has_pictures and has_any
 
     def _draw_inputs(self, trainer: Any, pl_module: LightningModule) -> None:
         """After the first epoch: training need not wait for it."""
         data = trainer.datamodule
-        if self.inputs_are_drawn or not self._is_on(trainer) or not trainer.is_global_zero or not data.image_shape:
+        if (
+            self.inputs_are_drawn
+            or not self._is_on(trainer)
+            or not trainer.is_global_zero
+            or not data.image_shape
+        ):
             return
         self.inputs_are_drawn = True
-        images, targets = data.splits["train"].__getitems__(spread(len(data.splits["train"]), charts.CELLS))
+        images, targets = data.splits["train"].__getitems__(
+            spread(len(data.splits["train"]), charts.CELLS)
+        )
         gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
         state = random_state(gpus)
         with torch.no_grad():
@@ -115,7 +137,10 @@ class PredictionFigures(Callback):
         data, dataset = trainer.datamodule, loader.dataset
         if not trainer.is_global_zero or (log_probabilities and not data.image_shape):
             return
-        loggers, step = trainer.loggers, max(0, trainer.global_step - 1)  # as Lightning's own curves
+        loggers, step = (
+            trainer.loggers,
+            max(0, trainer.global_step - 1),
+        )  # as Lightning's own curves
         if not log_probabilities:
             figure = charts.true_against_predicted(true, predicted, stage)
             charts.write(loggers, f"view/predictions/{stage}", figure, step)
@@ -124,27 +149,41 @@ class PredictionFigures(Callback):
         num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
         classes = class_names(data.classes, num_classes)
         is_right = predicted == true
-        title = f"{stage}: {int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
+        title = (
+            f"{stage}: {int(is_right.sum()):,} of {len(true):,} right "
+            f"({is_right.double().mean():.2%})"
+        )
         counts = multiclass_confusion_matrix(predicted, true, num_classes)
-        charts.write(loggers, f"view/confusion_matrix/{stage}", charts.confusion_matrix(counts, classes, title), step)
+        charts.write(
+            loggers,
+            f"view/confusion_matrix/{stage}",
+            charts.confusion_matrix(counts, classes, title),
+            step,
+        )
 
         some = torch.tensor(spread(len(index), charts.CELLS))
         wrong = (~is_right).nonzero()[:, 0]
         worst = wrong[own[wrong].argsort()][: charts.CELLS]
         mistakes = f"the worst of {len(wrong):,} mistakes" if len(wrong) else "no mistakes"
-        grids = {"predictions": (some, "predicted class, its probability"), "mistakes": (worst, mistakes)}
+        grids = {
+            "predictions": (some, "predicted class, its probability"),
+            "mistakes": (worst, mistakes),
+        }
         for kind, (chosen, title) in grids.items():
             images: Any = dataset.__getitems__(index[chosen].tolist())[0] if len(chosen) else []
             texts, colours = [], []
             for i in chosen.tolist():
                 text = f"{charts.shorten(classes[predicted[i]], 9)} {best[i].exp():.0%}"
-                texts.append(text if is_right[i] else f"{text}\nis {charts.shorten(classes[true[i]], 9)}")
+                texts.append(
+                    text if is_right[i] else f"{text}\nis {charts.shorten(classes[true[i]], 9)}"
+                )
                 colours.append(RIGHT if is_right[i] else WRONG)
             grid = charts.image_grid(list(images), texts, colours, f"{stage}: {title}")
             charts.write(loggers, f"view/{kind}/{stage}", grid, step)
 
     def _gather(self, loader: ResumableLoader) -> list[Tensor]:
-        """Index in the data set, and what has been collected, of the samples of all processes, in the set's order."""
+        """Index in the data set, and what has been collected, of the samples of all processes, in
+        the set's order."""
         order = torch.tensor([i for batch in loader.batch_sampler for i in batch])
         columns = [torch.cat(column).cpu() for column in zip(*self.batches, strict=True)]
         self.batches = []
@@ -157,7 +196,12 @@ class PredictionFigures(Callback):
 def are_logits(outputs: Any, targets: Any) -> bool:
     """Whether these are logits (N, classes) and labels (N,)."""
     are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    return are_tensors and outputs.dim() == 2 and targets.shape == outputs.shape[:1] and not targets.is_floating_point()
+    return (
+        are_tensors
+        and outputs.dim() == 2
+        and targets.shape == outputs.shape[:1]
+        and not targets.is_floating_point()
+    )
 
 
 def class_names(names: list[str], num_classes: int) -> list[str]:
@@ -166,20 +210,25 @@ def class_names(names: list[str], num_classes: int) -> list[str]:
 
 
 def spread(num: int, count: int) -> list[int]:
-    """Up to `count` of the indices of `num` samples, evenly spread: a data set may be sorted by class."""
+    """Up to `count` of the indices of `num` samples, evenly spread: a data set may be sorted by
+    class."""
     count = min(num, count)
     return [i * num // count for i in range(count)]
 
 
 def write_graph(writer: Any, net: nn.Module, inputs: Tensor) -> None:
-    """A graph by tracing a copy of the network on the CPU: one that is not compiled and keeps its state."""
+    """A graph by tracing a copy of the network on the CPU: one that is not compiled and keeps its
+    state."""
     silence = contextlib.redirect_stdout(io.StringIO())  # it prints an error before it raises it
     try:
         with torch.random.fork_rng([]), warnings.catch_warnings(), silence:
             # an `if` on a tensor's value: the trace is drawn, not run
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            # torch's own add_graph still traces; there is no other way to the GRAPHS tab (pytorch issue 49823)
-            warnings.filterwarnings("ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)")
+            # torch's own add_graph still traces; there is no other way to the GRAPHS tab (pytorch
+            # issue 49823)
+            warnings.filterwarnings(
+                "ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)"
+            )
             writer.add_graph(copy.deepcopy(net).cpu().float().eval(), inputs.float())
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         say(f"No graph of {type(net).__name__} in TensorBoard: {first_line(error)}")

@@ -1,4 +1,5 @@
-"""How a training gets on: a progress bar in a terminal, a line an epoch elsewhere, and early stopping."""
+"""How a training gets on: a progress bar in a terminal, a line an epoch elsewhere, and early
+stopping."""
 
 import math
 import time
@@ -16,7 +17,8 @@ REFRESH_S = 0.2
 
 
 class Pace(Callback):
-    """Images a second (samples, for other data) on all devices, without validations; and the time left, with them."""
+    """Images a second (samples, for other data) on all devices, without validations; and the time
+    left, with them."""
 
     paused = 0.0  # seconds; the sanity check comes before the start
 
@@ -31,7 +33,8 @@ class Pace(Callback):
         self.paused += time.monotonic() - self.pause_start
 
     def words(self, trainer: Any) -> list[str]:
-        """No speed for data that is no TensorDataModule, no time left of a training without an end, or at it."""
+        """No speed for data that is no TensorDataModule, no time left of a training without an end,
+        or at it."""
         data, found = trainer.datamodule, []
         seconds, done = time.monotonic() - self.start, trainer.global_step - self.first_step
         left = self.num_steps - trainer.global_step
@@ -64,16 +67,22 @@ class EpochLines(Pace):
         metrics = trainer.callback_metrics
         names = sorted(metrics, key=lambda name: name.partition("/")[0])  # train/ before val/
         if self.validated != trainer.current_epoch:
-            names = [name for name in names if not name.startswith("val")]  # those of an earlier epoch
+            names = [
+                name for name in names if not name.startswith("val")
+            ]  # those of an earlier epoch
         names = [name for name in names if name != "lr" and not is_of_class(name)]
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        print(f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}", flush=True)
+        print(
+            f"Epoch {trainer.current_epoch + 1}{of}: {', '.join(parts + self.words(trainer))}",
+            flush=True,
+        )
 
 
 class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
-    """Lightning's bar, redrawn five times a second rather than after so many batches: with steps of a millisecond a
-    redraw costs as much as a step. It shows loss and accuracy, images a second and the time left of the training."""
+    """Lightning's bar, redrawn five times a second rather than after so many batches: with steps of
+    a millisecond a redraw costs as much as a step. It shows loss and accuracy, images a second and
+    the time left of the training."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=50)  # of validation and test
@@ -92,14 +101,18 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch + 1}{of}", refresh=False)
+        self.train_progress_bar.set_description_str(
+            f"Epoch {trainer.current_epoch + 1}{of}", refresh=False
+        )
         self.train_progress_bar.reset(convert_inf(self.total_train_batches))
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
         now = time.monotonic()
         if now - self.redrawn >= REFRESH_S or trainer.is_last_batch:
             self.redrawn = now
-            self.train_progress_bar.n = trainer.fit_loop.batch_idx + 1  # one call may train several batches
+            self.train_progress_bar.n = (
+                trainer.fit_loop.batch_idx + 1
+            )  # one call may train several batches
             self._redraw(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -117,14 +130,16 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
         if self.is_disabled:
             return
-        metrics = self.get_metrics(trainer, pl_module).items()  # numbers already: nothing waits for the GPU
+        metrics = self.get_metrics(
+            trainer, pl_module
+        ).items()  # numbers already: nothing waits for the GPU
         shown = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
         self.train_progress_bar.set_postfix_str(", ".join(self.pace.words(trainer) + shown))
 
 
 class Patience(EarlyStopping):
-    """Early stopping that a resumed run keeps to: one that had stopped does not start again, unless the patience has
-    been raised."""
+    """Early stopping that a resumed run keeps to: one that had stopped does not start again, unless
+    the patience has been raised."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})

@@ -11,12 +11,14 @@ from project.callbacks.phase_clock import PHASES, PhaseClock
 
 
 class StepTimer(Callback):
-    """Shows how the time of training is shared out among the phases of its steps, on the first process.
+    """Shows how the time of training is shared out among the phases of its steps, on the first
+    process.
 
-    Written, in watch/step_time/: `PHASE_percent` and `step_ms` for every epoch, `pie` of one; and a table in the
-    terminal at the end.
+    Written, in watch/step_time/: `PHASE_percent` and `step_ms` for every epoch, `pie` of one; and a
+    table in the terminal at the end.
 
-    Its clock is the Trainer's profiler, as Lightning tells that one what begins and ends; with another it rests.
+    Its clock is the Trainer's profiler, as Lightning tells that one what begins and ends; with
+    another it rests.
 
     every_n_epochs: of the pie, which is also drawn at the end; 0 draws none.
     """
@@ -24,7 +26,9 @@ class StepTimer(Callback):
     def __init__(self, every_n_epochs: int) -> None:
         self.clock = PhaseClock()
         self.every_n_epochs = every_n_epochs
-        self.epochs: list[dict[str, float]] = []  # seconds of each phase, and `num_steps`; also before a resume
+        self.epochs: list[
+            dict[str, float]
+        ] = []  # seconds of each phase, and `num_steps`; also before a resume
         self.first_epoch = 0
         self.is_drawn = True  # the last epoch, in the pie
         self.logs: dict[str, int] = {}  # calls of self.log, by name
@@ -43,7 +47,9 @@ class StepTimer(Callback):
         if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
             trainer.profiler = self.clock
             self.clock.begin(trainer.strategy.root_device)
-            self._time_logs(trainer.fit_loop.epoch_loop._results)  # where self.log ends up; its profiler hears nothing
+            self._time_logs(
+                trainer.fit_loop.epoch_loop._results
+            )  # where self.log ends up; its profiler hears nothing
         else:
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
@@ -64,7 +70,9 @@ class StepTimer(Callback):
         row = {**self.clock.take(), "num_steps": num_steps}
         self.epochs.append(row)
         self.is_drawn = self.every_n_epochs == 0
-        values = {f"watch/step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()}
+        values = {
+            f"watch/step_time/{phase}_percent": 100 * share for phase, share in shares(row).items()
+        }
         if num_steps:
             values["watch/step_time/step_ms"] = step_ms(row)
         for logger in trainer.loggers:
@@ -77,15 +85,20 @@ class StepTimer(Callback):
             return
         if self.epochs:  # the last checkpoints were written after its end
             rest = self.clock.take()
-            self.epochs[-1] = {name: value + rest.get(name, 0) for name, value in self.epochs[-1].items()}
+            self.epochs[-1] = {
+                name: value + rest.get(name, 0) for name, value in self.epochs[-1].items()
+            }
         if not self.is_drawn:
             self._draw(trainer)
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """A line a phase in the terminal, below the bar, which is closed now: its share and milliseconds a step."""
+        """A line a phase in the terminal, below the bar, which is closed now: its share and
+        milliseconds a step."""
         if row := self.sum():
             steps = f"{row['num_steps']:,} steps of {step_ms(row):.2f} ms"
-            rest = f"{row['validation']:.1f} s of validation and {row['between']:.1f} s between epochs"
+            rest = (
+                f"{row['validation']:.1f} s of validation and {row['between']:.1f} s between epochs"
+            )
             say(f"Where the time of training went ({steps}, without {rest}):")
             for phase, share in shares(row).items():
                 say(f"  {PHASES[phase]:<24}{share:>7.1%}{share * step_ms(row):>10.3f} ms")

@@ -12,8 +12,8 @@ from project.base.rank import say
 
 
 class WeightHistograms(MayMissSteps):
-    """Writes weights/NAME for each parameter at the end of every n-th epoch, on the first process. Numbers that are not
-    finite are left out.
+    """Writes weights/NAME for each parameter at the end of every n-th epoch, on the first process.
+    Numbers that are not finite are left out.
 
     gradients: also gradients/NAME, of the epoch's last step, after clipping.
     """
@@ -24,13 +24,21 @@ class WeightHistograms(MayMissSteps):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         takers = (TensorBoardLogger, WandbLogger)
-        if trainer.loggers and trainer.is_global_zero and not any(isinstance(own, takers) for own in trainer.loggers):
+        if (
+            trainer.loggers
+            and trainer.is_global_zero
+            and not any(isinstance(own, takers) for own in trainer.loggers)
+        ):
             say("Histograms: none, for no logger of this run takes them")
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
         if self.gradients and trainer.is_last_batch:  # Lightning drops them before a validation
             named = pl_module.named_parameters()
-            self._write(trainer, "gradients", {name: own.grad for name, own in named if own.grad is not None})
+            self._write(
+                trainer,
+                "gradients",
+                {name: own.grad for name, own in named if own.grad is not None},
+            )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._write(trainer, "weights", dict(pl_module.named_parameters()))

@@ -16,10 +16,12 @@ from project.base.samples import Batch, TensorBatches
 
 
 class Features(TensorDataModule):
-    """Samples of a few numbers each, standardised by the mean and deviation of the training samples.
+    """Samples of a few numbers each, standardised by the mean and deviation of the training
+    samples.
 
-    Without a file, each class is a normal cloud of deviation 1 around a seeded centre, overlapping a little. With one,
-    every column but the label column is a feature. A seeded fifth of the samples is the test set.
+    Without a file, each class is a normal cloud of deviation 1 around a seeded centre, overlapping
+    a little. With one, every column but the label column is a feature. A seeded fifth of the
+    samples is the test set.
 
     Args:
         csv_path: File with a header line; numbers in all columns but the label column.
@@ -59,7 +61,10 @@ class Features(TensorDataModule):
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
         found = sorted(set(self.table[1]))
         if len(found) == 1:
-            what = f"data.csv_path {self.csv_path} has one class only, {self.label_column} is {found[0]!r} in every row"
+            what = (
+                f"data.csv_path {self.csv_path} has one class only, {self.label_column} is "
+                f"{found[0]!r} in every row"
+            )
             raise UserError(f"{what}:\nthere is nothing to tell apart; see --data.label_column")
         return found
 
@@ -71,14 +76,21 @@ class Features(TensorDataModule):
     def _read(self) -> Batch:
         inputs, names = self.table
         if unknown := sorted(set(names) - set(self.classes)):
-            raise UserError(f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}")
+            raise UserError(
+                f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}"
+            )
         index = {name: i for i, name in enumerate(self.classes)}
         return inputs, torch.tensor([index[name] for name in names])
 
     def _generate(self) -> Batch:
-        shape, generator = (self.num_samples, self.num_features), torch.Generator().manual_seed(self.data_seed)
+        shape, generator = (
+            (self.num_samples, self.num_features),
+            torch.Generator().manual_seed(self.data_seed),
+        )
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
-        centres *= 2.5 / self.num_features**0.5  # about 3.5 deviations apart, whatever the number of features
+        centres *= (
+            2.5 / self.num_features**0.5
+        )  # about 3.5 deviations apart, whatever the number of features
         targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
         return centres[targets] + torch.randn(shape, generator=generator), targets
 
@@ -87,7 +99,9 @@ class Features(TensorDataModule):
         train = self.splits.get("train")
         if isinstance(train, TensorBatches) and self.mean is None:
             deviation, mean = torch.std_mean(train.inputs.double(), dim=0)
-            constant = deviation <= 1e-6 * mean.abs()  # such a column tells nothing: 0 for every sample
+            constant = (
+                deviation <= 1e-6 * mean.abs()
+            )  # such a column tells nothing: 0 for every sample
             self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -104,7 +118,8 @@ class Features(TensorDataModule):
 
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
-    """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a wrong value."""
+    """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a
+    wrong value."""
     features: list[list[float]] = []
     names: list[str] = []
     try:
@@ -112,9 +127,14 @@ def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
             reader = csv.reader(file, strict=True)
             columns = next(reader, [])
             if label_column not in columns:
-                raise UserError(f"data.csv_path {path} has no column {label_column!r}: see --data.label_column")
+                raise UserError(
+                    f"data.csv_path {path} has no column {label_column!r}: see --data.label_column"
+                )
             if len(set(columns)) < len(columns) or len(columns) < 2:
-                raise UserError(f"data.csv_path {path} needs a feature column, and each name once: {columns[:9]}")
+                raise UserError(
+                    f"data.csv_path {path} needs a feature column, and each name once: "
+                    f"{columns[:9]}"
+                )
             for row in filter(None, reader):  # no blank lines
                 where = f"{path}, line {reader.line_num}"
                 if len(row) != len(columns):

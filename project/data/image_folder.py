@@ -19,14 +19,17 @@ NAMES |= {"test": "test", "testing": "test"}
 
 
 class ImageFolder(TensorDataModule):
-    """data_dir/train/CLASS/..., and val/ and test/ where there are such; images of any size, in [0, 1] for the network.
+    """data_dir/train/CLASS/..., and val/ and test/ where there are such; images of any size, in [0,
+    1] for the network.
 
-    With CLASS/... in data_dir itself, a seeded fifth of each class is the test set. What is hidden does not count.
+    With CLASS/... in data_dir itself, a seeded fifth of each class is the test set. What is hidden
+    does not count.
 
     Args:
         data_dir: The folder with `train`, or with the classes.
         image_shape: Channels (1 grey, 3 colour), height and width that the images are brought to.
-        num_workers: Processes that read the images; as many as there are cores unless given, 8 at most.
+        num_workers: Processes that read the images; as many as there are cores unless given, 8 at
+            most.
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
         random_flip: Mirror half of the training images.
     """
@@ -55,7 +58,10 @@ class ImageFolder(TensorDataModule):
         for path in folders_in(self.data_dir):
             split = NAMES.get(path.name.lower(), "")
             if split in found:
-                raise UserError(f"data.data_dir {self.data_dir} has {found[split].name} and {path.name}: which is it?")
+                raise UserError(
+                    f"data.data_dir {self.data_dir} has {found[split].name} and {path.name}: "
+                    "which is it?"
+                )
             found |= {split: path} if split else {}
         return found if {"train", "test"} & found.keys() else {}
 
@@ -63,10 +69,20 @@ class ImageFolder(TensorDataModule):
     def files(self) -> dict[str, dict[str, list[Path]]]:
         """The images by split and class, sorted."""
         if self.folders:  # a fold is the test set, if there is one
-            used = {split: folder for split, folder in self.folders.items() if split != "test" or not self.fold}
+            used = {
+                split: folder
+                for split, folder in self.folders.items()
+                if split != "test" or not self.fold
+            }
             return {split: images_by_class(folder) for split, folder in used.items()}
-        found, splits = images_by_class(self.data_dir), ("train",) if self.fold else ("train", "test")
-        return {split: {name: self._part(files, split) for name, files in found.items()} for split in splits}
+        found, splits = (
+            images_by_class(self.data_dir),
+            ("train",) if self.fold else ("train", "test"),
+        )
+        return {
+            split: {name: self._part(files, split) for name, files in found.items()}
+            for split in splits
+        }
 
     def _part(self, files: list[Path], split: Any) -> list[Path]:
         return [files[i] for i in self.seeded_part(len(files), split).tolist()]
@@ -79,30 +95,53 @@ class ImageFolder(TensorDataModule):
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
         found = [name for name, files in self.files.get("train", {}).items() if files]
         if not found:
-            raise UserError(f"data.data_dir {self.data_dir}: there is no train/CLASS/ with images in it, nor CLASS/")
+            raise UserError(
+                f"data.data_dir {self.data_dir}: there is no train/CLASS/ with images in it, "
+                "nor CLASS/"
+            )
         return found
 
     def prepare_data(self) -> None:
-        """Say which images are used for what, and open all: a broken one is found now, not in the third epoch."""
+        """Say which images are used for what, and open all: a broken one is found now, not in the
+        third epoch."""
         if self.is_checked:
             return
         if not self.folders:
             part = "a fold" if self.fold else "a fifth"
-            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test set")
-        elif others := [path.name for path in folders_in(self.data_dir) if path not in self.folders.values()]:
+            say(
+                f"Images: no train and test in {self.data_dir}: {part} of each class is the "
+                "test set"
+            )
+        elif others := [
+            path.name for path in folders_in(self.data_dir) if path not in self.folders.values()
+        ]:
             say(f"Images: not used, neither train, val nor test: {', '.join(others[:5])}")
         if "val" in self.own_splits:
             say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
         if "test" not in self.own_splits and not self.fold:
             say(f"Images: no test/CLASS/ in {self.data_dir}: nothing is tested")
         for split, by_class in self.files.items():
-            missing = [name for name in {**by_class, **dict.fromkeys(self.classes)} if not by_class.get(name)]
+            missing = [
+                name
+                for name in {**by_class, **dict.fromkeys(self.classes)}
+                if not by_class.get(name)
+            ]
             if missing:
-                say(f"Images: {split} has none of {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}")
+                say(
+                    f"Images: {split} has none of "
+                    f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}"
+                )
             if unknown := [name for name in by_class if name not in [*self.classes, *missing]]:
                 folder = self.folders.get(split, self.data_dir)
-                raise UserError(f"{folder} has classes that the training had not: {', '.join(unknown[:5])}")
-        every = [file for by_class in self.files.values() for files in by_class.values() for file in files]
+                raise UserError(
+                    f"{folder} has classes that the training had not: {', '.join(unknown[:5])}"
+                )
+        every = [
+            file
+            for by_class in self.files.values()
+            for files in by_class.values()
+            for file in files
+        ]
         check_images(every)
         self.is_checked = True
 

@@ -27,8 +27,8 @@ FILES = {
 class MNIST(TensorDataModule):
     """Images (N, 1, 28, 28) with mean 0.5 and std 0.5 taken off, so in [-1, 1]; classes "0" to "9".
 
-    Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other sizes than the
-    published ones (a smaller set in the same format, say) are used as they are.
+    Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other
+    sizes than the published ones (a smaller set in the same format, say) are used as they are.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
@@ -45,9 +45,13 @@ class MNIST(TensorDataModule):
         folder = self.data_dir / "MNIST" / "raw"
         for file in (folder / name for name in FILES):
             if file.is_file() and not is_whole(file):
-                raise UserError(f"{file} is damaged (cut short or altered): delete it to download it again")
+                raise UserError(
+                    f"{file} is damaged (cut short or altered): delete it to download it again"
+                )
         files = ", ".join(f"{name}.gz" for name in FILES)
-        open_or_download(datasets.MNIST, self.data_dir, f"{files} into {folder}", root=self.data_dir)
+        open_or_download(
+            datasets.MNIST, self.data_dir, f"{files} into {folder}", root=self.data_dir
+        )
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         data = datasets.MNIST(self.data_dir, train=split == "train")

@@ -18,10 +18,11 @@ from project.data.transforms import crop_and_flip, to_float
 
 
 class TorchvisionSet(TensorDataModule):
-    """FashionMNIST, KMNIST, SVHN, CIFAR100, STL10, Food101, FakeData, ..., downloaded where files are missing.
+    """FashionMNIST, KMNIST, SVHN, CIFAR100, STL10, Food101, FakeData, ..., downloaded where files
+    are missing.
 
-    Sets that torchvision has in memory train from there; of others images are read while training: see num_workers.
-    Where torchvision knows no test set, a seeded fifth is it.
+    Sets that torchvision has in memory train from there; of others images are read while training:
+    see num_workers. Where torchvision knows no test set, a seeded fifth is it.
 
     Args:
         dataset: The class in torchvision.datasets.
@@ -29,7 +30,8 @@ class TorchvisionSet(TensorDataModule):
         random_flip: Mirror half of the training images.
         mean: Taken off the values, which are in [0, 1] then.
         std: Divides what is left.
-        image_shape: Channels, height and width; if not given, the set's own, or [3, 64, 64] for what is not in memory.
+        image_shape: Channels, height and width; if not given, the set's own, or [3, 64, 64] for
+            what is not in memory.
     """
 
     def __init__(
@@ -44,8 +46,13 @@ class TorchvisionSet(TensorDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if dataset not in datasets.__all__ or dataset == "LSUN":  # which unpickles a file
-            hint = did_you_mean(dataset, datasets.__all__) or "; FashionMNIST, SVHN and CIFAR100 are some"
-            raise UserError(f"data.dataset {dataset!r} is no class of torchvision.datasets{hint}", 2)
+            hint = (
+                did_you_mean(dataset, datasets.__all__)
+                or "; FashionMNIST, SVHN and CIFAR100 are some"
+            )
+            raise UserError(
+                f"data.dataset {dataset!r} is no class of torchvision.datasets{hint}", 2
+            )
         self.source: Any = vars(datasets)[dataset]
         self.parameters = inspect.signature(self.source).parameters
         self.opened: dict[str, Any] = {}
@@ -55,7 +62,8 @@ class TorchvisionSet(TensorDataModule):
             self.image_shape = image_shape
 
     @cached_property
-    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]  # users and checkpoints assign their own
+    # users and checkpoints assign their own
+    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         arrays = in_memory(self.open("train"))
         return tuple(arrays[0].shape[1:]) if arrays else (3, 64, 64)  # type: ignore[return-value]
 
@@ -77,10 +85,14 @@ class TorchvisionSet(TensorDataModule):
         """torchvision's own object."""
         if split not in self.opened:
             known = {"root": self.data_dir, "train": split == "train", "split": split}
-            options: dict[str, Any] = {key: value for key, value in known.items() if key in self.parameters}
+            options: dict[str, Any] = {
+                key: value for key, value in known.items() if key in self.parameters
+            }
             is_mnist = issubclass(self.source, datasets.MNIST)
             folder = self.data_dir / self.source.__name__ / "raw" if is_mnist else self.data_dir
-            self.opened[split] = open_or_download(self.source, self.data_dir, f"its files into {folder}", **options)
+            self.opened[split] = open_or_download(
+                self.source, self.data_dir, f"its files into {folder}", **options
+            )
         return self.opened[split]
 
     def load(self, split: Literal["train", "test"]) -> Dataset:
@@ -89,7 +101,11 @@ class TorchvisionSet(TensorDataModule):
         fits = arrays and arrays[0].shape[1:] == tuple(self.image_shape)
         fields = vars(found)
         targets = fields.get("targets", fields.get("labels", fields.get("_labels")))
-        data: Any = TensorDataset(*arrays) if arrays and fits else ResizedImages(found, self.image_shape, targets)
+        data: Any = (
+            TensorDataset(*arrays)
+            if arrays and fits
+            else ResizedImages(found, self.image_shape, targets)
+        )
         if "train" in self.parameters or "split" in self.parameters:
             return data
         return Subset(data, self.seeded_part(len(data), split).tolist())
@@ -101,8 +117,12 @@ class TorchvisionSet(TensorDataModule):
         return crop_and_flip(inputs, self.random_crop, self.random_flip)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"image_shape": [int(size) for size in self.image_shape]}  # no PositiveInt
+        return super().state_dict() | {
+            "image_shape": [int(size) for size in self.image_shape]
+        }  # no PositiveInt
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        vars(self).setdefault("image_shape", tuple(state_dict["image_shape"]))  # that of a flag stays
+        vars(self).setdefault(
+            "image_shape", tuple(state_dict["image_shape"])
+        )  # that of a flag stays
         super().load_state_dict(state_dict)

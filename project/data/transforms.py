@@ -1,6 +1,7 @@
 """Transforms of whole batches of images, (N, C, H, W), on any device.
 
-Random choices come from the generator of the images' device: the state of that generator is in every checkpoint.
+Random choices come from the generator of the images' device: the state of that generator is in
+every checkpoint.
 """
 
 from typing import Literal
@@ -24,9 +25,11 @@ def random_flip(images: Tensor) -> Tensor:
 
 
 def alternating_flip(images: Tensor, epoch: int) -> Tensor:
-    """Mirror half of the images in even epochs and the other half in odd ones: two epochs show each image both ways.
+    """Mirror half of the images in even epochs and the other half in odd ones: two epochs show each
+    image both ways.
 
-    Which half an image is in follows from its pixels, uint8. After K. Jordan, 2024, arXiv 2404.00498.
+    Which half an image is in follows from its pixels, uint8. After K. Jordan, 2024, arXiv
+    2404.00498.
     """
     if images.dtype != torch.uint8:
         raise ValueError(f"alternating_flip takes uint8 images, and these are {images.dtype}")
@@ -35,18 +38,32 @@ def alternating_flip(images: Tensor, epoch: int) -> Tensor:
 
 def flip_some(images: Tensor, chosen: Tensor) -> Tensor:
     """Mirror the images that are chosen, bool (N,), left to right."""
-    both = torch.cat([images, images.flip(-1)])  # whole images are copied faster than torch.where chooses their pixels
-    return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * chosen)
+    both = torch.cat(
+        [images, images.flip(-1)]
+    )  # whole images are copied faster than torch.where chooses their pixels
+    return both.index_select(
+        0, torch.arange(len(images), device=images.device) + len(images) * chosen
+    )
 
 
-def random_crop(images: Tensor, padding: int, mode: Literal["constant", "reflect"] = "constant") -> Tensor:
-    """Shift each image by up to `padding` pixels each way, zeros or its mirror image moving in. Any dtype."""
+def random_crop(
+    images: Tensor, padding: int, mode: Literal["constant", "reflect"] = "constant"
+) -> Tensor:
+    """Shift each image by up to `padding` pixels each way, zeros or its mirror image moving in. Any
+    dtype."""
     padded = functional.pad(images, [padding] * 4, mode)
     of_image, *strides = padded.stride()
     top, left = torch.randint(2 * padding + 1, (2, len(images)), device=images.device)
-    start = of_image * torch.arange(len(images), device=images.device) + strides[1] * top + strides[2] * left
-    # from its first pixel to its last a crop is one piece of memory, copied faster as a whole than by its pixels
-    length = 1 + sum((size - 1) * stride for size, stride in zip(images.shape[1:], strides, strict=True))
+    start = (
+        of_image * torch.arange(len(images), device=images.device)
+        + strides[1] * top
+        + strides[2] * left
+    )
+    # from its first pixel to its last a crop is one piece of memory, copied faster as a whole than
+    # by its pixels
+    length = 1 + sum(
+        (size - 1) * stride for size, stride in zip(images.shape[1:], strides, strict=True)
+    )
     pieces = padded.as_strided((padded.numel() - length + 1, length), (1, 1)).index_select(0, start)
     return pieces.as_strided(images.shape, (length, *strides)).contiguous()
 

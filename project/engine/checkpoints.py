@@ -1,4 +1,5 @@
-"""Checkpoints: written whole or not at all, checked before they are read, kept by the run's own rules."""
+"""Checkpoints: written whole or not at all, checked before they are read, kept by the run's own
+rules."""
 
 import io
 import json
@@ -19,29 +20,40 @@ from project.engine.script import write_whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target and moves it there, so that a file with that name is always whole.
+    """Writes a checkpoint beside its target and moves it there, so that a file with that name is
+    always whole.
 
-    Lightning stages it in the temporary folder: across file systems its move is a copy, which a crash cuts short.
+    Lightning stages it in the temporary folder: across file systems its move is a copy, which a
+    crash cuts short.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
-            checkpoint[key] = plain(checkpoint[key])  # for the reader: runs are rebuilt from their config
+            checkpoint[key] = plain(
+                checkpoint[key]
+            )  # for the reader: runs are rebuilt from their config
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        next_start = "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
+        next_start = (
+            "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
+        )
         write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         checkpoint: dict[str, Any] = load_checked(Path(path))
-        rename_classes(checkpoint.get("schedule", {}), str(checkpoint.get("package")))  # it may name a scheduler
+        rename_classes(
+            checkpoint.get("schedule", {}), str(checkpoint.get("package"))
+        )  # it may name a scheduler
         return checkpoint
 
 
 def plain(value: Any) -> Any:
-    """The value with everything in it that safe loading refuses, such as paths, turned into text."""
+    """The value with everything in it that safe loading refuses, such as paths, turned into
+    text."""
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -51,7 +63,8 @@ def plain(value: Any) -> Any:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint. Raises UserError for a file that is missing, damaged, unsafe or not of a run."""
+    """A run's checkpoint. Raises UserError for a file that is missing, damaged, unsafe or not of a
+    run."""
     try:
         is_file = path.is_file()
     except OSError as error:
@@ -59,14 +72,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not is_file:
         folder, what = (path, "is a folder") if path.is_dir() else (path.parent, "does not exist")
         near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])
-        hint = f"there is {', '.join(map(str, near[-3:]))}" if near else "see logs/NAME/version_N/checkpoints"
+        hint = (
+            f"there is {', '.join(map(str, near[-3:]))}"
+            if near
+            else "see logs/NAME/version_N/checkpoints"
+        )
         raise UserError(f"checkpoint {path} {what}: {hint}")
     checkpoint = load_checked(path)
-    config = checkpoint.get("config") if isinstance(checkpoint, dict) and "state_dict" in checkpoint else None
+    config = (
+        checkpoint.get("config")
+        if isinstance(checkpoint, dict) and "state_dict" in checkpoint
+        else None
+    )
     if not isinstance(config, dict) or not has_shape_of_config(config):
-        raise UserError(f"{path} is no checkpoint of a run: it lacks the weights or the config that train.py saves")
+        raise UserError(
+            f"{path} is no checkpoint of a run: it lacks the weights or the config that "
+            "train.py saves"
+        )
     if "package" not in checkpoint:
-        raise UserError(f"checkpoint {path} was written before version 0.1, and only such a version can read it")
+        raise UserError(
+            f"checkpoint {path} was written before version 0.1, and only such a version can read it"
+        )
     config.pop("config", None)  # a flag, which would read a file
     rename_classes(config, str(checkpoint["package"]))
     return checkpoint
@@ -87,9 +113,11 @@ def has_shape_of_config(config: dict[str, Any]) -> bool:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest without a monitor.
+    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest
+    without a monitor.
 
-    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after every validation.
+    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after
+    every validation.
     """
 
     def __init__(
@@ -123,41 +151,69 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            is_late = isinstance(callback, WeightAveraging) and callback.should_update(epoch_idx=10**9)
+            is_late = isinstance(callback, WeightAveraging) and callback.should_update(
+                epoch_idx=10**9
+            )
             if is_late or isinstance(callback, StochasticWeightAveraging):
-                what = f"{type(callback).__name__} averages weights after the validation of an epoch"
-                way_out = "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging, by steps"
+                what = (
+                    f"{type(callback).__name__} averages weights after the validation of an epoch"
+                )
+                way_out = (
+                    "use lightning.pytorch.callbacks.WeightAveraging or "
+                    "EMAWeightAveraging, by steps"
+                )
                 raise UserError(f"{what}: nothing would compare those that it makes\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known = trainer.callback_metrics
-        if self.or_last and self.monitor and self.monitor not in known and not trainer.sanity_checking:
-            names = ", ".join(name for name in known if name != "lr" and not name.startswith("train"))
+        if (
+            self.or_last
+            and self.monitor
+            and self.monitor not in known
+            and not trainer.sanity_checking
+        ):
+            names = ", ".join(
+                name for name in known if name != "lr" and not name.startswith("train")
+            )
             unless = f", unless --monitor names one of {names}" if names else ""
             say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
             self.monitor = None
-        elif self.monitor in known and not trainer.sanity_checking and known[str(self.monitor)].isnan():
+        elif (
+            self.monitor in known
+            and not trainer.sanity_checking
+            and known[str(self.monitor)].isnan()
+        ):
             say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # without a validation yet, as with max_steps in the first epoch, there is nothing to compare
+        # without a validation yet, as with max_steps in the first epoch, there is nothing to
+        # compare
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # SIGTERM, as from a cluster that wants the machine back, stops between two batches. Lightning cannot go on from
-        # the middle of a validation; and when an epoch has ended, the checkpoint is there already.
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        # SIGTERM, as from a cluster that wants the machine back, stops between two batches.
+        # Lightning cannot go on from the middle of a validation; and when an epoch has ended, the
+        # checkpoint is there already.
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
         if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
             trainer.save_checkpoint(Path(str(self.dirpath), "last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best score so far where the run goes on in its folder, also if that has been moved."""
+        """Take over the best score so far where the run goes on in its folder, also if that has
+        been moved."""
         if not Path(str(self.dirpath), "last.ckpt").exists():
             return  # a new run that starts from another one's checkpoint
         old, new = state_dict["dirpath"], str(self.dirpath)
-        state = {key: value.replace(old, new) if isinstance(value, str) else value for key, value in state_dict.items()}
-        best = {path.replace(old, new): score for path, score in state_dict["best_k_models"].items()}
+        state = {
+            key: value.replace(old, new) if isinstance(value, str) else value
+            for key, value in state_dict.items()
+        }
+        best = {
+            path.replace(old, new): score for path, score in state_dict["best_k_models"].items()
+        }
         super().load_state_dict(state | {"best_k_models": best})

@@ -1,4 +1,5 @@
-"""Trials before a run starts: of a config file, of the data, of the network on it, of the optimiser."""
+"""Trials before a run starts: of a config file, of the data, of the network on it, of the
+optimiser."""
 
 import inspect
 import json
@@ -42,12 +43,15 @@ class UniqueKeys(yaml.SafeLoader):
         keys: dict[str, Any] = {}
         for key, _ in node.value:
             if keys.setdefault(str(key.value), key) is not key:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
+                )
         return node
 
 
 def check_config_file(path: Path) -> dict[str, Any]:
-    """What is in it, a `trainer` at least. Raises UserError for a config that is missing, unreadable or no mapping."""
+    """What is in it, a `trainer` at least. Raises UserError for a config that is missing,
+    unreadable or no mapping."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
         json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
@@ -58,16 +62,23 @@ def check_config_file(path: Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
     if not isinstance(content, dict):
-        what = "is empty" if content is None else f"holds a {type(content).__name__}, not keys with values"
+        what = (
+            "is empty"
+            if content is None
+            else f"holds a {type(content).__name__}, not keys with values"
+        )
         raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
     content.setdefault("trainer", {})
     if not isinstance(content["trainer"], dict):  # jsonargparse would take it
-        raise UserError(f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2)
+        raise UserError(
+            f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2
+        )
     return content
 
 
 def trial_device(trainer: Any) -> torch.device | None:
-    """Where the Trainer's flags will have the network; None where this process must leave the GPU to its children."""
+    """Where the Trainer's flags will have the network; None where this process must leave the GPU
+    to its children."""
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
     if str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook")):
@@ -77,9 +88,11 @@ def trial_device(trainer: Any) -> torch.device | None:
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
 
 
-def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train") -> None:
-    """Try `model.net` on two samples of a split, on the device and in the precision of the Trainer's flags, and print
-    its size.
+def try_network(
+    model: LightningModule, data: TensorDataModule, trainer: Any, split: str = "train"
+) -> None:
+    """Try `model.net` on two samples of a split, on the device and in the precision of the
+    Trainer's flags, and print its size.
 
     Raises UserError if it cannot take them, or has not the outputs for their classes.
     """
@@ -91,22 +104,32 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
     trained = [module for module in net.modules() if module.training]  # a frozen part may not be
     precision = str(trainer.precision)  # what is made for a GPU may know half precision alone
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
-    if trainer.deterministic:  # cuBLAS reads it once, here; Lightning sets it with the Trainer, which is too late
+    if (
+        trainer.deterministic
+    ):  # cuBLAS reads it once, here; Lightning sets it with the Trainer, which is too late
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     way_out = "change the arguments of model.net or of data{}, or use --try_network false"
     with torch.no_grad(), short_process_errors():
         inputs = data.normalize(inputs.to(device))
         try:
-            with torch.autocast(device.type, dtype, enabled=precision in ("16", "bf16", "16-mixed", "bf16-mixed")):
+            with torch.autocast(
+                device.type, dtype, enabled=precision in ("16", "bf16", "16-mixed", "bf16-mixed")
+            ):
                 outputs = net.to(device).eval()(inputs)
                 if model.test_views is not None:
-                    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # views may be random
+                    with torch.random.fork_rng(
+                        [device] if device.type == "cuda" else []
+                    ):  # views may be random
                         mean_over_views(net, model.test_views, inputs)
         except Exception as error:
             if not is_of_library(error) or isinstance(error, torch.OutOfMemoryError):
                 raise
-            cannot = f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            raise UserError(f"{cannot}: {first_line(error)}\n{way_out.format(', image_shape for instance')}") from error
+            cannot = (
+                f"{name} cannot take the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
+            )
+            raise UserError(
+                f"{cannot}: {first_line(error)}\n{way_out.format(', image_shape for instance')}"
+            ) from error
     net.to("cpu")  # where Lightning, and the processes that it starts, expect it
     for module in trained:
         module.training = True
@@ -120,7 +143,8 @@ def try_network(model: LightningModule, data: TensorDataModule, trainer: Any, sp
 
 
 def check_augment(data: TensorDataModule) -> None:
-    """Raises UserError if `augment`, which gets the inputs alone, would leave masks or target images behind."""
+    """Raises UserError if `augment`, which gets the inputs alone, would leave masks or target
+    images behind."""
     if is_overridden("on_after_batch_transfer", data, TensorDataModule) or not may_augment(data):
         return
     inputs, targets = data.splits["train"].__getitems__([0])
@@ -128,13 +152,20 @@ def check_augment(data: TensorDataModule) -> None:
     apply_to_collection(targets, Tensor, lambda target: shapes.append(tuple(target.shape[1:])))
     size = tuple(inputs.shape[-2:]) if isinstance(inputs, Tensor) and inputs.dim() > 2 else None
     if shape := next((shape for shape in shapes if shape[-2:] == size), None):
-        what = f"augment of {type(data).__name__} changes images and not their targets {shape}, of the same size"
-        way_out = "leave it out, or override on_after_batch_transfer(batch, dataloader_idx), which gets both"
+        what = (
+            f"augment of {type(data).__name__} changes images and not their targets "
+            f"{shape}, of the same size"
+        )
+        way_out = (
+            "leave it out, or override on_after_batch_transfer(batch, dataloader_idx), "
+            "which gets both"
+        )
         raise UserError(f"{what}:\n{way_out}", 2)
 
 
 def may_augment(data: TensorDataModule) -> bool:
-    """Whether `augment` is overridden, and not by a class whose arguments random_crop, random_flip, ... are all off."""
+    """Whether `augment` is overridden, and not by a class whose arguments random_crop, random_flip,
+    ... are all off."""
     kind = next(kind for kind in type(data).__mro__ if "augment" in vars(kind))
     arguments = inspect.signature(vars(kind).get("__init__", object)).parameters
     flags = [vars(data).get(name, True) for name in arguments if name.startswith("random_")]
@@ -142,7 +173,8 @@ def may_augment(data: TensorDataModule) -> bool:
 
 
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
-    """Give the network its weights, load the data and try the network on it, before a run folder exists."""
+    """Give the network its weights, load the data and try the network on it, before a run folder
+    exists."""
     if isinstance(model, System):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         model.prepare_weights()
@@ -152,15 +184,25 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         check_augment(data)
         if has_test(model, data):
             data.setup("test")  # what is wrong with it is found now, not after the training
-        sizes = f"{len(data.splits['train']):,} training and {len(data.splits.get('val', ())):,} validation samples"
+        sizes = (
+            f"{len(data.splits['train']):,} training and "
+            f"{len(data.splits.get('val', ())):,} validation samples"
+        )
         classes = f" of {data.num_classes} classes" if data.num_classes else ""
         fold = ""
         if data.fold:
-            fold = f"; fold {data.fold.number} of {data.fold.num_folds} is the test set, {len(data.splits['test']):,}"
+            fold = (
+                f"; fold {data.fold.number} of {data.fold.num_folds} is the test set, "
+                f"{len(data.splits['test']):,}"
+            )
         say(f"Data: {type(data).__name__}, {sizes}{classes}, batch size {data.batch_size}{fold}")
         are_arrays = isinstance(data.splits["train"], TensorBatches) and not data.num_workers
         if data.resident and not are_arrays and trial_device(config.trainer) != torch.device("cpu"):
-            raise UserError("data.resident true keeps arrays on the GPU, where workers cannot read: leave one out", 2)
+            raise UserError(
+                "data.resident true keeps arrays on the GPU, where workers cannot read: leave "
+                "one out",
+                2,
+            )
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam wakes the GPU, also one on the CPU
@@ -173,15 +215,18 @@ def has_test(model: LightningModule, data: LightningDataModule) -> bool:
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[System]:
-    """Whether System builds optimizer and scheduler by their names. It does not if a subclass overrides
-    `configure_optimizers`, or assigns an object or a function."""
+    """Whether System builds optimizer and scheduler by their names. It does not if a subclass
+    overrides `configure_optimizers`, or assigns an object or a function."""
     if not isinstance(model, System) or is_overridden("configure_optimizers", model, System):
         return False
     return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
 
 
-def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimiser of one number a group, and its schedule over `num_steps` steps, after `step` of them; both by name.
+def schedule_at(
+    step: int, model: System, num_steps: int | None
+) -> tuple[Optimizer, LRScheduler | None]:
+    """An optimiser of one number a group, and its schedule over `num_steps` steps, after `step` of
+    them; both by name.
 
     Raises UserError for names and arguments that do not work.
     """
@@ -197,7 +242,8 @@ def schedule_at(step: int, model: System, num_steps: int | None) -> tuple[Optimi
             what += f", {model.scheduler} with {model.scheduler_args}"
             schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
         for _ in range(step):
-            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]  # a loss, for LBFGS
+            # a loss, for LBFGS
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
             if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                 schedule.step()
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:

@@ -1,4 +1,5 @@
-"""A run's config: filled in from what the data knows, and written down complete, plain and enough to repeat the run."""
+"""A run's config: filled in from what the data knows, and written down complete, plain and enough
+to repeat the run."""
 
 import copy
 import inspect
@@ -17,7 +18,14 @@ from project.base.errors import UserError
 from project.engine.messages import explain
 from project.engine.names import flatten
 
-LOOKS_ON = ("num_workers", "pin_memory", "persistent_workers", "resident", "data_dir", "eval_batch_size")
+LOOKS_ON = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "resident",
+    "data_dir",
+    "eval_batch_size",
+)
 """Of data: they change no batch of a training."""
 NOT_KEPT = ("config", "trust_checkpoint")
 """The names of config files, and what holds for one command alone."""
@@ -41,17 +49,23 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
 
 
 def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
-    """Give each class in `config`, {class_path: ..., init_args: {...}}, the facts that it takes and `given`, what the
-    user gave of `config`, lacks."""
+    """Give each class in `config`, {class_path: ..., init_args: {...}}, the facts that it takes and
+    `given`, what the user gave of `config`, lacks."""
     if isinstance(config, list):
         for inner, own in zip_longest(config, given if isinstance(given, list) else []):
             fill_in(inner, own, facts)
     values, own = as_dict(config), as_dict(given)
     if "class_path" in values:
-        values, own, path = as_dict(values.get("init_args")), as_dict(own.get("init_args")), values["class_path"]
+        values, own, path = (
+            as_dict(values.get("init_args")),
+            as_dict(own.get("init_args")),
+            values["class_path"],
+        )
         for name in facts.keys() & values.keys() - own.keys():
             values[name] = facts[name]
-        if path.startswith("timm.") and inspect.isroutine(pkgutil.resolve_name(path)):  # its **kwargs take them
+        if path.startswith("timm.") and inspect.isroutine(
+            pkgutil.resolve_name(path)
+        ):  # its **kwargs take them
             taken = {name: facts[name] for name in ("num_classes", "in_chans") if name in facts}
             config["dict_kwargs"] = taken | as_dict(config.get("dict_kwargs"))
     for name, inner in values.items():
@@ -59,16 +73,27 @@ def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
 
 
 def drop_objects(config: Any) -> None:
-    """Leave out of {class_path: ..., init_args: {...}} the defaults that are objects, such as a functools.partial: no
-    text gives them back, and the class has them anyway."""
+    """Leave out of {class_path: ..., init_args: {...}} the defaults that are objects, such as a
+    functools.partial: no text gives them back, and the class has them anyway."""
     for inner in config if isinstance(config, list) else as_dict(config).values():
         drop_objects(inner)
     if isinstance(config, Namespace) and isinstance(config.get("init_args"), Namespace):
         values = vars(config.init_args)
-        objects = [key for key, value in values.items() if isinstance(value, Enum) or not isinstance(value, PLAIN)]
+        objects = [
+            key
+            for key, value in values.items()
+            if isinstance(value, Enum) or not isinstance(value, PLAIN)
+        ]
         if objects:
-            cls, scratch = pkgutil.resolve_name(config.class_path), ArgumentParser(exit_on_error=False)
-            add = scratch.add_class_arguments if inspect.isclass(cls) else scratch.add_function_arguments
+            cls, scratch = (
+                pkgutil.resolve_name(config.class_path),
+                ArgumentParser(exit_on_error=False),
+            )
+            add = (
+                scratch.add_class_arguments
+                if inspect.isclass(cls)
+                else scratch.add_function_arguments
+            )
             add(cls, fail_untyped=False)
             for name in objects:
                 if repr(scratch.get_defaults().get(name)) == repr(values[name]):
@@ -76,16 +101,21 @@ def drop_objects(config: Any) -> None:
 
 
 def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[dict[str, Any], str]:
-    """The config as plain values and as YAML. Raises UserError where reading would not give it back."""
+    """The config as plain values and as YAML. Raises UserError where reading would not give it
+    back."""
     to_repeat = config.clone()
     to_repeat.ckpt_path = None
     for key in NOT_KEPT:
         to_repeat.pop(key, None)
     lost: list[str] = []
     try:
-        text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)  # it has been validated
+        text = parser.dump(
+            to_repeat, skip_unset=False, skip_validation=True
+        )  # it has been validated
         plain = yaml.safe_load(text)
-        same = parser.parse_object(copy.deepcopy(plain), _skip_validation=True)  # changes what it is given
+        same = parser.parse_object(
+            copy.deepcopy(plain), _skip_validation=True
+        )  # changes what it is given
         for key in NOT_KEPT:
             same.pop(key, None)
         if same != to_repeat:  # otherwise there is no need to look further, which takes longer
@@ -95,8 +125,12 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
             was, now = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
             lost = [key for key in was | now if was.get(key) != now.get(key)]
     except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
-        reason = (str(error) if isinstance(error, UserError) else explain(str(error), parser)).partition("\n")[0]
-        raise UserError(f"this config could not be read again, for a resume or a test:\n{reason}", 2) from error
+        reason = (
+            str(error) if isinstance(error, UserError) else explain(str(error), parser)
+        ).partition("\n")[0]
+        raise UserError(
+            f"this config could not be read again, for a resume or a test:\n{reason}", 2
+        ) from error
     if lost:
         raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
     return plain, text
@@ -104,4 +138,10 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
 
 def as_dict(config: Any) -> dict[str, Any]:
     """The same object's entries by name; empty for a plain value."""
-    return vars(config) if isinstance(config, Namespace) else config if isinstance(config, dict) else {}
+    return (
+        vars(config)
+        if isinstance(config, Namespace)
+        else config
+        if isinstance(config, dict)
+        else {}
+    )

@@ -17,19 +17,23 @@ from project.base.errors import UserError
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
-    """Splits the forward of the LightningModule's network, its attribute `net`, over several GPUs, as
-    torch.nn.DataParallel does.
+    """Splits the forward of the LightningModule's network, its attribute `net`, over several GPUs,
+    as torch.nn.DataParallel does.
 
-    Everything else happens once, on the first GPU: the step, the loss, the metrics, the logging and the optimiser; so
-    checkpoints are those of one device. Lightning removed its own "dp" in 2.0. Layers that look at the whole batch,
-    such as BatchNorm, see the part on their GPU, and their running statistics are those of the first one.
+    Everything else happens once, on the first GPU: the step, the loss, the metrics, the logging and
+    the optimiser; so checkpoints are those of one device. Lightning removed its own "dp" in 2.0.
+    Layers that look at the whole batch, such as BatchNorm, see the part on their GPU, and their
+    running statistics are those of the first one.
 
-    parallel_devices: the first one holds the LightningModule; filled in by the Trainer unless given.
+    parallel_devices: the first one holds the LightningModule; filled in by the Trainer unless
+    given.
     """
 
     strategy_name = "dp"
 
-    def __init__(self, parallel_devices: Sequence[torch.device] | None = None, **options: Any) -> None:
+    def __init__(
+        self, parallel_devices: Sequence[torch.device] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.parallel_devices = list(parallel_devices or ())
         self.any_device = parallel_devices is not None
@@ -50,14 +54,22 @@ class DataParallelStrategy(SingleDeviceStrategy):
 
     def setup_environment(self) -> None:
         if self.root_device.type != "cuda" and not self.any_device:
-            raise UserError("trainer.strategy dp splits batches over GPUs: none is used; on CPUs use ddp, or none")
+            raise UserError(
+                "trainer.strategy dp splits batches over GPUs: none is used; on CPUs use ddp, "
+                "or none"
+            )
         if dist.is_torchelastic_launched():
-            raise UserError("trainer.strategy dp is one process: start it without torchrun, or use ddp")
+            raise UserError(
+                "trainer.strategy dp is one process: start it without torchrun, or use ddp"
+            )
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
         if any(is_compiled(module) for module in self.net.modules()):
-            raise UserError("trainer.strategy dp cannot split a compiled network: leave compiling out, or use ddp")
+            raise UserError(
+                "trainer.strategy dp cannot split a compiled network: leave compiling out, or "
+                "use ddp"
+            )
         super().setup(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,37 +106,59 @@ class DataParallelStrategy(SingleDeviceStrategy):
         map_tensors(inputs.append, (args, kwargs))
         batch_size = next((len(tensor) for tensor in inputs if tensor.dim()), None)
         if batch_size is None:
-            raise UserError("trainer.strategy dp splits the tensors that `net` is called with: it has got none")
-        devices = self.parallel_devices[: max(1, batch_size)]  # a batch may be smaller than the number of devices
+            raise UserError(
+                "trainer.strategy dp splits the tensors that `net` is called with: it has got none"
+            )
+        devices = self.parallel_devices[
+            : max(1, batch_size)
+        ]  # a batch may be smaller than the number of devices
         replicas: list[Any] = replicate(net, devices, detach=not torch.is_grad_enabled())
         calls = []
         for i, replica in enumerate(replicas):
             del replica.forward  # copied from net
             keep_channels_last(net, replica)
-            own_args, own_kwargs = map_tensors(functools.partial(part, i=i, devices=devices), (args, kwargs))
+            own_args, own_kwargs = map_tensors(
+                functools.partial(part, i=i, devices=devices), (args, kwargs)
+            )
             # not its __call__: the hooks of `net` run once, around all parts
-            calls.append(in_this_context(devices[i], functools.partial(replica.forward, *own_args, **own_kwargs)))
+            calls.append(
+                in_this_context(
+                    devices[i], functools.partial(replica.forward, *own_args, **own_kwargs)
+                )
+            )
         others = [self.pool.submit(call) for call in calls[1:]]
         outputs = [calls[0](), *(other.result() for other in others)]
-        return map_tensors(lambda *parts: torch.cat([part.to(self.root_device) for part in parts]), *outputs)
+        return map_tensors(
+            lambda *parts: torch.cat([part.to(self.root_device) for part in parts]), *outputs
+        )
 
 
 def keep_channels_last(net: nn.Module, replica: nn.Module) -> None:
-    """Put weights of the replica into the order that they have in `net`: torch's replicate hands on flat copies."""
+    """Put weights of the replica into the order that they have in `net`: torch's replicate hands on
+    flat copies."""
     for module, copy in zip(net.modules(), replica.modules(), strict=True):
         for name, weight in module._parameters.items():  # a replica's are plain attributes
-            if weight is not None and weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-                setattr(copy, name, getattr(copy, name).contiguous(memory_format=torch.channels_last))
+            if (
+                weight is not None
+                and weight.dim() == 4
+                and weight.is_contiguous(memory_format=torch.channels_last)
+            ):
+                setattr(
+                    copy, name, getattr(copy, name).contiguous(memory_format=torch.channels_last)
+                )
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether by torch.compile(module) or by module.compile(), which leaves no other trace than this attribute."""
-    return module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
+    """Whether by torch.compile(module) or by module.compile(), which leaves no other trace than
+    this attribute."""
+    return module._compiled_call_impl is not None or isinstance(
+        module, torch._dynamo.OptimizedModule
+    )
 
 
 def map_tensors(function: Callable[..., Any], *values: Any) -> Any:
-    """The first value, where the function of the tensors at the same place in all of them stands for each tensor in
-    tuples, lists and dicts."""
+    """The first value, where the function of the tensors at the same place in all of them stands
+    for each tensor in tuples, lists and dicts."""
     first = values[0]
     if isinstance(first, Tensor):
         return function(*values)
@@ -143,11 +177,15 @@ def part(tensor: Tensor, i: int, devices: Sequence[torch.device]) -> Tensor:
 
 
 def in_this_context(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
-    """The function with gradients, inference mode, autocast and the device's CUDA stream as they are now, here, for
-    another thread, which starts without. torch's own parallel_apply takes over neither autocast's dtype nor inference
-    mode."""
+    """The function with gradients, inference mode, autocast and the device's CUDA stream as they
+    are now, here, for another thread, which starts without. torch's own parallel_apply takes over
+    neither autocast's dtype nor inference mode."""
     kind = device.type
-    autocast = (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled())
+    autocast = (
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_enabled(kind),
+        torch.is_autocast_cache_enabled(),
+    )
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     stream = torch.cuda.current_stream(device) if kind == "cuda" else None
 

@@ -21,7 +21,8 @@ def num_gpus() -> int:
 
 
 def num_processes_started() -> tuple[int, int]:
-    """Processes that torchrun or SLURM has started for this run: on each machine, and machines; (0, 0) without them."""
+    """Processes that torchrun or SLURM has started for this run: on each machine, and machines; (0,
+    0) without them."""
     if TorchElasticEnvironment.detect():
         on_each = int(os.environ["LOCAL_WORLD_SIZE"])
         return on_each, int(os.environ["WORLD_SIZE"]) // on_each
@@ -32,8 +33,8 @@ def num_processes_started() -> tuple[int, int]:
 
 
 def settle_devices(trainer: Any) -> None:
-    """Fill in the Trainer's flags that are left open: the processes that torchrun or SLURM has started; else one
-    device, or with a strategy all there are, as in Lightning."""
+    """Fill in the Trainer's flags that are left open: the processes that torchrun or SLURM has
+    started; else one device, or with a strategy all there are, as in Lightning."""
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
         trainer.devices = on_each if trainer.devices == "auto" else trainer.devices
@@ -48,9 +49,15 @@ def parse_devices(devices: Any) -> Any:
     if not isinstance(devices, str) or devices == "auto":
         return devices
     try:
-        return [int(part) for part in devices.split(",") if part.strip()] if "," in devices else int(devices)
+        return (
+            [int(part) for part in devices.split(",") if part.strip()]
+            if "," in devices
+            else int(devices)
+        )
     except ValueError as error:
-        raise UserError(f"trainer.devices {devices!r}: give a number, auto, or GPU indices as [0,1]", 2) from error
+        raise UserError(
+            f"trainer.devices {devices!r}: give a number, auto, or GPU indices as [0,1]", 2
+        ) from error
 
 
 def num_devices(devices: Any) -> Any:
@@ -61,18 +68,36 @@ def num_devices(devices: Any) -> Any:
 
 def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int = 1) -> None:
     """Raise UserError where the Trainer's flags ask for CPUs or GPUs that are not there."""
-    flag, devices, number = f"trainer.devices {devices}", parse_devices(devices), num_devices(devices)
+    flag, devices, number = (
+        f"trainer.devices {devices}",
+        parse_devices(devices),
+        num_devices(devices),
+    )
     found, started = num_gpus(), num_processes_started()
     reason = "the accelerator is cpu" if found else "no GPU was found"
     if strategy == "dp" and (accelerator == "cpu" or not found or started != (0, 0)):
-        raise UserError("trainer.strategy dp splits each batch over the GPUs of one process; else use ddp, or none")
+        raise UserError(
+            "trainer.strategy dp splits each batch over the GPUs of one process; else use "
+            "ddp, or none"
+        )
     if started != (0, 0) and number not in ("auto", -1) and (number, num_nodes) != started:
-        has_started = f"torchrun or SLURM has started {started[0]} processes on each of {started[1]} machines"
-        raise UserError(f"{flag} and trainer.num_nodes {num_nodes}: {has_started}; leave the two flags out")
-    if num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ:  # it would wait for them for ever
-        raise UserError(f"trainer.num_nodes {num_nodes}: start the command by torchrun or SLURM, on each machine")
+        has_started = (
+            f"torchrun or SLURM has started {started[0]} processes on each of {started[1]} machines"
+        )
+        raise UserError(
+            f"{flag} and trainer.num_nodes {num_nodes}: {has_started}; leave the two flags out"
+        )
+    if (
+        num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ
+    ):  # it would wait for them for ever
+        raise UserError(
+            f"trainer.num_nodes {num_nodes}: start the command by torchrun or SLURM, on each "
+            "machine"
+        )
     if accelerator in ("gpu", "cuda", "mps") and not found:
-        for_cpus = ", and this torch is built for CPUs alone" * (torch.version.cuda is torch.version.hip is None)
+        for_cpus = ", and this torch is built for CPUs alone" * (
+            torch.version.cuda is torch.version.hip is None
+        )
         way_out = "use --trainer.accelerator cpu or auto"
         raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{for_cpus}; {way_out}")
     if accelerator not in ("auto", "cpu", "gpu", "cuda", "mps") or devices in ("auto", -1):
@@ -80,14 +105,23 @@ def check_devices(accelerator: Any, devices: Any, strategy: Any, num_nodes: int 
     if found and accelerator != "cpu":
         asked = set(devices) if isinstance(devices, list) else set(range(number))
         if not asked or len(asked) < number or not asked <= set(range(found)):
-            way_out = f"give a number from 1 to {found}, or indices from 0 to {found - 1}, each once"
+            way_out = (
+                f"give a number from 1 to {found}, or indices from 0 to {found - 1}, each once"
+            )
             if started != (0, 0):
-                way_out = "start a process for each, and let it see all (SLURM: --gpus-per-node, not --gpus-per-task)"
+                way_out = (
+                    "start a process for each, and let it see all (SLURM: "
+                    "--gpus-per-node, not --gpus-per-task)"
+                )
             raise UserError(f"{flag}: GPUs found: {found}; {way_out}")
     elif isinstance(devices, list) or number < 1:
-        raise UserError(f"{flag}: {reason}, and CPU processes are a number; use --trainer.devices 1")
+        raise UserError(
+            f"{flag}: {reason}, and CPU processes are a number; use --trainer.devices 1"
+        )
     elif number > 1 and strategy == "auto":
-        raise UserError(f"{flag}: {reason}; several CPU processes need --trainer.strategy ddp, one needs none")
+        raise UserError(
+            f"{flag}: {reason}; several CPU processes need --trainer.strategy ddp, one needs none"
+        )
     elif number > 2 * (os.cpu_count() or 1):
         raise UserError(f"{flag}: {number} processes are too many for {os.cpu_count()} CPU cores")
 
@@ -108,9 +142,13 @@ def describe_devices(trainer: Trainer) -> str:
     found = num_gpus()
     gpus = f"{found or 'no'} GPU{'s' * (found > 1)}"
     if isinstance(trainer.accelerator, CPUAccelerator):
-        num_threads = max(1, torch.get_num_threads() // trainer.num_devices)  # shared out when the processes start
+        num_threads = max(
+            1, torch.get_num_threads() // trainer.num_devices
+        )  # shared out when the processes start
         threads = f"{num_threads} thread{'s' * (num_threads > 1)}"
-        threads = f"{trainer.world_size} processes, {threads} each" if trainer.world_size > 1 else threads
+        threads = (
+            f"{trainer.world_size} processes, {threads} each" if trainer.world_size > 1 else threads
+        )
         return f"Device: CPU ({threads}), {gpus} found{', not used' * (found > 0)}"
     if isinstance(trainer.accelerator, CUDAAccelerator):
         strategy: Any = trainer.strategy  # trainer.device_ids would be wrong for dp, and for [1, 0]
@@ -118,10 +156,15 @@ def describe_devices(trainer: Trainer) -> str:
         used = strategy.parallel_devices if has_several else [strategy.root_device]
         forks = strategy.launcher is not None and strategy.launcher.is_interactive_compatible
         # a process that has asked for the name could not fork others that use the GPU
-        names = ", ".join(str(gpu) if forks else f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used)
+        names = ", ".join(
+            str(gpu) if forks else f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used
+        )
         machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
         return f"Device: {names} ({len(used)} of {gpus} used{machines})"
-    return f"Device: {trainer.num_devices} x {type(trainer.accelerator).__name__.removesuffix('Accelerator')}"
+    return (
+        f"Device: {trainer.num_devices} x "
+        f"{type(trainer.accelerator).__name__.removesuffix('Accelerator')}"
+    )
 
 
 def has_bf16() -> bool:

@@ -15,10 +15,12 @@ NEVER = 2**62
 
 
 class StopOnNan(MayMissSteps):
-    """Stops where a loss or a weight is NaN or infinite: all processes together, before a checkpoint of it is written.
+    """Stops where a loss or a weight is NaN or infinite: all processes together, before a
+    checkpoint of it is written.
 
-    It looks at the losses on log steps, when the device is waited for anyway, at those of a validation, and at the
-    weights before each checkpoint. That a GradScaler skips a step is no reason.
+    It looks at the losses on log steps, when the device is waited for anyway, at those of a
+    validation, and at the weights before each checkpoint. That a GradScaler skips a step is no
+    reason.
     """
 
     def __init__(self) -> None:
@@ -29,12 +31,18 @@ class StopOnNan(MayMissSteps):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any) -> None:  # type: ignore[override]
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:  # type: ignore[override]
         before = self.num_steps
-        losses: list[Any] = trainer.strategy.losses if isinstance(trainer.strategy, SeveralSteps) else []
+        losses: list[Any] = (
+            trainer.strategy.losses if isinstance(trainer.strategy, SeveralSteps) else []
+        )
         for loss in [*losses, (outputs or {}).get("loss")]:
             self.num_steps += 1
-            if isinstance(loss, Tensor) and loss.numel() == 1:  # with manual optimisation it may be anything
+            if (
+                isinstance(loss, Tensor) and loss.numel() == 1
+            ):  # with manual optimisation it may be anything
                 self.losses.append((self.num_steps, loss))
         self.num_batches += len(losses) + 1
         self.num_steps = trainer.global_step  # less in the middle of an accumulation
@@ -53,17 +61,31 @@ class StopOnNan(MayMissSteps):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.look_at_losses(trainer)
             known = trainer.callback_metrics.items()
-            losses = [value for name, value in known if "loss" in name and not name.startswith("train")]
+            losses = [
+                value for name, value in known if "loss" in name and not name.startswith("train")
+            ]
             is_bad = any(not value.isfinite().all() for value in losses)
-            stop_at(trainer, [trainer.global_step] * is_bad, "a loss of the validation is NaN or infinite after")
+            stop_at(
+                trainer,
+                [trainer.global_step] * is_bad,
+                "a loss of the validation is NaN or infinite after",
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.look_at_losses(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self.look_at_losses(trainer)
-        weights = [weight for weight in pl_module.parameters() if weight.requires_grad and not is_lazy(weight)]
-        is_bad = bool(weights) and not torch.stack([weight.isfinite().all() for weight in weights]).all()
+        weights = [
+            weight
+            for weight in pl_module.parameters()
+            if weight.requires_grad and not is_lazy(weight)
+        ]
+        is_bad = (
+            bool(weights) and not torch.stack([weight.isfinite().all() for weight in weights]).all()
+        )
         stop_at(trainer, [trainer.global_step] * is_bad, "a weight is NaN or infinite after")
 
 

@@ -1,4 +1,5 @@
-"""The folder of a run, `ROOT/NAME/version_N`, and what is written into it beside the event files."""
+"""The folder of a run, `ROOT/NAME/version_N`, and what is written into it beside the event
+files."""
 
 import json
 import math
@@ -23,7 +24,8 @@ def root_folder(config: Any) -> Path:
 
 
 class Run:
-    """One run's folder ROOT/NAME/version_N, held against other processes until `close`; a new one unless given."""
+    """One run's folder ROOT/NAME/version_N, held against other processes until `close`; a new one
+    unless given."""
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
@@ -34,20 +36,28 @@ class Run:
             self.lock = FileLock(self.folder / ".lock", blocking=False)
             self.lock.acquire()
         except Timeout as error:
-            raise UserError(f"{folder} is in use: another process trains there; wait for it or stop it") from error
+            raise UserError(
+                f"{folder} is in use: another process trains there; wait for it or stop it"
+            ) from error
         except OSError as error:
             reason = f"{error.strerror}: {error.filename}"
-            raise UserError(f"trainer.default_root_dir {root} cannot be written: {reason}\ngive another one") from error
+            raise UserError(
+                f"trainer.default_root_dir {root} cannot be written: {reason}\ngive another one"
+            ) from error
 
     def close(self) -> None:
         self.lock.release()
         (self.folder / ".lock").unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "lock": None}  # for ddp_spawn: it stays with the process that started the run
+        return {
+            **vars(self),
+            "lock": None,
+        }  # for ddp_spawn: it stays with the process that started the run
 
     def discard(self) -> None:
-        """Remove a folder in which nothing has happened, and those above it that are empty then, up to ROOT."""
+        """Remove a folder in which nothing has happened, and those above it that are empty then, up
+        to ROOT."""
         self.close()
         shutil.rmtree(self.folder)
         for parent in self.folder.parents:
@@ -59,7 +69,8 @@ class Run:
         write_whole(self.folder / name, text)
 
     def keep(self, name: str) -> None:
-        """A copy of what an earlier start wrote under this name: of config.yaml config_1.yaml, then config_2.yaml."""
+        """A copy of what an earlier start wrote under this name: of config.yaml config_1.yaml, then
+        config_2.yaml."""
         path = self.folder / name
         if path.is_file():
             number = len(list(self.folder.glob(f"{path.stem}_*{path.suffix}"))) + 1
@@ -68,7 +79,11 @@ class Run:
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
     """JSON, which has no NaN and no infinity: null in their place."""
-    unknown = {key: None for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    unknown = {
+        key: None
+        for key, value in values.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
     return json.dumps(values | unknown, indent=indent, allow_nan=False)
 
 
@@ -86,7 +101,8 @@ def make_version(folder: Path) -> Path:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds this run now; a lock that one has left behind when it was killed does not count."""
+    """Whether a process holds this run now; a lock that one has left behind when it was killed does
+    not count."""
     if not (folder / ".lock").exists():
         return False
     try:
@@ -108,7 +124,8 @@ def short(path: Path) -> str:
 
 
 def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:
-    """The run folder below ROOT/NAME whose last.ckpt this is. From any other checkpoint a new run starts."""
+    """The run folder below ROOT/NAME whose last.ckpt this is. From any other checkpoint a new run
+    starts."""
     if checkpoint.name != "last.ckpt":
         return None
     folder = checkpoint.resolve().parent.parent

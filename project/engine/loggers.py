@@ -18,8 +18,18 @@ from project.engine.lasting import GoesOn, RunMLFlow, RunRows, RunTensorBoard, R
 from project.engine.older import PACKAGE
 from project.engine.parser import configs_of_loggers
 
-PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet-ml", "LitLogger": "litlogger"}
-OURS = {"TensorBoardLogger": RunTensorBoard, "CSVLogger": RunRows, "WandbLogger": RunWandb, "MLFlowLogger": RunMLFlow}
+PACKAGES = {
+    "WandbLogger": "wandb",
+    "MLFlowLogger": "mlflow",
+    "CometLogger": "comet-ml",
+    "LitLogger": "litlogger",
+}
+OURS = {
+    "TensorBoardLogger": RunTensorBoard,
+    "CSVLogger": RunRows,
+    "WandbLogger": RunWandb,
+    "MLFlowLogger": RunMLFlow,
+}
 
 
 def check_packages(config: Any) -> None:
@@ -31,8 +41,11 @@ def check_packages(config: Any) -> None:
             raise UserError(f"{name} needs a package: pip install {package}", 2)
 
 
-def make_loggers(cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict[str, Any] | None) -> Any:
-    """Those of trainer.logger, TensorBoard unless it says otherwise; what is not given follows from the run's folder.
+def make_loggers(
+    cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict[str, Any] | None
+) -> Any:
+    """Those of trainer.logger, TensorBoard unless it says otherwise; what is not given follows from
+    the run's folder.
 
     Raises UserError where one cannot start, such as without its server.
     """
@@ -49,7 +62,11 @@ def make_loggers(cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict
         names.append(name)
         file = run.folder / f".{name}{names.count(name)}.json"
         # a run that starts again has told what it may not tell again
-        saved = json.loads(file.read_text(encoding="utf-8")) if checkpoint and not run.is_new and file.is_file() else {}
+        saved = (
+            json.loads(file.read_text(encoding="utf-8"))
+            if checkpoint and not run.is_new and file.is_file()
+            else {}
+        )
         # A resumed run drops its points from the checkpoint's step on. A new run has none, but
         # TensorBoard without its data server ignores the first purge of a run.
         purge_step = checkpoint["global_step"] if checkpoint and not run.is_new else 0
@@ -63,8 +80,11 @@ def make_loggers(cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict
     return loggers
 
 
-def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, purge_step: int) -> Logger:
-    """run_id: of the run at W&B or MLflow that it goes on with. purge_step: the first step that it writes anew."""
+def make_logger(
+    cli: TrainingCLI, config: Any, run: Run, run_id: str | None, purge_step: int
+) -> Logger:
+    """run_id: of the run at W&B or MLflow that it goes on with. purge_step: the first step that it
+    writes anew."""
     name = config.class_path.rpartition(".")[2]
     title, version = str(cli.config.name), run.folder.name
     place = {"save_dir": run.folder.parents[1], "name": run.folder.parts[-2], "version": version}
@@ -83,10 +103,19 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None, pur
             "run_name": version,
             "run_id": run_id,
         },
-        "AimLogger": {"repo": str(run.root), "experiment": title, "run_name": version, "run_hash": run_id},
+        "AimLogger": {
+            "repo": str(run.root),
+            "experiment": title,
+            "run_name": version,
+            "run_hash": run_id,
+        },
     }
     config = config.clone()
-    given = {key: value for key, value in vars(config.get("init_args") or Namespace()).items() if value is not None}
+    given = {
+        key: value
+        for key, value in vars(config.get("init_args") or Namespace()).items()
+        if value is not None
+    }
     arguments = {**facts.get(name, {}), **given, **vars(config.get("dict_kwargs") or Namespace())}
     uri = str(arguments.get("tracking_uri", ""))
     if name == "MLFlowLogger" and ("://" not in uri or uri.startswith("file:")):
@@ -109,7 +138,10 @@ def curves(loggers: Sequence[Logger]) -> Iterator[str]:
         elif isinstance(logger, CSVLogger):
             yield short(Path(logger.log_dir, "metrics.csv"))
         elif isinstance(logger, MLFlowLogger) and logger.save_dir:
-            yield f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {short(Path(logger.save_dir))}"
+            yield (
+                "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri "
+                f"{short(Path(logger.save_dir))}"
+            )
 
 
 @contextmanager

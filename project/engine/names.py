@@ -1,4 +1,5 @@
-"""What names tell: settings by those of their flags, and whether more of a metric is better. Knows no torch."""
+"""What names tell: settings by those of their flags, and whether more of a metric is better. Knows
+no torch."""
 
 from typing import Any
 
@@ -6,16 +7,32 @@ PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 """Settings that say where a run is, not what it does."""
 # last words of metrics' names, for those that cannot be asked
 LOWER_IS_BETTER = ("loss", "error", "err", "mae", "mse", "rmse", "nll", "perplexity")
-HIGHER_IS_BETTER = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "r2", "map", "psnr")
+HIGHER_IS_BETTER = (
+    "acc",
+    "accuracy",
+    "f1",
+    "auc",
+    "auroc",
+    "precision",
+    "recall",
+    "iou",
+    "dice",
+    "r2",
+    "map",
+    "psnr",
+)
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """By the names of flags: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", "model.net.sizes": [2, 2]}."""
+    """By the names of flags: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP",
+    "model.net.sizes": [2, 2]}."""
     if not isinstance(config, dict):
         return {key: config}
     flat: dict[str, Any] = {}
     for name, inner in config.items():
-        flat |= flatten(inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip("."))
+        flat |= flatten(
+            inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip(".")
+        )
     return flat
 
 

@@ -27,7 +27,8 @@ from project.engine.signals import SIGNALS
 
 
 def end_with_parent() -> None:
-    """Let a process that the first one or torchrun has started end with it, even if that is killed."""
+    """Let a process that the first one or torchrun has started end with it, even if that is
+    killed."""
 
     def watch() -> None:
         while os.getppid() == STARTED_BY:
@@ -39,12 +40,12 @@ def end_with_parent() -> None:
 
 
 class StopOnSignal(MayMissSteps):
-    """At Ctrl-C, SIGTERM or SIGHUP, stop between two optimiser steps, where the state can be saved; several processes
-    before the same batch, whichever of them got the signal.
+    """At Ctrl-C, SIGTERM or SIGHUP, stop between two optimiser steps, where the state can be saved;
+    several processes before the same batch, whichever of them got the signal.
 
-    Lightning 2.6 stops between two batches of an accumulation too, and in the middle of a validation. With several
-    processes its signal handler itself exchanges the word, whatever they are just exchanging then, and they ask for it
-    before every batch, which waits for the GPU.
+    Lightning 2.6 stops between two batches of an accumulation too, and in the middle of a
+    validation. With several processes its signal handler itself exchanges the word, whatever they
+    are just exchanging then, and they ask for it before every batch, which waits for the GPU.
     """
 
     every_n_steps = 10
@@ -64,10 +65,17 @@ class StopOnSignal(MayMissSteps):
         loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # not after the last batch of an epoch: Lightning cannot go on from a validation, so it comes first
+        # not after the last batch of an epoch: Lightning cannot go on from a validation, so it
+        # comes first
         is_after_step = num_batches(trainer) % trainer.accumulate_grad_batches == 0
-        if SIGNALS.asked and trainer.world_size == 1 and is_after_step and not trainer.is_last_batch:
-            trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]  # stops now
+        if (
+            SIGNALS.asked
+            and trainer.world_size == 1
+            and is_after_step
+            and not trainer.is_last_batch
+        ):
+            # stops now
+            trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_if_asked(trainer)
@@ -75,7 +83,9 @@ class StopOnSignal(MayMissSteps):
         SIGNALS.install()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if multiprocessing.parent_process() is not None:  # of ddp_spawn: it ends here, not at the end of the script
+        if (
+            multiprocessing.parent_process() is not None
+        ):  # of ddp_spawn: it ends here, not at the end of the script
             leave(trainer)
 
     def _stop_together(self, trainer: Trainer) -> None:
@@ -97,7 +107,8 @@ def num_batches(trainer: Trainer) -> int:
 
 
 def is_child(trainer: Trainer) -> bool:
-    """Whether Lightning in another process has started this one, not the user, torchrun or SLURM."""
+    """Whether Lightning in another process has started this one, not the user, torchrun or
+    SLURM."""
     strategy = trainer.strategy
     environment = strategy.cluster_environment if isinstance(strategy, ParallelStrategy) else None
     return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
@@ -105,26 +116,41 @@ def is_child(trainer: Trainer) -> bool:
 
 @contextlib.contextmanager
 def short_process_errors() -> Iterator[None]:
-    """Say in short what several processes can run into, above all that gloo or NCCL has lost one of them; and that the
-    memory of a device or of its processes was not enough."""
+    """Say in short what several processes can run into, above all that gloo or NCCL has lost one of
+    them; and that the memory of a device or of its processes was not enough."""
     try:
         yield
     except ProcessRaisedException as error:  # of ddp_spawn, with the whole traceback as its text
-        _, is_mistake, text = str(error).rpartition(f"{UserError.__module__}.{UserError.__name__}: ")
+        _, is_mistake, text = str(error).rpartition(
+            f"{UserError.__module__}.{UserError.__name__}: "
+        )
         if not is_mistake:
             raise
         raise UserError(text.strip()) from error
     except RuntimeError as error:
         lines = str(error).strip().splitlines() or [""]
         if isinstance(error, torch.OutOfMemoryError):
-            what = ". ".join(lines[0].split(". ")[:2])  # how much was wanted; advice on torch's allocator follows
-            ways = "a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
+            what = ". ".join(
+                lines[0].split(". ")[:2]
+            )  # how much was wanted; advice on torch's allocator follows
+            ways = (
+                "a smaller --data.batch_size, --trainer.precision bf16-mixed or "
+                "--data.resident false"
+            )
             way_out = f"another program may have it (nvidia-smi); else give {ways}"
-        elif "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(error):
+        elif "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(
+            error
+        ):
             what = f"a worker process of the data failed: {lines[-1]}"
-            way_out = "give more memory, shared memory above all (docker run --shm-size 8g), or --data.num_workers 0"
+            way_out = (
+                "give more memory, shared memory above all (docker run --shm-size 8g), "
+                "or --data.num_workers 0"
+            )
         elif "parameters that were not used in producing the loss" in str(error):
-            what = "the network has parameters that its loss does not depend on, for which ddp would wait:"
+            what = (
+                "the network has parameters that its loss does not depend on, for which "
+                "ddp would wait:"
+            )
             way_out = "take them out, or use --trainer.strategy ddp_find_unused_parameters_true"
         elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):
             what = f"the processes of this run have lost each other: {lines[0]}"
@@ -135,16 +161,20 @@ def short_process_errors() -> Iterator[None]:
 
 
 def leave(trainer: Trainer) -> None:
-    """End the process group; fail if a process that this one has started failed after its last exchange with us."""
+    """End the process group; fail if a process that this one has started failed after its last
+    exchange with us."""
     if dist.is_initialized():
         with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     launcher = trainer.strategy.launcher
-    # no public name says who starts processes by a command, as for ddp; those of ddp_spawn have ended already
+    # no public name says who starts processes by a command, as for ddp; those of ddp_spawn have
+    # ended already
     for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else ():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=30)
         if process.returncode != 0:
             process.kill()
-            raise UserError(f"process {process.pid} of this run ended with status {process.returncode}")
+            raise UserError(
+                f"process {process.pid} of this run ended with status {process.returncode}"
+            )

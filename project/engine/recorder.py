@@ -25,21 +25,27 @@ from project.engine.source import source
 
 
 class RunRecorder(Callback):
-    """Writes a run's config and environment into its folder when training starts, the config into its checkpoints, the
-    hyper-parameters into its loggers, progress.json as it gets on; keeps its seconds of training and the best value of
-    the monitored metric, across resumes.
+    """Writes a run's config and environment into its folder when training starts, the config into
+    its checkpoints, the hyper-parameters into its loggers, progress.json as it gets on; keeps its
+    seconds of training and the best value of the monitored metric, across resumes.
 
     config, text: the config, as values and as YAML.
     """
 
     def __init__(
-        self, config: dict[str, Any], text: str, run: Run | None = None, selection: Selection | None = None
+        self,
+        config: dict[str, Any],
+        text: str,
+        run: Run | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.config, self.text, self.run, self.selection = config, text, run, selection
         self.seconds_before = 0.0  # a resume
         self.best: float | None = None
         self.start: float | None = None
-        self.result = torch.zeros(3, dtype=torch.float64).share_memory_()  # with ddp_spawn other processes train
+        self.result = torch.zeros(
+            3, dtype=torch.float64
+        ).share_memory_()  # with ddp_spawn other processes train
         """Epochs, steps and seconds at the end."""
 
     def state_dict(self) -> dict[str, float | None]:
@@ -51,7 +57,9 @@ class RunRecorder(Callback):
             self.best = state_dict["best"] if self.run and not self.run.is_new else None
 
     def train_seconds(self) -> float:
-        return self.seconds_before + (time.monotonic() - self.start if self.start is not None else 0)
+        return self.seconds_before + (
+            time.monotonic() - self.start if self.start is not None else 0
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
@@ -62,13 +70,16 @@ class RunRecorder(Callback):
                 self.run.keep("code.diff")
                 self.run.write("code.diff", patch)
             self.run.keep("metrics.json")
-            (self.run.folder / "metrics.json").unlink(missing_ok=True)  # the run is not finished any more
+            (self.run.folder / "metrics.json").unlink(
+                missing_ok=True
+            )  # the run is not finished any more
             with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))
             self.write_progress(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves whole
+        # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves
+        # whole
         for logger in trainer.loggers:
             logger.save()
         self.write_progress(trainer)
@@ -77,20 +88,31 @@ class RunRecorder(Callback):
         known = trainer.callback_metrics
         monitor, mode, or_last = self.selection or (None, "min", True)
         if monitor not in known and not or_last:
-            reason = f"is not among the metrics of a validation: {', '.join(known) or 'it logs none'}"
+            reason = (
+                f"is not among the metrics of a validation: {', '.join(known) or 'it logs none'}"
+            )
             raise UserError(f"--monitor {monitor!r} {reason}", 2)
         if monitor in known and not trainer.sanity_checking:
             value = float(known[monitor])
             if not math.isnan(value):
-                self.best = (max if mode == "max" else min)(value, value if self.best is None else self.best)
+                self.best = (max if mode == "max" else min)(
+                    value, value if self.best is None else self.best
+                )
             self.write_progress(trainer)
 
     def write_progress(self, trainer: Any) -> None:
         if self.run and trainer.is_global_zero:
-            done = {"epochs": trainer.fit_loop.epoch_progress.current.processed, "steps": trainer.global_step}
+            done = {
+                "epochs": trainer.fit_loop.epoch_progress.current.processed,
+                "steps": trainer.global_step,
+            }
             values = {**done, "train_seconds": round(self.train_seconds(), 3)}
             if self.selection and self.best is not None:
-                values |= {"monitor": self.selection.monitor, "mode": self.selection.mode, "best": self.best}
+                values |= {
+                    "monitor": self.selection.monitor,
+                    "mode": self.selection.mode,
+                    "best": self.best,
+                }
             self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -100,28 +122,43 @@ class RunRecorder(Callback):
         for logger in trainer.loggers if trainer.is_global_zero else []:
             logger.log_hyperparams(parameters)
             if isinstance(logger, TensorBoardLogger):
-                # without the first, a list of columns, TensorBoard finds them itself: first those in which runs differ
+                # without the first, a list of columns, TensorBoard finds them itself: first those
+                # in which runs differ
                 for summary in hparams(parameters, {})[1:]:
                     logger.experiment.file_writer.add_summary(summary)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            num, batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready, trainer.num_training_batches
-            missing = 1 - num / batches if 0 < num < batches < math.inf else 0  # where max_steps has ended an epoch
-            done = (trainer.fit_loop.epoch_progress.current.ready - missing, trainer.global_step, self.train_seconds())
+            num, batches = (
+                trainer.fit_loop.epoch_loop.batch_progress.current.ready,
+                trainer.num_training_batches,
+            )
+            missing = (
+                1 - num / batches if 0 < num < batches < math.inf else 0
+            )  # where max_steps has ended an epoch
+            done = (
+                trainer.fit_loop.epoch_progress.current.ready - missing,
+                trainer.global_step,
+                self.train_seconds(),
+            )
             self.result.copy_(torch.tensor(done, dtype=torch.float64))
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["config"] = self.config
         checkpoint["package"] = PACKAGE
 
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net": "project.models.mlp.MLP", ...}."""
+    """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net":
+    "project.models.mlp.MLP", ...}."""
     flags = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     trainer = {flag: config["trainer"][flag] for flag in flags}
     flat = {"seed": config["seed_everything"]}
-    for key, value in flatten({"model": config["model"], "data": config["data"], "trainer": trainer}).items():
+    for key, value in flatten(
+        {"model": config["model"], "data": config["data"], "trainer": trainer}
+    ).items():
         if value is not None and key.rpartition(".")[2] not in LOOKS_ON:
             flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat
@@ -129,7 +166,15 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def describe_environment(trainer: Trainer) -> str:
     """Date, command, versions, devices and git commit, a line each."""
-    packages = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse", "numpy"]
+    packages = [
+        "torch",
+        "torchvision",
+        "lightning",
+        "torchmetrics",
+        "tensorboard",
+        "jsonargparse",
+        "numpy",
+    ]
     commit, patch = source()
     on_gpu = torch.cuda.is_initialized()  # a training on the CPU needs no driver that works
     lines = [
@@ -140,7 +185,10 @@ def describe_environment(trainer: Trainer) -> str:
         *(f"{package}: {importlib.metadata.version(package)}" for package in packages),
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
-        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count() if on_gpu else 0)),
+        *(
+            f"gpu {i}: {torch.cuda.get_device_name(i)}"
+            for i in range(torch.cuda.device_count() if on_gpu else 0)
+        ),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
         f"git commit: {commit}{', with the changes in code.diff' * bool(patch)}",

@@ -25,11 +25,13 @@ from project.engine.trust import Trust
 
 
 def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
-    """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's weights.
+    """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's
+    weights.
 
     flags: --data.* and --trainer.* flags that differ from those of the run.
     is_trusted: whether the config may construct anything, and not only what `Trust` allows.
-    Raises UserError where the file is not a sound checkpoint, names what is not allowed, or does not fit today's code.
+    Raises UserError where the file is not a sound checkpoint, names what is not allowed, or does
+    not fit today's code.
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
@@ -49,13 +51,24 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     return cli
 
 
-def check_resume(checkpoint: dict[str, Any], model: LightningModule, config: Namespace, path: Path) -> None:
-    """Raise UserError where the training of the checkpoint cannot go on with this model and config."""
+def check_resume(
+    checkpoint: dict[str, Any], model: LightningModule, config: Namespace, path: Path
+) -> None:
+    """Raise UserError where the training of the checkpoint cannot go on with this model and
+    config."""
     check_weights(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
-        raise UserError(f"checkpoint {path} holds weights only: the state of its training is missing")
-    if has_named_optimizer(model) and checkpoint.get("parameter_groups", []) != names_in_groups(model):
-        raise UserError(f"checkpoint {path} was trained with other model.parameter_groups: they must be the same", 2)
+        raise UserError(
+            f"checkpoint {path} holds weights only: the state of its training is missing"
+        )
+    if has_named_optimizer(model) and checkpoint.get("parameter_groups", []) != names_in_groups(
+        model
+    ):
+        raise UserError(
+            f"checkpoint {path} was trained with other model.parameter_groups: they must be "
+            "the same",
+            2,
+        )
     max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
@@ -75,28 +88,40 @@ def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path
         was, now = (tuple(value.shape) if torch.is_tensor(value) else "missing" for value in pair)
         if was != now:
             config = checkpoint["config"]["model"]
-            net = config.get("init_args", {}).get("net", {}).get("class_path", config.get("class_path"))
+            net = (
+                config.get("init_args", {})
+                .get("net", {})
+                .get("class_path", config.get("class_path"))
+            )
             what = f"its {name} is {was}, here it is {now}\nit was trained with {net}"
             raise UserError(f"checkpoint {path} is of another model: {what}")
 
 
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state of an optimiser of the same parameters, so that it steps as it was built: `fused` and its
-    like stay, and its moments lie in memory as the weights do now, which a fused step relies on."""
-    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch says what does not fit
+    """Change a saved state of an optimiser of the same parameters, so that it steps as it was
+    built: `fused` and its like stay, and its moments lie in memory as the weights do now, which a
+    fused step relies on."""
+    for own, group in zip(
+        optimizer.param_groups, saved["param_groups"], strict=False
+    ):  # torch says what does not fit
         for name in IMPLEMENTATIONS & {*own, *group}:
             group[name] = own.get(name)
         for weight, index in zip(own["params"], group["params"], strict=False):
             for name, value in saved["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() and value.shape == weight.shape:
-                    saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                    saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(
+                        value
+                    )
 
 
 class WholeEpochs(Callback):
-    """Lightning takes an epoch that max_steps or max_time cuts short for a whole one, and a resume leaves out its rest;
-    with max_steps it takes a resume from an epoch's end for one in its middle, and leaves out the next epoch."""
+    """Lightning takes an epoch that max_steps or max_time cuts short for a whole one, and a resume
+    leaves out its rest; with max_steps it takes a resume from an epoch's end for one in its middle,
+    and leaves out the next epoch."""
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
         is_cut = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()
         if is_cut and progress["current"]["processed"] == progress["current"]["ready"]:
@@ -112,10 +137,11 @@ class WholeEpochs(Callback):
 
 
 class PlateauFirst(Checkpoint):
-    """Steps a user's ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the checkpoint is written.
-    Lightning steps it after that, so a resume would lose the step.
+    """Steps a user's ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the
+    checkpoint is written. Lightning steps it after that, so a resume would lose the step.
 
-    A Checkpoint, so that the module's `on_train_epoch_end` is called before it: that may log the value.
+    A Checkpoint, so that the module's `on_train_epoch_end` is called before it: that may log the
+    value.
     """
 
     resumed: dict[str, Tensor] = {}
@@ -123,7 +149,9 @@ class PlateauFirst(Checkpoint):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # what System builds itself is stepped by Curves
         others = [config for config in trainer.lr_scheduler_configs if config.frequency != NEVER]
-        found = [config for config in others if config.reduce_on_plateau and config.interval == "epoch"]
+        found = [
+            config for config in others if config.reduce_on_plateau and config.interval == "epoch"
+        ]
         self.frequencies = [(config, config.frequency) for config in found]
         self.keep_from_lightning()
 
@@ -139,12 +167,16 @@ class PlateauFirst(Checkpoint):
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             self.keep_from_lightning()
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         watched = {config.monitor for config, _ in self.frequencies}
         values = trainer.callback_metrics
         checkpoint["watched"] = {name: values[name] for name in watched if name in values}
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,33 +184,52 @@ class PlateauFirst(Checkpoint):
 
 
 class ResumedOptimizer(Callback):
-    """Lets a resumed optimizer step as this run has built it. If the training has another length now, optimizer and
-    schedule, both by name, continue where they would be had it always had this length. Others stay as Lightning
-    restores them."""
+    """Lets a resumed optimizer step as this run has built it. If the training has another length
+    now, optimizer and schedule, both by name, continue where they would be had it always had this
+    length. Others stay as Lightning restores them."""
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # states are restored after it
+    def on_fit_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:  # states are restored after it
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(as_built)
         if trainer.ckpt_path:
-            # `trainer.estimated_stepping_batches` in configure_optimizers makes the loaders before the epoch and the
-            # loader's state are restored; without them Lightning makes them anew, and restores both
+            # `trainer.estimated_stepping_batches` in configure_optimizers makes the loaders before
+            # the epoch and the loader's state are restored; without them Lightning makes them anew,
+            # and restores both
             trainer.fit_loop._combined_loader = None
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if has_named_optimizer(pl_module):
             checkpoint["schedule"] = schedule_options(pl_module)
             checkpoint["parameter_groups"] = names_in_groups(pl_module)
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != "fit" or not has_named_optimizer(pl_module) or "schedule" not in checkpoint:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if (
+            trainer.state.fn != "fit"
+            or not has_named_optimizer(pl_module)
+            or "schedule" not in checkpoint
+        ):
             return
         before, now = checkpoint["schedule"], schedule_options(pl_module)
         for name, value in before.items():
             if value != now.get(name):
-                what = f"{type(pl_module).__name__} has the {name} {now.get(name)}: a resume goes on with {value}"
-                raise UserError(f"{what}\nstart a new run: without --ckpt_path and with --model.weights", 2)
+                what = (
+                    f"{type(pl_module).__name__} has the {name} {now.get(name)}: a resume "
+                    f"goes on with {value}"
+                )
+                raise UserError(
+                    f"{what}\nstart a new run: without --ckpt_path and with --model.weights", 2
+                )
         (saved,) = checkpoint["lr_schedulers"] or [{}]
-        length, num_steps = saved.get("T_max", saved.get("total_steps")), pl_module.num_scheduler_steps()
+        length, num_steps = (
+            saved.get("T_max", saved.get("total_steps")),
+            pl_module.num_scheduler_steps(),
+        )
         is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
         if is_given or length is None or num_steps in (None, length):
             return
@@ -188,13 +239,18 @@ class ResumedOptimizer(Callback):
         for group, rebuilt in zip(saved_groups, optimizer.param_groups, strict=True):
             group.update({key: value for key, value in rebuilt.items() if key != "params"})
         unit = f"{now['scheduler_interval']}s"
-        say(f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, before {length}")
+        say(
+            f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, "
+            f"before {length}"
+        )
 
 
 def names_in_groups(model: System) -> list[list[str]]:
     """The names of the parameters of each group, where there are groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = grouped(model.named_parameters(), model.parameter_groups) if model.parameter_groups else []
+    groups = (
+        grouped(model.named_parameters(), model.parameter_groups) if model.parameter_groups else []
+    )
     return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -34,12 +34,13 @@ from project.engine.signals import SIGNALS, Stopped
 from project.engine.wiring import make_callbacks
 
 DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "default.yaml"
-NO_CONFIG = """No --config given: a CIFAR-10 shaped network trains on images that the template makes itself.
+NO_CONFIG = """No --config given: a CIFAR-10 shaped network trains on images that are made here.
 On real data: python scripts/train.py --config configs/cifar10_cnn.yaml (or mnist_mlp.yaml)"""
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train as `args`, or the command line, say; test the best checkpoint. Returns what metrics.json holds.
+    """Train as `args`, or the command line, say; test the best checkpoint. Returns what
+    metrics.json holds.
 
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run).
     """
@@ -55,13 +56,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def names_experiment(args: Sequence[str]) -> bool:
-    """Whether there is a config, or both a model and its data: nothing of the default experiment belongs there."""
+    """Whether there is a config, or both a model and its data: nothing of the default experiment
+    belongs there."""
     flags = {arg.partition("=")[0].removesuffix(".class_path") for arg in args}
     return bool({"--config", "-c"} & flags) or {"--model", "--data"} <= flags
 
 
 def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
-    """Model and data of a command line; of the default experiment where it names none; of the run that it resumes.
+    """Model and data of a command line; of the default experiment where it names none; of the run
+    that it resumes.
 
     first_flags: as of `find_restart`.
     """
@@ -69,7 +72,9 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
     ordered = arguments(args)
     restart, flags = find_restart(ordered, None if is_named else "default", first_flags)
     if restart is None or restart.start is None:
-        cli = TrainingCLI(ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args]))
+        cli = TrainingCLI(
+            ordered if is_named else arguments(["--config", str(DEFAULT_CONFIG), *args])
+        )
     else:
         cli = TrainingCLI(flags, saved=restart.start, trust=restart.trust)
         with cli.import_rules():
@@ -103,12 +108,18 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, checkpoint)
         with ended(loggers), short_process_errors():
-            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[AtomicCheckpointIO()])
+            trainer = cli.make_trainer(
+                logger=loggers, callbacks=callbacks, plugins=[AtomicCheckpointIO()]
+            )
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
         is_saved = run and list(run.checkpoints.glob("*.ckpt"))
-        if isinstance(error, Stopped) and (is_saved or config.trainer.enable_checkpointing is False):
-            error.hint = "; go on with --ckpt_path last" if is_saved else "; no checkpoint was asked for"
+        if isinstance(error, Stopped) and (
+            is_saved or config.trainer.enable_checkpointing is False
+        ):
+            error.hint = (
+                "; go on with --ckpt_path last" if is_saved else "; no checkpoint was asked for"
+            )
         elif run and run.is_new and not is_saved:
             run.discard()
         raise
@@ -117,7 +128,9 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
             run.close()
 
 
-def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None) -> dict[str, Any]:
+def fit_and_test(
+    trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None
+) -> dict[str, Any]:
     model, data = cli.model, cli.datamodule
     say(describe_devices(trainer))
     for place in curves(trainer.loggers) if run else []:
@@ -129,24 +142,40 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
             if isinstance(logger, RunTensorBoard | RunRows):
                 logger.keep_points()  # with ddp_fork the processes of the test open the files anew
         tested = best_checkpoint(trainer)
-        # its weights are the model's now, and best.ckpt's: it would put those before averaging in their place
-        kept = [callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+        # its weights are the model's now, and best.ckpt's: it would put those before averaging in
+        # their place
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        kept = [callback for callback in callbacks if not isinstance(callback, WeightAveraging)]
         trainer.callbacks = kept  # type: ignore[attr-defined]
         results = []
         if has_test(model, data):
             results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        if "Tried to step" in str(error):  # torch's OneCycleLR; a resume cannot stretch one that a user's module builds
-            way_out = "train for fewer epochs, or start anew from the weights: --model.weights without --ckpt_path"
-            raise UserError(f"the schedule ends before the training: {first_line(error)}\n{way_out}", 2) from error
-        of_lightning = ("`val_check_interval`", "Early stopping conditioned on metric")  # mistakes in flags
-        if not isinstance(error, MisconfigurationException) and not any(text in str(error) for text in of_lightning):
+        if "Tried to step" in str(
+            error
+        ):  # torch's OneCycleLR; a resume cannot stretch one that a user's module builds
+            way_out = (
+                "train for fewer epochs, or start anew from the weights: "
+                "--model.weights without --ckpt_path"
+            )
+            raise UserError(
+                f"the schedule ends before the training: {first_line(error)}\n{way_out}", 2
+            ) from error
+        of_lightning = (
+            "`val_check_interval`",
+            "Early stopping conditioned on metric",
+        )  # mistakes in flags
+        if not isinstance(error, MisconfigurationException) and not any(
+            text in str(error) for text in of_lightning
+        ):
             raise
         raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
     except SIGTERMException as error:  # Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False  # all is saved
         leave(trainer)
-        if is_child(trainer):  # Lightning kills the whole run if a process that it has started fails
+        if is_child(
+            trainer
+        ):  # Lightning kills the whole run if a process that it has started fails
             sys.exit(0)
         raise Stopped(SIGNALS.asked) from error
     found = as_metrics(results)
@@ -157,15 +186,26 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
     what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-    texts = {key: str(value) if isinstance(value, int) else f"{value:.4f}" for key, value in found.items()}
+    texts = {
+        key: str(value) if isinstance(value, int) else f"{value:.4f}"
+        for key, value in found.items()
+    }
     numbers = ", ".join(f"{key} {text}" for key, text in texts.items() if not is_of_class(key))
     say(f"Trained {epochs} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
     if run and not tested and trainer.checkpoint_callbacks:
         say("No validation was made, so there is no best.ckpt")
-    say(f"Test of {what}: {numbers}" if found else "No test: the model or the data has none, or no batch of it")
+    say(
+        f"Test of {what}: {numbers}"
+        if found
+        else "No test: the model or the data has none, or no batch of it"
+    )
     for key in sorted(filter(is_of_class, texts), key=lambda key: found[key]):  # the worst first
         say(f"  {key:<40}{texts[key]}")
-    say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: one batch of each, nothing written")
+    say(
+        f"Run folder: {short(run.folder)}"
+        if run
+        else "fast_dev_run: one batch of each, nothing written"
+    )
     for sentence in advice(seen) if (seen := facts(trainer)) else []:
         say(f"Advice: {sentence}")
     return values
@@ -173,16 +213,26 @@ def fit_and_test(trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run
 
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What Lightning's test returns; the number of samples is an int."""
-    return {key: int(value) if key == "test/num_samples" else value for row in results for key, value in row.items()}
+    return {
+        key: int(value) if key == "test/num_samples" else value
+        for row in results
+        for key, value in row.items()
+    }
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
     """best.ckpt of the first process, if it has written one."""
-    own = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)]
+    own = [
+        callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)
+    ]
     path = Path(str(own[0].dirpath), "best.ckpt") if own else None
     is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
     if not is_there and own and own[0].best_model_path:
-        raise UserError(f"{path} has been deleted since it was written: there is no best epoch to test")
+        raise UserError(
+            f"{path} has been deleted since it was written: there is no best epoch to test"
+        )
     if is_there and path and not path.is_file():
-        raise UserError(f"{path} is not to be seen from here: the machines of a run must share its folder")
+        raise UserError(
+            f"{path} is not to be seen from here: the machines of a run must share its folder"
+        )
     return path if is_there else None

@@ -1,4 +1,5 @@
-"""What all scripts share: short errors with an exit status, arguments without abbreviations, files written whole."""
+"""What all scripts share: short errors with an exit status, arguments without abbreviations, files
+written whole."""
 
 import argparse
 import contextlib
@@ -17,27 +18,32 @@ from project.base.rank import rank
 from project.base.versions import versions
 from project.engine.signals import SIGNALS, Stopped
 
-# noted early: when torch has been imported, seconds later, the process that started this one may be gone
+# noted early: when torch has been imported, seconds later, the process that started this one may be
+# gone
 STARTED_BY = os.getppid()
 # the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
 class LastingOutput(io.FileIO):
-    """stdout or stderr, whose other end may vanish, a pipe's reader or a terminal: what is written then is lost."""
+    """stdout or stderr, whose other end may vanish, a pipe's reader or a terminal: what is written
+    then is lost."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for all that still write there
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), self.fileno()
+            )  # for all that still write there
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return len(data)
 
 
 def outlive_terminal() -> None:
-    """Let this process go on when its output is, or gets, closed. Output that somebody captures is left alone."""
+    """Let this process go on when its output is, or gets, closed. Output that somebody captures is
+    left alone."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # closed at the start: takes its number, lest a file of ours gets it
@@ -51,7 +57,8 @@ def outlive_terminal() -> None:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and --version needs none."""
+    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and
+    --version needs none."""
     if sys.argv[1:] == ["--version"]:
         print(versions())
         sys.exit()
@@ -61,7 +68,8 @@ def starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other errors through."""
+    """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other
+    errors through."""
     outlive_terminal()
     original_hook = threading.excepthook
 
@@ -81,7 +89,9 @@ def short_errors() -> Iterator[None]:
         raise
     except UserError as error:
         if rank() > 0:
-            time.sleep(2)  # the first process has the word; if it says the same, this one ends with it
+            time.sleep(
+                2
+            )  # the first process has the word; if it says the same, this one ends with it
         print(f"error: {f'on rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
     except OSError as error:
@@ -113,17 +123,22 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = ""
 
 
 def open_stream(path: Path) -> BinaryIO | None:
-    """Open a device, a pipe, or a file that this process holds open, to write in place; None for any other path."""
+    """Open a device, a pipe, or a file that this process holds open, to write in place; None for
+    any other path."""
     standard = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
     folder, _, name = standard.get(str(path), str(path)).rpartition("/")
     if folder == "/dev/fd" and name.isdecimal():  # 63 for the shell's >(command)
         sys.stdout.flush()  # what was printed before comes first
-        return os.fdopen(os.dup(int(name)), "wb")  # opened by its path, a file would be cut to nothing
+        return os.fdopen(
+            os.dup(int(name)), "wb"
+        )  # opened by its path, a file would be cut to nothing
     return path.open("wb") if path.exists() and not path.is_file() else None
 
 
 def replace(path: Path, content: bytes | memoryview) -> None:
-    staged = path.with_name(f".{path.name}.part")  # one name a target: the next time replaces what a crash left
+    staged = path.with_name(
+        f".{path.name}.part"
+    )  # one name a target: the next time replaces what a crash left
     try:
         with staged.open("wb") as file:
             file.write(content)
@@ -145,13 +160,27 @@ class ScriptParser(argparse.ArgumentParser):
     """Without abbreviations, with --version; reports mistakes as UserError."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-        self.add_argument("--version", action=ShowVersions, nargs=0, help="print the versions and exit")
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+        )
+        self.add_argument(
+            "--version", action=ShowVersions, nargs=0, help="print the versions and exit"
+        )
 
     def add_checkpoint_arguments(self) -> None:
-        self.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint, best.ckpt for instance")
+        self.add_argument(
+            "--ckpt_path",
+            type=Path,
+            required=True,
+            help="a run's checkpoint, best.ckpt for instance",
+        )
         whatever = "construct whatever the config in the checkpoint names"
-        options: dict[str, Any] = {"choices": ("true", "false"), "nargs": "?", "const": "true", "default": "false"}
+        options: dict[str, Any] = {
+            "choices": ("true", "false"),
+            "nargs": "?",
+            "const": "true",
+            "default": "false",
+        }
         self.add_argument("--trust_checkpoint", help=whatever, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -17,17 +17,25 @@ from project.engine.names import better_by_name
 class Selection(NamedTuple):
     monitor: str
     mode: str  # min or max
-    or_last: bool = False  # take the last epoch if validation turns out not to log it: nobody asked for it
+    or_last: bool = (
+        False  # take the last epoch if validation turns out not to log it: nobody asked for it
+    )
 
 
-def choose_selection(config: Any, model: LightningModule, data: LightningDataModule) -> Selection | None:
-    """The metric of the flags, or the model's first; None for the last epoch, where epochs cannot be compared or are
-    not to be. Nothing is ever selected on test data."""
-    has_part = not isinstance(data, TensorDataModule) or data.val_fraction > 0 or "val" in data.own_splits
+def choose_selection(
+    config: Any, model: LightningModule, data: LightningDataModule
+) -> Selection | None:
+    """The metric of the flags, or the model's first; None for the last epoch, where epochs cannot
+    be compared or are not to be. Nothing is ever selected on test data."""
+    has_part = (
+        not isinstance(data, TensorDataModule) or data.val_fraction > 0 or "val" in data.own_splits
+    )
     missing = {
         "data.val_fraction 0": not has_part,
         "trainer.limit_val_batches 0": config.trainer.limit_val_batches == 0,
-        f"{type(model).__name__} has no validation_step": not is_overridden("validation_step", model),
+        f"{type(model).__name__} has no validation_step": not is_overridden(
+            "validation_step", model
+        ),
         f"{type(data).__name__} has no val_dataloader": not is_overridden("val_dataloader", data),
     }
     reason = next((reason for reason, applies in missing.items() if applies), None)
@@ -36,15 +44,23 @@ def choose_selection(config: Any, model: LightningModule, data: LightningDataMod
         flag = "model.scheduler ReduceLROnPlateau" if by_plateau else f"patience {config.patience}"
         raise UserError(f"--{flag} needs a validation to go by: {reason or '--monitor null'}", 2)
     if reason:
-        tested = "fold that is tested" if isinstance(data, TensorDataModule) and data.fold else "test set"
-        measured = f"; val/ is measured on the {tested}" if reason.startswith("data.val_fraction") else ""
+        tested = (
+            "fold that is tested"
+            if isinstance(data, TensorDataModule) and data.fold
+            else "test set"
+        )
+        measured = (
+            f"; val/ is measured on the {tested}" if reason.startswith("data.val_fraction") else ""
+        )
         say(f"Validation: none ({reason}){measured}; best.ckpt is the last epoch")
     elif config.monitor is None:
         say("Best epoch: the last one (monitor null)")
     if reason or config.monitor is None:
         return None
     if is_auto := config.monitor == "auto":
-        first = next(iter(collection(model.metrics)), "loss") if isinstance(model, System) else "acc"
+        first = (
+            next(iter(collection(model.metrics)), "loss") if isinstance(model, System) else "acc"
+        )
     monitor = f"val/{first}" if is_auto else config.monitor
     mode = config.monitor_mode or better(monitor, model)
     say(f"Best epoch: the one with the {'lowest' if mode == 'min' else 'highest'} {monitor}")

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training where its state can be saved."""
+"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training where its state can be
+saved."""
 
 import contextlib
 import multiprocessing.util
@@ -19,7 +20,8 @@ STUCK_S = 20
 
 
 class Stopped(SystemExit):
-    """A signal ends this process. code: its exit status. hint: how to go on, for the line that short_errors prints."""
+    """A signal ends this process. code: its exit status. hint: how to go on, for the line that
+    short_errors prints."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -29,9 +31,10 @@ class Stopped(SystemExit):
 class StopSignals:
     """What a signal does here: it raises Stopped, or is only remembered, in `asked`, while `waits`.
 
-    A second Ctrl-C ends the process at once. So does any signal while a call does not come back, as of an exchange with
-    a process that is elsewhere: after CHECK_S, or STUCK_S where there may be a state to save. Those forked from this
-    one, such as a loader's workers, get a terminal's Ctrl-C as well, and leave it to this one.
+    A second Ctrl-C ends the process at once. So does any signal while a call does not come back, as
+    of an exchange with a process that is elsewhere: after CHECK_S, or STUCK_S where there may be a
+    state to save. Those forked from this one, such as a loader's workers, get a terminal's Ctrl-C
+    as well, and leave it to this one.
     """
 
     asked = 0
@@ -58,12 +61,14 @@ class StopSignals:
                     signal.signal(number, handler)
 
     def wait(self, exchanges: bool) -> None:
-        """Remember signals from now on. exchanges: in such a call this process may wait for others for ever."""
+        """Remember signals from now on. exchanges: in such a call this process may wait for others
+        for ever."""
         self.waits, self.exchanges = True, exchanges
         self.install()
 
     def install(self) -> None:
-        """Be the handler (again: Lightning has its own), also in a process that is forked to train."""
+        """Be the handler (again: Lightning has its own), also in a process that is forked to
+        train."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
@@ -76,7 +81,9 @@ class StopSignals:
             self.sender.setblocking(False)
             signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
             # a worker's signals are not this process's
-            multiprocessing.util.register_after_fork(self.sender, lambda _: signal.set_wakeup_fd(-1))
+            multiprocessing.util.register_after_fork(
+                self.sender, lambda _: signal.set_wakeup_fd(-1)
+            )
             threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
@@ -89,7 +96,8 @@ class StopSignals:
             signal.raise_signal(number)
 
     def _watch(self, receiver: socket.socket) -> None:
-        """In a thread of its own, which runs on while the main one is in a call that does not come back."""
+        """In a thread of its own, which runs on while the main one is in a call that does not come
+        back."""
         numbers: list[int] = []
         seconds = 0
         with receiver:
@@ -98,11 +106,24 @@ class StopSignals:
                     found = receiver.recv(1)
                 except TimeoutError:
                     seconds += CHECK_S
-                    if seconds == CHECK_S and self.asked == signal.SIGINT and self.waits and rank() == 0:
-                        tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
-                    is_stuck = not self.asked and (seconds >= STUCK_S if self.exchanges else not self.waits)
+                    if (
+                        seconds == CHECK_S
+                        and self.asked == signal.SIGINT
+                        and self.waits
+                        and rank() == 0
+                    ):
+                        tell(
+                            "Stopping as soon as the state can be saved; a second Ctrl-C ends "
+                            "at once"
+                        )
+                    is_stuck = not self.asked and (
+                        seconds >= STUCK_S if self.exchanges else not self.waits
+                    )
                     if is_stuck:
-                        missing = f" after {STUCK_S} s: a rank is missing in a collective; go on with --ckpt_path last"
+                        missing = (
+                            f" after {STUCK_S} s: a rank is missing in a collective; go "
+                            "on with --ckpt_path last"
+                        )
                         if rank() == 0:
                             tell(Stopped(numbers[0]).text + missing * self.exchanges)
                         os._exit(128 + numbers[0])

@@ -20,8 +20,8 @@ SECONDS = 2  # for all git commands together, because the training waits for the
 
 @functools.cache  # what a process has imported stays
 def source(root: Path = Path(__file__).parents[2]) -> tuple[str, str]:
-    """The commit, and a patch from it to the code of today, untracked files included: `git apply` of
-    the patch in a checkout of the commit gives the code of the run.
+    """The commit, and a patch from it to the code of today, untracked files included: `git apply`
+    of the patch in a checkout of the commit gives the code of the run.
 
     Where git fails, the first text says what was not recorded and why.
     """
@@ -49,8 +49,8 @@ def source(root: Path = Path(__file__).parents[2]) -> tuple[str, str]:
 
 
 def run_git(root: Path, index: Path, end: float, *args: str) -> str:
-    """Return what a git command prints. Raises OSError if the command fails, and TimeoutExpired if it
-    still runs at `end`, a time of time.monotonic; the command is ended then."""
+    """Return what a git command prints. Raises OSError if the command fails, and TimeoutExpired if
+    it still runs at `end`, a time of time.monotonic; the command is ended then."""
     with subprocess.Popen(
         ["git", "-C", str(root), "-c", "core.quotepath=off", *args],
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,9 @@
 """Several optimiser steps in one turn of Lightning's loop, as Keras's steps_per_execution.
 
-A step of a small network takes less time than the loop around it. This strategy makes the steps of a few batches
-itself, by the model's own `training_step`, and leaves the last one to Lightning, whose counters it moves on as if each
-had been made there: weights, curves and checkpoints are the same.
+A step of a small network takes less time than the loop around it. This strategy makes the steps of
+a few batches itself, by the model's own `training_step`, and leaves the last one to Lightning,
+whose counters it moves on as if each had been made there: weights, curves and checkpoints are the
+same.
 """
 
 import inspect
@@ -29,14 +30,25 @@ from project.base.rank import say
 from project.callbacks.phase_clock import PhaseClock
 
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
-STEP_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-MODEL_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step")
+STEP_HOOKS = (
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+MODEL_HOOKS = (
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+)
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class SeveralSteps(SingleDeviceStrategy):
-    """One device, `num_steps` optimiser steps in one turn of the loop; single ones, with a line that says why, where
-    something must see each step."""
+    """One device, `num_steps` optimiser steps in one turn of the loop; single ones, with a line
+    that says why, where something must see each step."""
 
     strategy_name = "several_steps"
 
@@ -73,25 +85,40 @@ class SeveralSteps(SingleDeviceStrategy):
             args = (trainer.fit_loop.batch_idx,) if args else ()
         return super().training_step(batch, *args)
 
-    def make_steps(self, trainer: Any, batch: Any, takes_index: bool, num: int) -> tuple[Any, list[Any]]:
-        """Make up to `num` steps; the batch that is left is Lightning's, with its output if that ends the run."""
+    def make_steps(
+        self, trainer: Any, batch: Any, takes_index: bool, num: int
+    ) -> tuple[Any, list[Any]]:
+        """Make up to `num` steps; the batch that is left is Lightning's, with its output if that
+        ends the run."""
         model: Any = self.lightning_module
         optimizer = self.optimizers[0]
         epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-        batches, steps = epoch_loop.batch_progress, epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        batches, steps = (
+            epoch_loop.batch_progress,
+            epoch_loop.automatic_optimization.optim_progress.optimizer.step,
+        )
         connector, every = trainer._logger_connector, trainer.log_every_n_steps
-        schedulers = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+        schedulers = [
+            config for config in trainer.lr_scheduler_configs if config.interval == "step"
+        ]
         phase = trainer.profiler.profile  # for the step timer: what begins and ends here
         with phase("loop"):
             while num > 0 and not fetcher.done and not trainer.should_stop:
                 num -= 1
                 with phase("forward"), self.precision_plugin.train_step_context():
-                    output = model.training_step(batch, *((batches.current.ready - 1,) if takes_index else ()))
+                    output = model.training_step(
+                        batch, *((batches.current.ready - 1,) if takes_index else ())
+                    )
                     if trainer.should_stop:
                         return batch, [output]
-                    # a dict, or none; Lightning would divide a loss by 1, which backward then does too
+                    # a dict, or none; Lightning would divide a loss by 1, which backward then does
+                    # too
                     is_loss = isinstance(output, Tensor)
-                    loss = output if is_loss else ClosureResult.from_training_step_output(output).closure_loss
+                    loss = (
+                        output
+                        if is_loss
+                        else ClosureResult.from_training_step_output(output).closure_loss
+                    )
                 with phase("optimizer_zero_grad"):
                     optimizer.zero_grad()
                 if loss is not None:
@@ -105,7 +132,10 @@ class SeveralSteps(SingleDeviceStrategy):
                 # the end of a batch and the beginning of the next, as in Lightning's `advance`
                 batches.increment_processed()
                 for config in schedulers:
-                    if not config.reduce_on_plateau and batches.current.ready % config.frequency == 0:
+                    if (
+                        not config.reduce_on_plateau
+                        and batches.current.ready % config.frequency == 0
+                    ):
                         with phase("lr_scheduler_step"):
                             config.scheduler.step()
                 if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
@@ -125,12 +155,17 @@ class SeveralSteps(SingleDeviceStrategy):
 
 
 def transfer(trainer: Any, device: torch.device) -> Callable[[Any], Any]:
-    """A batch to the device, through the hooks that are overridden: Lightning's own way to them costs 0.1 ms."""
+    """A batch to the device, through the hooks that are overridden: Lightning's own way to them
+    costs 0.1 ms."""
     model, data, hooks = trainer.lightning_module, trainer.datamodule, []
     for name in TRANSFER_HOOKS:
         owner = data if data is not None and is_overridden(name, data) else model
-        if is_overridden(name, owner) or (name == "transfer_batch_to_device" and device.type != "cpu"):
-            hooks.append((getattr(owner, name), (device, 0) if name == "transfer_batch_to_device" else (0,)))
+        if is_overridden(name, owner) or (
+            name == "transfer_batch_to_device" and device.type != "cpu"
+        ):
+            hooks.append(
+                (getattr(owner, name), (device, 0) if name == "transfer_batch_to_device" else (0,))
+            )
 
     def to_device(batch: Any) -> Any:
         batch = trainer.precision_plugin.convert_input(batch)
@@ -167,7 +202,9 @@ def obstacle(trainer: Any) -> str | None:
     if len(trainer.optimizers) != 1:
         return f"{len(trainer.optimizers)} optimisers"
     kind = type(trainer.optimizers[0])
-    if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:  # it may want its loss again
+    if (
+        not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS
+    ):  # it may want its loss again
         return f"the optimiser {kind.__name__}"
     if "dataloader_iter" in inspect.signature(model.training_step).parameters:
         return "the dataloader_iter of a training_step"
@@ -175,14 +212,20 @@ def obstacle(trainer: Any) -> str | None:
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
         "gradient_clip_val": trainer.gradient_clip_val,
         "val_check_interval": trainer.val_check_interval != 1.0,
-        "precision": trainer.precision in ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16"),
+        "precision": trainer.precision
+        in ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16"),
         "profiler": not isinstance(trainer.profiler, PassThroughProfiler | PhaseClock),
     }
-    return next((f"trainer.{name} {getattr(trainer, name)}" for name, is_set in flags.items() if is_set), None)
+    return next(
+        (f"trainer.{name} {getattr(trainer, name)}" for name, is_set in flags.items() if is_set),
+        None,
+    )
 
 
 def is_by_epoch(callback: Any) -> bool:
     """A checkpoint that is not written every so many steps or minutes."""
-    if not isinstance(callback, ModelCheckpoint) or is_overridden("on_train_batch_end", callback, ModelCheckpoint):
+    if not isinstance(callback, ModelCheckpoint) or is_overridden(
+        "on_train_batch_end", callback, ModelCheckpoint
+    ):
         return False
     return not callback._every_n_train_steps and callback._train_time_interval is None

@@ -1,4 +1,5 @@
-"""LightningModules whose `configure_optimizers` is a user's: subclasses of Classifier, and plain ones."""
+"""LightningModules whose `configure_optimizers` is a user's: subclasses of Classifier, and plain
+ones."""
 
 import os
 import signal
@@ -39,7 +40,9 @@ class Plateau(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.05, momentum=0.9)
         # after the first epoch none is good enough
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1000, threshold_mode="abs")
+        scheduler = lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=1000, threshold_mode="abs"
+        )
         return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val/loss"}
 
 
@@ -101,7 +104,10 @@ class PlainPlateau(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = Adam(self.parameters(), lr=self.lr)
         scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"},
+        }
 
 
 class PlainEstimated(Plain):
@@ -135,7 +141,10 @@ class Adversarial(Plain):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
         real, fake = batch[0].flatten(1), self.generator(torch.randn(len(batch[0]), 8))
-        losses = (-self.critic(fake).mean(), self.critic(fake.detach()).mean() - self.critic(real).mean())
+        losses = (
+            -self.critic(fake).mean(),
+            self.critic(fake.detach()).mean() - self.critic(real).mean(),
+        )
         optimizers: Any = self.optimizers()
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
@@ -147,12 +156,16 @@ class Adversarial(Plain):
             scheduler.step()
 
     def configure_optimizers(self) -> Any:
-        optimizers = [Adam(self.generator.parameters(), lr=0.01), SGD(self.critic.parameters(), lr=0.01, momentum=0.9)]
+        optimizers = [
+            Adam(self.generator.parameters(), lr=0.01),
+            SGD(self.critic.parameters(), lr=0.01, momentum=0.9),
+        ]
         return optimizers, [lr_scheduler.ExponentialLR(optimizer, 0.95) for optimizer in optimizers]
 
 
 class Stop(Callback):
-    """Ends the process by a signal, after a batch: `STOP_AT="1 3 SIGTERM"` in the environment names epoch and batch."""
+    """Ends the process by a signal, after a batch: `STOP_AT="1 3 SIGTERM"` in the environment names
+    epoch and batch."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         epoch, batch, name = os.environ.get("STOP_AT", "-1 0 SIGTERM").split()

@@ -1,4 +1,5 @@
-"""Command lines and configs with whatever a person could type: a run, or an error of two lines, and nothing else.
+"""Command lines and configs with whatever a person could type: a run, or an error of two lines, and
+nothing else.
 
 FAULT_EXAMPLES=1000 pytest -m slow tests/faults/test_command_lines.py   # other ones each time
 """
@@ -33,33 +34,79 @@ BASE["data"]["init_args"] |= {"num_train": 96, "num_test": 24}
 class Values(NamedTuple):
     """What a person may type for a flag.
 
-    possible: alone, each makes a run. impossible: each is refused, whatever else is typed. others: it depends.
+    possible: alone, each makes a run. impossible: each is refused, whatever else is typed. others:
+    it depends.
     """
 
     possible: tuple[str, ...]
     impossible: tuple[str, ...]
     others: tuple[str, ...] = ()
 
-    def but(self, *possible: str, impossible: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> "Values":
+    def but(
+        self, *possible: str, impossible: tuple[str, ...] = (), others: tuple[str, ...] = ()
+    ) -> "Values":
         """The same with more values; what was impossible for the kind may be possible here."""
         kept = tuple(value for value in self.impossible if value not in (*possible, *others))
         return Values((*self.possible, *possible), (*kept, *impossible), (*self.others, *others))
 
 
-WORDS = ("abc", "fünf", "日本", "1,5", "1 2", "[1]", "[]", "{a: 1}", "{}", "1e", "--1", "'", "[1", "a: b: c", "%")
-NOT_A_NUMBER = (*WORDS, "null", "", " ", "nan", ".nan", "true", "inf", "-inf", ".inf", "1e400", "-1", "-0.5", "-1e9")
-COUNT = Values(("1", "2"), (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"), ("02", "1.0", "0x2", "1e0", "٢", "1_"))
+WORDS = (
+    "abc",
+    "fünf",
+    "日本",
+    "1,5",
+    "1 2",
+    "[1]",
+    "[]",
+    "{a: 1}",
+    "{}",
+    "1e",
+    "--1",
+    "'",
+    "[1",
+    "a: b: c",
+    "%",
+)
+NOT_A_NUMBER = (
+    *WORDS,
+    "null",
+    "",
+    " ",
+    "nan",
+    ".nan",
+    "true",
+    "inf",
+    "-inf",
+    ".inf",
+    "1e400",
+    "-1",
+    "-0.5",
+    "-1e9",
+)
+COUNT = Values(
+    ("1", "2"), (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"), ("02", "1.0", "0x2", "1e0", "٢", "1_")
+)
 COUNT_OR_0 = COUNT.but("0", others=("0.0",))
-POSITIVE = Values(("0.01", "1e-3", "1", ".5"), (*NOT_A_NUMBER, "0", "0.0", "1e-400"), ("1e30", "1e-30", "100", "1_0"))
+POSITIVE = Values(
+    ("0.01", "1e-3", "1", ".5"),
+    (*NOT_A_NUMBER, "0", "0.0", "1e-400"),
+    ("1e30", "1e-30", "100", "1_0"),
+)
 POSITIVE_OR_0 = POSITIVE.but("0", "0.0", others=("1e-400",))
-SHARE = POSITIVE_OR_0.but(impossible=("1", "1.0", "5", "1e30", "100")).but(others=("0.01", "1e-3", "1e-30"))
-SHARE = SHARE._replace(possible=("0.2", ".5"), others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99"))
+SHARE = POSITIVE_OR_0.but(impossible=("1", "1.0", "5", "1e30", "100")).but(
+    others=("0.01", "1e-3", "1e-30")
+)
+SHARE = SHARE._replace(
+    possible=("0.2", ".5"), others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99")
+)
 SWITCH = Values(
     ("true", "false"),
     (*(word for word in NOT_A_NUMBER if word != "true"), "2", "0.5", "tru", "ja"),
     ("True", "FALSE", "yes", "no", "on", "off", "1", "0"),
 )
-NAMES = Values((), ("abc", "fünf", "日本", "[1]", "{a: 1}", "1", "-1", "1e400", "[1", "a: b: c", "%", ""), ())
+NAMES = Values(
+    (), ("abc", "fünf", "日本", "[1]", "{a: 1}", "1", "-1", "1e400", "[1", "a: b: c", "%", ""), ()
+)
 
 
 def optional(values: Values) -> Values:
@@ -73,10 +120,16 @@ def one_of(*names: str, near: tuple[str, ...] = (), others: tuple[str, ...] = ("
 
 FLAGS = {
     "name": Values(
-        ("x", "über uns", "a/b"), ("../x", "/tmp/x", ".."), ("", "%d", "null", "1", "nan", "[1]", ".", "a b")
+        ("x", "über uns", "a/b"),
+        ("../x", "/tmp/x", ".."),
+        ("", "%d", "null", "1", "nan", "[1]", ".", "a b"),
     ),
-    "seed_everything": COUNT_OR_0.but("true", "4294967295", impossible=("4294967296",), others=("false",)),
-    "monitor": Values(("val/acc", "val/loss", "null", "auto"), ("val/f1", "acc", "val", "日本"), ("", "1", "nan")),
+    "seed_everything": COUNT_OR_0.but(
+        "true", "4294967295", impossible=("4294967296",), others=("false",)
+    ),
+    "monitor": Values(
+        ("val/acc", "val/loss", "null", "auto"), ("val/f1", "acc", "val", "日本"), ("", "1", "nan")
+    ),
     "monitor_mode": one_of("min", "max", near=("mni", "maximum", "MAX", "nan", "true")),
     "patience": optional(COUNT).but("1000000"),
     "steps_per_execution": COUNT.but("20", "1000"),
@@ -89,30 +142,72 @@ FLAGS = {
     "histograms_every_n_epochs": COUNT_OR_0,
     "gradient_norm": SWITCH.but("modules"),
     "keep_every_epoch": SWITCH,
-    "ckpt_path": Values(("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")),
+    "ckpt_path": Values(
+        ("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")
+    ),
     "model": one_of(
         "project.classifier.Classifier",
-        near=("project.clasifier.Classifier", "Clasifier", "torch.nn.Linear", "os.system", "null", "nan", "5"),
+        near=(
+            "project.clasifier.Classifier",
+            "Clasifier",
+            "torch.nn.Linear",
+            "os.system",
+            "null",
+            "nan",
+            "5",
+        ),
         others=("project.regressor.Regressor", "Classifier", "Regressor"),
     ),
     "model.lr": POSITIVE.but("0.5"),
     "model.optimizer": one_of(
         *("SGD", "AdamW", "RMSprop", "torch.optim.Adagrad"),
-        near=("Addam", "sgd", "Optimizer", "torch.optim.Optimiser", "torch.nn.Linear", "null", "nan", "torch."),
+        near=(
+            "Addam",
+            "sgd",
+            "Optimizer",
+            "torch.optim.Optimiser",
+            "torch.nn.Linear",
+            "null",
+            "nan",
+            "torch.",
+        ),
         others=("LBFGS", "SparseAdam", "Adafactor", "Muon"),
     ),
-    "model.optimizer_args": Values(("{weight_decay: 0.1}", "{}", "null"), ("[1]", "5", "abc", "{momntum: 1}"), ("",)),
+    "model.optimizer_args": Values(
+        ("{weight_decay: 0.1}", "{}", "null"), ("[1]", "5", "abc", "{momntum: 1}"), ("",)
+    ),
     "model.optimizer_args.weight_decay": Values(
         ("0", "0.1"), ("-1", "abc", "[1]", "nan"), ("null", "", "inf", "1e400")
     ),
-    "model.optimizer_args.betas": Values(("[0.9,0.99]",), ("[2,3]", "abc", "-1"), ("[0.9]", "0.9", "null")),
+    "model.optimizer_args.betas": Values(
+        ("[0.9,0.99]",), ("[2,3]", "abc", "-1"), ("[0.9]", "0.9", "null")
+    ),
     "model.scheduler": one_of(
-        *("CosineAnnealingLR", "ExponentialLR", "WarmupCosineLR", "FinalDecayLR", "ReduceLROnPlateau", "null"),
+        *(
+            "CosineAnnealingLR",
+            "ExponentialLR",
+            "WarmupCosineLR",
+            "FinalDecayLR",
+            "ReduceLROnPlateau",
+            "null",
+        ),
         near=("CosineAnealingLR", "cosine", "LRScheduler", "torch.optim.SGD", "true", "nan"),
         others=("StepLR", "OneCycleLR", "CyclicLR", "LambdaLR", "MultiStepLR", "SequentialLR"),
-    )._replace(possible=("CosineAnnealingLR", "WarmupCosineLR", "FinalDecayLR", "ReduceLROnPlateau", "null")),
-    "model.scheduler_args": Values(("{}", "null"), ("[1]", "5", "abc"), ("{warmup_steps: 3}", "{eta_min: 0.1}", "")),
-    "model.scheduler_interval": one_of("epoch", "step", near=("batch", "steps", "null", "nan"), others=()),
+    )._replace(
+        possible=(
+            "CosineAnnealingLR",
+            "WarmupCosineLR",
+            "FinalDecayLR",
+            "ReduceLROnPlateau",
+            "null",
+        )
+    ),
+    "model.scheduler_args": Values(
+        ("{}", "null"), ("[1]", "5", "abc"), ("{warmup_steps: 3}", "{eta_min: 0.1}", "")
+    ),
+    "model.scheduler_interval": one_of(
+        "epoch", "step", near=("batch", "steps", "null", "nan"), others=()
+    ),
     "model.channels_last": SWITCH,
     "model.compile_net": one_of("null", "eager", near=("inducter", "true", "nan"), others=()),
     "model.net": one_of(
@@ -126,13 +221,41 @@ FLAGS = {
             "torch.zeros",
             "null",
         ),
-        others=("torch.nn.Linear", "torch.nn.Identity", "project.models.cnn.CNN", "torchvision.models.resnet18", "MLP"),
+        others=(
+            "torch.nn.Linear",
+            "torch.nn.Identity",
+            "project.models.cnn.CNN",
+            "torchvision.models.resnet18",
+            "MLP",
+        ),
     ),
     "model.net.sizes": Values(
         ("[192,4]", "[192,8,8,4]", "[192, 1, 4]"),
         (
-            *("[192]", "[]", "192", "[0,4]", "[192,0,4]", "[-1]", "[192,x]", "null", "[192,4.5]", "[191,4]", "[192,3]"),
-            *("[192,5]", "abc", "{a: 1}", "[192,4", "[[192,4]]", "[192,nan]", "[192,1e400,4]", "[192,-4,4]", "192,4"),
+            *(
+                "[192]",
+                "[]",
+                "192",
+                "[0,4]",
+                "[192,0,4]",
+                "[-1]",
+                "[192,x]",
+                "null",
+                "[192,4.5]",
+                "[191,4]",
+                "[192,3]",
+            ),
+            *(
+                "[192,5]",
+                "abc",
+                "{a: 1}",
+                "[192,4",
+                "[[192,4]]",
+                "[192,nan]",
+                "[192,1e400,4]",
+                "[192,-4,4]",
+                "192,4",
+            ),
         ),
     ),
     "model.net.activation": one_of(
@@ -150,10 +273,19 @@ FLAGS = {
     ),
     "data": one_of(
         *("project.data.synthetic.SyntheticImages",),
-        near=("project.data.synthetic.SynteticImages", "SyntheticImage", "torch.nn.Linear", "os.system", "nan", "5"),
+        near=(
+            "project.data.synthetic.SynteticImages",
+            "SyntheticImage",
+            "torch.nn.Linear",
+            "os.system",
+            "nan",
+            "5",
+        ),
         others=("project.data.discs.Discs", "SyntheticImages"),
     ),
-    "data.data_dir": Values(("x", "null", "über uns", "/nowhere/at/all"), (), ("", ".", "1", "[1]", "nan")),
+    "data.data_dir": Values(
+        ("x", "null", "über uns", "/nowhere/at/all"), (), ("", ".", "1", "[1]", "nan")
+    ),
     "data.batch_size": COUNT.but("16", "86", impossible=("87", "1000000", "9" * 30)),
     "data.num_workers": COUNT_OR_0._replace(possible=("0",), others=("0.0", "false")),
     "data.resident": optional(SWITCH),
@@ -179,17 +311,25 @@ FLAGS = {
             "3,8,8",
         ),
     ),
-    "data.num_classes": COUNT._replace(possible=("4",)).but(impossible=("1", "3", "5", "1000"), others=("2",)),
-    "data.num_train": COUNT._replace(possible=("50", "200")).but(impossible=("9",), others=("1", "2", "20")),
+    "data.num_classes": COUNT._replace(possible=("4",)).but(
+        impossible=("1", "3", "5", "1000"), others=("2",)
+    ),
+    "data.num_train": COUNT._replace(possible=("50", "200")).but(
+        impossible=("9",), others=("1", "2", "20")
+    ),
     "data.num_test": COUNT.but("50"),
     "data.noise": POSITIVE_OR_0,
     "data.data_seed": COUNT_OR_0.but("1000"),
-    "trainer.accelerator": one_of("cpu", "auto", near=("cpuu", "CPU", "nan", "null"), others=("gpu", "mps", "tpu")),
+    "trainer.accelerator": one_of(
+        "cpu", "auto", near=("cpuu", "CPU", "nan", "null"), others=("gpu", "mps", "tpu")
+    ),
     "trainer.strategy": one_of(
         "auto", near=("dpp", "null", "nan"), others=("dp", "single_device", "fsdp", "deepspeed")
     ),
     "trainer.devices": Values(
-        ("1", "auto"), ("0", "abc", "-5", "[5]", "nan", "null", "2.5", "{a: 1}", "日本"), ("-1", "[0]", '"1"')
+        ("1", "auto"),
+        ("0", "abc", "-5", "[5]", "nan", "null", "2.5", "{a: 1}", "日本"),
+        ("-1", "[0]", '"1"'),
     ),
     "trainer.num_nodes": COUNT._replace(possible=("1",)).but(impossible=("2",)),
     "trainer.precision": one_of(
@@ -203,7 +343,12 @@ FLAGS = {
         ("[]", "", "lightning.pytorch.loggers.CSVLogger"),  # which wants a folder
     ),
     "trainer.callbacks": Values(
-        ("null", "[]", "lightning.pytorch.callbacks.ModelSummary", "lightning.pytorch.callbacks.LearningRateMonitor"),
+        (
+            "null",
+            "[]",
+            "lightning.pytorch.callbacks.ModelSummary",
+            "lightning.pytorch.callbacks.LearningRateMonitor",
+        ),
         (
             "abc",
             "5",
@@ -222,28 +367,44 @@ FLAGS = {
     ),
     "trainer.fast_dev_run": SWITCH.but("2", "1", "0", others=("null",)),
     "trainer.max_epochs": Values(
-        ("1", "2"), ("abc", "2.5", "nan", "inf", "1e400", "[1]", "-2", "-5", "日本", "1,5", "[1"), ("0", "02", "1_")
+        ("1", "2"),
+        ("abc", "2.5", "nan", "inf", "1e400", "[1]", "-2", "-5", "日本", "1,5", "[1"),
+        ("0", "02", "1_"),
     ),
     "trainer.min_epochs": optional(COUNT_OR_0),
     "trainer.max_steps": COUNT_OR_0.but("1", "5", "1000000", "-1"),
     "trainer.min_steps": optional(COUNT_OR_0),
     "trainer.max_time": Values(
-        ("null", "00:12:00:00", "{hours: 1}"), ("abc", "5 minutes", "12:00", "[1]", "{a: 1}"), ("0", "1", "nan")
+        ("null", "00:12:00:00", "{hours: 1}"),
+        ("abc", "5 minutes", "12:00", "[1]", "{a: 1}"),
+        ("0", "1", "nan"),
     ),
     "trainer.limit_train_batches": Values(
-        ("1", "0.5", "null", "1.0", "1000"), ("-1", "1.5", "abc", "-0.5", "[1]"), ("0", "nan", "inf", "1e400")
+        ("1", "0.5", "null", "1.0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]"),
+        ("0", "nan", "inf", "1e400"),
     ),
     "trainer.limit_val_batches": Values(
-        ("1", "1.0", "null", "0", "1000"), ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"), ("0.5",)
+        ("1", "1.0", "null", "0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"),
+        ("0.5",),
     ),
     "trainer.limit_test_batches": Values(
-        ("1", "1.0", "null", "0", "1000"), ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"), ("0.5",)
+        ("1", "1.0", "null", "0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"),
+        ("0.5",),
     ),
-    "trainer.overfit_batches": Values(("1", "0"), ("-1", "1.5", "abc", "[1]", "null", "nan", "inf"), ("0.5", "1000")),
+    "trainer.overfit_batches": Values(
+        ("1", "0"), ("-1", "1.5", "abc", "[1]", "null", "nan", "inf"), ("0.5", "1000")
+    ),
     "trainer.val_check_interval": Values(
-        ("2", "0.5", "1.0", "null"), ("-1", "abc", "[1]", "1.5", "nan", "1000", "0"), ("00:00:00:01",)
+        ("2", "0.5", "1.0", "null"),
+        ("-1", "abc", "[1]", "1.5", "nan", "1000", "0"),
+        ("00:00:00:01",),
     ),
-    "trainer.check_val_every_n_epoch": Values(("1", "2"), ("0", "-1", "abc", "2.5", "nan", "[1]"), ("null",)),
+    "trainer.check_val_every_n_epoch": Values(
+        ("1", "2"), ("0", "-1", "abc", "2.5", "nan", "[1]"), ("null",)
+    ),
     "trainer.num_sanity_val_steps": optional(COUNT_OR_0).but("-1", "1000", impossible=("-2", "-5")),
     "trainer.log_every_n_steps": optional(COUNT_OR_0).but("1000"),
     "trainer.enable_checkpointing": optional(SWITCH),
@@ -251,7 +412,9 @@ FLAGS = {
     "trainer.enable_model_summary": optional(SWITCH),
     "trainer.accumulate_grad_batches": COUNT.but("1000"),
     "trainer.gradient_clip_val": optional(POSITIVE_OR_0),
-    "trainer.gradient_clip_algorithm": one_of("norm", "value", "null", near=("nrom", "nan", "true"), others=()),
+    "trainer.gradient_clip_algorithm": one_of(
+        "norm", "value", "null", near=("nrom", "nan", "true"), others=()
+    ),
     "trainer.deterministic": optional(SWITCH).but("warn"),
     "trainer.benchmark": optional(SWITCH),
     "trainer.inference_mode": SWITCH,
@@ -320,10 +483,16 @@ def time_limit() -> Iterator[None]:
 
 
 def check(args: list[str], root: Path, labels: list[str]) -> None:
-    """Run a command line; raises AssertionError, or what the run raises, where it is not as it must be."""
+    """Run a command line; raises AssertionError, or what the run raises, where it is not as it must
+    be."""
     out, err, status = io.StringIO(), io.StringIO(), None
     try:
-        with time_limit(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        with (
+            time_limit(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             main([*args, "--trainer.default_root_dir", str(root)])
     except SystemExit as ended:

@@ -1,6 +1,8 @@
-"""Damaged checkpoints: through every door the same result to the last bit, or an error of two lines.
+"""Damaged checkpoints: through every door the same result to the last bit, or an error of two
+lines.
 
-FAULT_FLIPS=100 pytest -m slow -n 0 -s tests/faults/test_flips.py   # of each region and door; prints what was found
+FAULT_FLIPS=100 pytest -m slow -n 0 -s tests/faults/test_flips.py   # of each region and door;
+prints what was found
 """
 
 import contextlib
@@ -30,24 +32,35 @@ Regions = dict[str, list[tuple[int, int]]]  # first byte and the one behind the 
 def regions_of(content: bytes) -> Regions:
     """The parts of the zip archive that torch.save writes."""
     found: Regions = {
-        "local header": [], "name": [], "padding": [], "pickle": [], "tensor data": [], "other record": [],
+        "local header": [], "name": [], "padding": [], "pickle": [], "tensor data": [],
+        "other record": [],
         "between records": [], "central directory": [], "end record": [],
     }  # fmt: skip
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos, directory = archive.infolist(), archive.start_dir
-    for info, behind in zip(infos, [*(info.header_offset for info in infos[1:]), directory], strict=True):
+    for info, behind in zip(
+        infos, [*(info.header_offset for info in infos[1:]), directory], strict=True
+    ):
         header = info.header_offset
         name = header + 30
         padding = name + int.from_bytes(content[header + 26 : header + 28], "little")
         record = padding + int.from_bytes(content[header + 28 : header + 30], "little")
         end = record + info.file_size
         is_tensor = "/data/" in info.filename
-        kind = "pickle" if info.filename.endswith(".pkl") else "tensor data" if is_tensor else "other record"
+        kind = (
+            "pickle"
+            if info.filename.endswith(".pkl")
+            else "tensor data"
+            if is_tensor
+            else "other record"
+        )
         found["local header"].append((header, name))
         found["name"].append((name, padding))
         found["padding"].append((padding, record))
         found[kind].append((record, end))
-        found["between records"].append((end, behind))  # the sizes and checksum again, where there are any
+        found["between records"].append(
+            (end, behind)
+        )  # the sizes and checksum again, where there are any
     end_record = content.index(b"PK\x06\x06", directory)  # zip64's, its locator, and the old one
     found["central directory"].append((directory, end_record))
     found["end record"].append((end_record, len(content)))
@@ -124,7 +137,11 @@ def outcome(door: Callable[[bytes], Any], content: bytes) -> tuple[Any, str | No
     """What comes of a file: a result, or the error."""
     error = io.StringIO()
     try:
-        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stderr(error),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             return door(content), None
     except SystemExit as ended:
@@ -154,7 +171,9 @@ def flip(doors: Doors, name: str, best: bytes, times: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluate"])
-def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(doors: Doors, best: bytes, name: str) -> None:
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(
+    doors: Doors, best: bytes, name: str
+) -> None:
     flip(doors, name, best, times=2)
 
 

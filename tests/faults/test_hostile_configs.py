@@ -1,4 +1,5 @@
-"""Checkpoints, runs and sweeps from somebody else: what their configs name writes no file and runs no code."""
+"""Checkpoints, runs and sweeps from somebody else: what their configs name writes no file and runs
+no code."""
 
 import contextlib
 import importlib
@@ -48,7 +49,9 @@ def of_trainer(**arguments: Any) -> Change:
 
 def anything(class_path: str, **arguments: Any) -> Change:
     """Where any object may stand."""
-    return of_model(optimizer_args={"weight_decay": {"class_path": class_path, "init_args": arguments}})
+    return of_model(
+        optimizer_args={"weight_decay": {"class_path": class_path, "init_args": arguments}}
+    )
 
 
 def filled(value: Any, target: str) -> Any:
@@ -70,15 +73,21 @@ def lambda_callback(**hooks: str) -> Change:
 OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.py do not read
     "a callback calls os.system": lambda_callback(setup="os.system"),
     "a callback calls an installed function": lambda_callback(on_fit_start="hostile.write"),
-    "a callback calls a function of torchvision": lambda_callback(setup="torchvision.datasets.utils.extract_archive"),
+    "a callback calls a function of torchvision": lambda_callback(
+        setup="torchvision.datasets.utils.extract_archive"
+    ),
     "a callback saves elsewhere": of_trainer(
         callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", dirpath="TARGET")]
     ),
     "a callback's file lies elsewhere": of_trainer(
         callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="../../../TARGET")]
     ),
-    "a logger writes elsewhere": of_trainer(logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="TARGET")),
-    "a logger's name is a path": of_trainer(logger=named("lightning.pytorch.loggers.TensorBoardLogger", name="TARGET")),
+    "a logger writes elsewhere": of_trainer(
+        logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="TARGET")
+    ),
+    "a logger's name is a path": of_trainer(
+        logger=named("lightning.pytorch.loggers.TensorBoardLogger", name="TARGET")
+    ),
     "a profiler": of_trainer(
         profiler=named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
     ),
@@ -117,13 +126,17 @@ ANYWHERE: dict[str, Change] = {
     "test_views": of_model(test_views="hostile.write"),
     "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
-    "a program by a detour": anything("project.engine.source.subprocess.Popen", args=["touch", "TARGET"]),
+    "a program by a detour": anything(
+        "project.engine.source.subprocess.Popen", args=["touch", "TARGET"]
+    ),
     "a program by a function that imports": of_model(
         optimizer_args={
             "weight_decay": {
                 **named(
                     "project.base.download.open_or_download",
-                    source=named("project.base.imports.imported", argument="x", path="subprocess.Popen"),
+                    source=named(
+                        "project.base.imports.imported", argument="x", path="subprocess.Popen"
+                    ),
                     data_dir="TARGET",
                     files="x",
                 ),
@@ -142,9 +155,13 @@ ANYWHERE: dict[str, Change] = {
     "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
     "a folder of a run": anything("project.engine.folder.Run", root="TARGET", name="x"),
     "a file handler": anything("logging.FileHandler", filename="TARGET"),
-    "a logger's writer": anything("lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="TARGET"),
+    "a logger's writer": anything(
+        "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="TARGET"
+    ),
     "a download": anything("torchvision.datasets.MNIST", root="TARGET", download=True),
-    "weights from a file": of_model(net=named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")),
+    "weights from a file": of_model(
+        net=named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")
+    ),
     "a model": lambda config, _: config.update(model=named("hostile.Model")),
     "data": lambda config, _: config.update(data=named("hostile.Data")),
 }
@@ -153,7 +170,10 @@ ALL = OF_TRAINING | ANYWHERE
 
 def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
     """Parameters, of which one of so many is for the quick tests."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (i % every > 0)) for i, name in enumerate(names)]
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (i % every > 0))
+        for i, name in enumerate(names)
+    ]
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
@@ -209,9 +229,13 @@ def check_refused(
 
 
 @pytest.mark.parametrize("name", most_are_slow(ALL, 3))
-def test_train_refuses(name: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses(
+    name: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), ALL[name], target)
-    check_refused(lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys)
+    check_refused(
+        lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys
+    )
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
@@ -224,7 +248,9 @@ def test_scripts_refuse(
 
 
 @pytest.mark.parametrize("name", [*OF_TRAINING][:2])
-def test_evaluate_does_not_construct_what_is_for_training(name: str, trained: Trained, target: Path) -> None:
+def test_evaluate_does_not_construct_what_is_for_training(
+    name: str, trained: Trained, target: Path
+) -> None:
     folder, metrics = trained()
     changed(folder / "checkpoints" / "best.ckpt", Path(BAD), OF_TRAINING[name], target)
     assert COMMANDS["evaluate"](["--ckpt_path", BAD])["test/acc"] == metrics["test/acc"]
@@ -233,7 +259,9 @@ def test_evaluate_does_not_construct_what_is_for_training(name: str, trained: Tr
 
 def test_a_file_that_names_a_network_is_not_read(trained: Trained, target: Path) -> None:
     Path("hostile.yaml").write_text(yaml.safe_dump(named("hostile.Net")))
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net="hostile.yaml"), target)
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net="hostile.yaml"), target
+    )
     with pytest.raises(SystemExit):
         COMMANDS["evaluate"](["--ckpt_path", BAD])
     assert not target.exists()
@@ -249,8 +277,12 @@ def test_a_new_run_does_not_go_where_the_file_says(trained: Trained, target: Pat
 
 
 @pytest.mark.parametrize("views", ["hostile", "hostile:write"])
-def test_views_that_are_no_import_path_are_refused(views: str, trained: Trained, target: Path) -> None:
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target)
+def test_views_that_are_no_import_path_are_refused(
+    views: str, trained: Trained, target: Path
+) -> None:
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target
+    )
     with pytest.raises(SystemExit):
         COMMANDS["evaluate"](["--ckpt_path", BAD])
     assert not target.exists()
@@ -265,7 +297,9 @@ def test_a_message_in_a_file_imports_nothing(trained: Trained, target: Path) -> 
 
 
 def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path("hostile.ckpt"), lambda *_: None, target)
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path("hostile.ckpt"), lambda *_: None, target
+    )
     assert train_main(["--ckpt_path", "hostile.ckpt", "--trainer.max_epochs", "3"])["epochs"] == 3
     assert not target.exists()
 
@@ -282,7 +316,11 @@ def test_a_resume_deletes_and_writes_nothing_elsewhere(
     else:
         content["callbacks"]["RunCheckpoint/last"]["best_k_models"] = {path: torch.tensor(1.0)}
     torch.save(content, copy)
-    reason = "is a link" if path == "a link" else f"has the path {path!r}, which leads out of the run's folder"
+    reason = (
+        "is a link"
+        if path == "a link"
+        else f"has the path {path!r}, which leads out of the run's folder"
+    )
     command = ["--ckpt_path", str(copy), "--trainer.max_epochs", "3"]
     check_refused(lambda: train_main(command), target, capsys, reason)
 
@@ -307,7 +345,9 @@ def test_a_typed_class_takes_no_place_from_the_file(
         of_trainer(logger=named(logger, save_dir="TARGET")),
         target,
     )
-    check_refused(lambda: train_main(["--ckpt_path", BAD, "--trainer.logger", logger]), target, capsys)
+    check_refused(
+        lambda: train_main(["--ckpt_path", BAD, "--trainer.logger", logger]), target, capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,14 +368,18 @@ def test_what_is_no_config_is_said(
     assert len(capsys.readouterr().err.splitlines()) <= 2
 
 
-def test_runs_prints_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_prints_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for i, lr in enumerate(("a\x1b[2Jb", "c\x9bd")):
         folder = tmp_path / "x" / f"version_{i}"
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"lr": lr}}}))
     folder = tmp_path / "x" / "version_2"
     folder.mkdir()
-    (folder / "config.yaml").write_text(f"a: !!python/object/apply:os.system [touch {tmp_path}/WRITTEN]")
+    (folder / "config.yaml").write_text(
+        f"a: !!python/object/apply:os.system [touch {tmp_path}/WRITTEN]"
+    )
     script("runs").main(["--trainer.default_root_dir", str(tmp_path)])
     out, error = capsys.readouterr()
     assert "a\\x1b[2Jb" in out
@@ -357,9 +401,15 @@ def test_an_error_quotes_no_control_characters(
     assert "\x1b" not in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("name", [pytest.param("a network", marks=pytest.mark.slow), "a callback calls os.system"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("a network", marks=pytest.mark.slow), "a callback calls os.system"]
+)
 def test_a_sweep_refuses_what_the_run_of_a_trial_names(
-    name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sweep, sweeping = script("sweep"), importlib.import_module("sweeping")
 
@@ -390,15 +440,31 @@ def test_what_is_typed_is_constructed(trained: Trained, target: Path) -> None:
     with pytest.raises(SystemExit):
         train_main(["--ckpt_path", "named.ckpt"])
     assert not target.exists()
-    Path("named.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"criterion": "hostile.Loss"}}}))
-    for flags in (["--trust_checkpoint", "true"], ["--model.criterion", "hostile.Loss"], ["--config", "named.yaml"]):
-        assert train_main(["--ckpt_path", "named.ckpt", "--trainer.max_epochs", "3", *flags])["epochs"] == 3
+    Path("named.yaml").write_text(
+        yaml.safe_dump({"model": {"init_args": {"criterion": "hostile.Loss"}}})
+    )
+    for flags in (
+        ["--trust_checkpoint", "true"],
+        ["--model.criterion", "hostile.Loss"],
+        ["--config", "named.yaml"],
+    ):
+        assert (
+            train_main(["--ckpt_path", "named.ckpt", "--trainer.max_epochs", "3", *flags])["epochs"]
+            == 3
+        )
         assert target.exists()
 
 
-def test_a_trusted_package_is_constructed(trained: Trained, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trusted_package_is_constructed(
+    trained: Trained, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, metrics = trained()
-    changed(folder / "checkpoints" / "best.ckpt", Path("named.ckpt"), of_model(criterion=named("hostile.Loss")), target)
+    changed(
+        folder / "checkpoints" / "best.ckpt",
+        Path("named.ckpt"),
+        of_model(criterion=named("hostile.Loss")),
+        target,
+    )
     monkeypatch.setattr(trust, "REPOSITORY", Path.cwd())
     Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
     assert COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])["test/loss"] == metrics["test/loss"]
@@ -414,24 +480,42 @@ def test_the_users_own_run_is_trusted(train: Callable[..., Any], target: Path) -
     last = next(target.parent.glob("tiny/version_0/checkpoints/last.ckpt"))
     with pytest.raises(SystemExit):
         train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4"])
-    assert train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4", *profiler])["epochs"] == 4
+    assert (
+        train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4", *profiler])["epochs"]
+        == 4
+    )
 
 
 def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -> None:
     folder, metrics = trained()
     Path("own_loss.py").write_text("from torch import nn\n\nclass Loss(nn.CrossEntropyLoss): ...\n")
-    changed(folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=named("own_loss.Loss")), target)
+    changed(
+        folder / "checkpoints" / "best.ckpt",
+        Path("own.ckpt"),
+        of_model(criterion=named("own_loss.Loss")),
+        target,
+    )
     assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
 
 
 @pytest.mark.parametrize("function", ["relu", "gelu"])
-def test_a_function_of_torch_may_be_an_argument(function: str, trained: Trained, target: Path) -> None:
+def test_a_function_of_torch_may_be_an_argument(
+    function: str, trained: Trained, target: Path
+) -> None:
     folder, metrics = trained()
-    code = "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass Loss(nn.CrossEntropyLoss):\n"
-    init = "    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:\n        super().__init__()\n"
+    code = (
+        "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass "
+        "Loss(nn.CrossEntropyLoss):\n"
+    )
+    init = (
+        "    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:\n        "
+        "super().__init__()\n"
+    )
     Path("own_loss.py").write_text(code + init)
     loss = named("own_loss.Loss", activation=f"torch.nn.functional.{function}")
-    changed(folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=loss), target)
+    changed(
+        folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=loss), target
+    )
     assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
 
 

@@ -1,6 +1,8 @@
-"""Runs that are killed at random moments and resumed by the same command end as if nobody had touched them.
+"""Runs that are killed at random moments and resumed by the same command end as if nobody had
+touched them.
 
-FAULT_ROUNDS=30 pytest -m slow -n 0 -s tests/faults/test_kill.py   # other moments each time; prints where they lay
+FAULT_ROUNDS=30 pytest -m slow -n 0 -s tests/faults/test_kill.py   # other moments each time; prints
+where they lay
 """
 
 import json
@@ -46,7 +48,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
-    """train.py as a user starts it, from tests/, where the data module is found; output and errors go to files."""
+    """train.py as a user starts it, from tests/, where the data module is found; output and errors
+    go to files."""
     command = [sys.executable, str(REPO / "scripts" / "train.py"), "--config", str(config), *flags]
     with (root / "out.txt").open("wb") as out, (root / "err.txt").open("wb") as err:
         how: dict[str, Any] = {"cwd": REPO / "tests", "stdout": out, "stderr": err}
@@ -73,7 +76,9 @@ def has_come(moment: str, root: Path) -> bool:
     return any((root / "tiny").glob(moment))
 
 
-def wait_for(process: subprocess.Popen[Any], moment: str, root: Path, seconds: float, jitter: float) -> None:
+def wait_for(
+    process: subprocess.Popen[Any], moment: str, root: Path, seconds: float, jitter: float
+) -> None:
     """Until a moment and a little more, or until the process has ended."""
     if not moment:
         for _ in range(int(seconds * 100)):
@@ -96,7 +101,11 @@ def place(root: Path) -> str:
     if list(folders[0].glob("checkpoints/.*.part")):
         return "writing a checkpoint"
     if not (folders[0] / "checkpoints" / "last.ckpt").exists():
-        return "before its first checkpoint" if (folders[0] / "config.yaml").exists() else "before its config"
+        return (
+            "before its first checkpoint"
+            if (folders[0] / "config.yaml").exists()
+            else "before its config"
+        )
     if (folders[0] / "metrics.json").exists():
         return "after its test"
     return "after its last epoch" if has_come("last epoch", root) else "between checkpoints"
@@ -129,12 +138,18 @@ def run_to_the_end(
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: sorted((event.step, event.value) for event in events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+    return {
+        tag: sorted((event.step, event.value) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def assert_same(folder: Path, whole: Path) -> None:
     for name in ("last", "best"):
-        own, other = (torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True) for run in (folder, whole))
+        own, other = (
+            torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)
+            for run in (folder, whole)
+        )
         assert own["global_step"] == other["global_step"]
         for key, weight in other["state_dict"].items():
             assert torch.equal(own["state_dict"][key], weight), (name, key)
@@ -143,7 +158,9 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert own_curves.keys() == other_curves.keys()
     for tag, points in other_curves.items():
         assert own_curves[tag] == points, tag
-    own_result, other_result = (json.loads((run / "metrics.json").read_text()) for run in (folder, whole))
+    own_result, other_result = (
+        json.loads((run / "metrics.json").read_text()) for run in (folder, whole)
+    )
     tested = {key for key in other_result if key.startswith("test/")}
     assert tested
     for key in tested | {"epochs", "steps"}:
@@ -152,7 +169,9 @@ def assert_same(folder: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kinds", [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]], ids=["kill", "stop"]
+    "kinds",
+    [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]],
+    ids=["kill", "stop"],
 )
 @pytest.mark.linux
 def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
@@ -165,4 +184,7 @@ def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
         found = run_to_the_end(config, root, kinds, draw, whole[1])
         assert_same(folder_of(root), whole[0])
         places.update(found)
-        print(f"\n{number + 1} rounds, {places.total()} kills, seed {SEED}: {dict(places)}", flush=True)
+        print(
+            f"\n{number + 1} rounds, {places.total()} kills, seed {SEED}: {dict(places)}",
+            flush=True,
+        )

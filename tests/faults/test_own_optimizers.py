@@ -1,4 +1,5 @@
-"""Modules that build their own optimizers end, after a stop and a resume, as if nothing had happened.
+"""Modules that build their own optimizers end, after a stop and a resume, as if nothing had
+happened.
 
 pytest -m "" -n 0 tests/faults/test_own_optimizers.py   # each module at each moment
 """
@@ -69,12 +70,15 @@ def kill(args: list[str]) -> int:
 
 
 def curves(folder: Path) -> dict[str, dict[int, float]]:
-    """The newest point of each step: TensorBoard may read the files of one second in either order."""
+    """The newest point of each step: TensorBoard may read the files of one second in either
+    order."""
     found: dict[str, dict[int, float]] = {}
     for file in sorted(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns):
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+            found.setdefault(tag, {}).update(
+                {event.step: event.value for event in events.Scalars(tag)}
+            )
     return found
 
 
@@ -101,7 +105,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.linux
 @pytest.mark.parametrize(("module", "moment"), CASES)
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(
-    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, moment: str
+    whole: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    moment: str,
 ) -> None:
     expected = whole(module)
     folder = stopped_and_resumed(module, MOMENTS[moment], tmp_path, monkeypatch)
@@ -116,18 +124,27 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
 def test_a_plateau_that_is_seen_in_mid_epoch_counts_after_a_stop_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--trainer.val_check_interval", "0.7")  # nothing is validated between the stop and the epoch's end
+    flags = (
+        "--trainer.val_check_interval",
+        "0.7",
+    )  # nothing is validated between the stop and the epoch's end
     main(["--config", str(write_config("Plateau", tmp_path)), *flags, "--name", "whole"])
     expected = tmp_path / "whole" / "version_0"
     rates = list(curves(expected)["lr"].values())
-    assert rates == pytest.approx([0.05] * 20 + [0.005] * 10 + [0.0005] * 10), "as Lightning steps it"
+    assert rates == pytest.approx([0.05] * 20 + [0.005] * 10 + [0.0005] * 10), (
+        "as Lightning steps it"
+    )
     folder = stopped_and_resumed("Plateau", ["1 8 SIGTERM"], tmp_path, monkeypatch, flags)
     assert equal(weights(folder), weights(expected))
     assert curves(folder)["lr"] == curves(expected)["lr"]
 
 
 def stopped_and_resumed(
-    module: str, stops: list[str], root: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...] = ()
+    module: str,
+    stops: list[str],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...] = (),
 ) -> Path:
     """The folder of a run that is stopped and resumed by the same command, to its end."""
     command = ["--config", str(write_config(module, root)), *flags]
@@ -150,7 +167,11 @@ def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(
     command = ["--config", str(write_config("OneCycle", tmp_path))]
     main([*command, "--trainer.max_epochs", "1"])
     last = tmp_path / "cut" / "version_0" / "checkpoints" / "last.ckpt"
-    for flag, value in (("--model.lr", "0.5"), ("--model.scheduler", "StepLR"), ("--model.optimizer", "Adam")):
+    for flag, value in (
+        ("--model.lr", "0.5"),
+        ("--model.scheduler", "StepLR"),
+        ("--model.optimizer", "Adam"),
+    ):
         with pytest.raises(SystemExit) as caught:
             main([*command, "--ckpt_path", "last", flag, value])
         assert caught.value.code == 2
