@@ -16,6 +16,7 @@ WORKDIR /app
 # what is installed stays in its layer until one of these changes
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY project/__init__.py project/
+COPY lightbase/__init__.py lightbase/
 RUN pip install --no-cache-dir -c constraints.txt -e ".[export,sweep,timm]"
 COPY . .
 RUN mkdir -p logs data && chown user logs data

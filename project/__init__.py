@@ -1,2 +1,1 @@
-"""A PyTorch Lightning project template. Start reading at classifier.py, then base/system.py and
-base/datamodule.py."""
+"""Your project: the LightningModules, the networks in models/, the data sets in data/."""

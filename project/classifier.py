@@ -1,5 +1,4 @@
-"""Trains a network to tell classes apart. Yours: change what you like; base/system.py has what is
-not here."""
+"""Trains a network to tell classes apart. Yours: change what you like."""
 
 from typing import Any
 
@@ -8,12 +7,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.means import Metrics, collection
-from project.base.samples import Batch
-from project.base.system import System
+from lightbase import BaseModule, Batch, Metrics, collection
 
 
-class Classifier(System):
+class Classifier(BaseModule):
     """Trains `net`: inputs (N, ...) to logits (N, classes), for labels int64 (N,).
 
     Args:
@@ -24,7 +21,7 @@ class Classifier(System):
         num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
         per_class: The accuracy of each class, too, as curves val_class_acc/NAME.
         top_k: Also how often the true class is among so many of the likeliest, as val/top5 with 5.
-        system: Optimiser, schedule and so on, see System.
+        system: Optimiser, schedule and so on, see `lightbase.BaseModule`.
     """
 
     def __init__(

@@ -1,18 +1,14 @@
-"""Trains a network to predict numbers. Yours: change what you like; base/system.py has what is not
-here."""
+"""Trains a network to predict numbers. Yours: change what you like."""
 
 from typing import Any
 
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
 
-from project.base.errors import UserError
-from project.base.means import Metrics
-from project.base.samples import Batch
-from project.base.system import System
+from lightbase import BaseModule, Batch, Metrics, UserError
 
 
-class Regressor(System):
+class Regressor(BaseModule):
     """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D
     is 1.
 

@@ -4,10 +4,10 @@ python scripts/train.py
 python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
 """
 
-from project.engine.script import starting
+from lightbase.cli.script import starting
 
-with starting():
-    from project.engine.run import main
+with starting(__file__, default_model="project.classifier.Classifier"):
+    from lightbase.run.train import main
 
 if __name__ == "__main__":
     main()

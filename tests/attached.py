@@ -7,10 +7,10 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 
-from project.base.datamodule import TensorDataModule
+from lightbase.data.module import BaseDataModule
 
 
-def attach(data: TensorDataModule, stage: str = "fit", **trainer: Any) -> Any:
+def attach(data: BaseDataModule, stage: str = "fit", **trainer: Any) -> Any:
     data.trainer = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **trainer
     )

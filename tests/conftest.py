@@ -2,7 +2,7 @@
 
 import gc
 import hashlib
-import importlib.util
+import importlib
 import os
 import pickle
 import signal
@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests
 
 import pytest
 
+from lightbase.folder import PROJECT
+
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform == "win32":  # which lacks these; tests that send them are skipped there
@@ -24,26 +26,23 @@ if sys.platform == "win32":  # which lacks these; tests that send them are skipp
 else:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 REPO = Path(__file__).parents[1]
-sys.path.append(str(REPO / "scripts"))  # as for a script that is run: tune.py imports tuning.py
+PROJECT.default_model = "project.classifier.Classifier"
 os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 
 
 def script(name: str) -> ModuleType:
-    """A file of scripts/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What a file of scripts/ calls."""
+    return importlib.import_module(
+        "lightbase.run.train" if name == "train" else f"lightbase.tools.{name}"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
         # pytest-xdist's first process only hands out tests: it need not wait for the imports
         return
-    import project.engine.run  # noqa: F401  # before pytest handles logs, or Lightning would not
+    import lightbase.run.train  # noqa: F401  # before pytest handles logs, or Lightning would not
 
     # TensorBoard reads event files of one second in the order of their names, which end with this
     # number: 10 before 9
@@ -73,7 +72,7 @@ def pytest_unconfigure() -> None:
 def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs train.py in this process on tests/tiny.yaml, unless told another config, with its logs
     in tmp_path."""
-    from project.engine.run import main
+    from lightbase.run.train import main
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
         return main(
@@ -87,7 +86,7 @@ def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
     """As `train`, once for the same flags: the folder of the run, which no test changes, and its
     metrics."""
-    from project.engine.run import main
+    from lightbase.run.train import main
 
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 

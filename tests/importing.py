@@ -25,7 +25,8 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
 LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger, loggers.WandbLogger, loggers.MLFlowLogger)
-ROOT = Path(__file__).parents[1] / "project"
+REPO = Path(__file__).parents[1]
+ROOTS = (REPO / "lightbase", REPO / "project")
 
 
 def state() -> dict[str, Any]:
@@ -54,13 +55,22 @@ def imports(node: ast.AST) -> list[str]:
 
 
 if __name__ == "__main__":
-    nodes = [node for path in ROOT.rglob("*.py") for node in ast.parse(path.read_text()).body]
+    nodes = [
+        node
+        for root in ROOTS
+        for path in root.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+    ]
     for name in sorted({name for node in nodes for name in imports(node)}):
-        if name.partition(".")[0] != ROOT.name:
+        if name.partition(".")[0] not in ("lightbase", "project"):
             importlib.import_module(name)  # these may change what they like
     before = state()
-    names = [module.name for module in pkgutil.walk_packages([str(ROOT)], f"{ROOT.name}.")]
-    for name in [ROOT.name, *names]:
+    names = [
+        module.name
+        for root in ROOTS
+        for module in pkgutil.walk_packages([str(root)], f"{root.name}.")
+    ]
+    for name in names:
         importlib.import_module(name)
     after = state()
     print(len(names), [key for key in before if before[key] != after[key]])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from conftest import REPO, script
 
+import lightbase.watch
 import project
-import project.callbacks
 import project.data
 import project.models
 
@@ -40,7 +40,7 @@ def files(text: str) -> dict[str, str]:
 def write_files(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Write a page's files below `folder`, beside copies of the shipped configs, to be imported as
     ours."""
-    for package in (project, project.models, project.data, project.callbacks):
+    for package in (project, project.models, project.data, lightbase.watch):
         own = folder / package.__name__.replace(".", "/")
         own.mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(package, "__path__", [str(own), *package.__path__])

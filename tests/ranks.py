@@ -112,7 +112,7 @@ def fork(rank: int, num_ranks: int, port: int, function: str, args: list[Any], o
         }
         import torch
 
-        from project.engine import processes
+        from lightbase.devices import processes
 
         torch.set_num_threads(1)
         processes.STARTED_BY = os.getppid()  # it was noted before the fork

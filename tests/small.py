@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.samples import Batch
+from lightbase.data.batches import Batch
+from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
 from project.data.synthetic import SyntheticImages
 
 
@@ -31,7 +31,7 @@ class Augmented(SyntheticImages):
         return torch.where(torch.rand(len(inputs), 1, 1, 1) < 0.5, inputs.flip(3), inputs)
 
 
-class Points(TensorDataModule):
+class Points(BaseDataModule):
     """Vectors of 10 numbers, no images, in two clusters."""
 
     classes = ["left", "right"]
@@ -47,7 +47,7 @@ class Points(TensorDataModule):
             raise UserError(f"{self.data_dir / 'damaged'} is damaged")
 
 
-class Numbers(TensorDataModule):
+class Numbers(BaseDataModule):
     """Regression: 10 numbers, the target is a weighted sum of them; as column (N, 1), or plain
     (N,)."""
 

@@ -11,11 +11,11 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.base.samples import DatasetSamples
+from lightbase.data.batches import DatasetSamples
+from lightbase.run.train import main
+from lightbase.watch.advice import Facts, advice, remedies
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine.advice import Facts, advice, remedies
-from project.engine.run import main
 
 EVEN = {
     "data_loading": 0.1, "transfer_transforms": 0.1, "forward": 0.3, "backward": 0.28,
@@ -118,7 +118,7 @@ def test_two_at_most() -> None:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """One that trained on a pretended GPU, of 8 CPU cores."""
-    monkeypatch.setattr("project.engine.advice.obstacle", lambda trainer: None)
+    monkeypatch.setattr("lightbase.watch.advice.obstacle", lambda trainer: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     trainer = Trainer(
@@ -166,7 +166,7 @@ def test_what_is_in_use_or_cannot_be_is_not_advised(
     trainer.datamodule.on_gpu = {"train": None}  # type: ignore[attr-defined]
     trainer.datamodule.batch_size = 1  # type: ignore[attr-defined]
     trainer.strategy._lightning_module.compile_net = "inductor"  # type: ignore[union-attr]
-    monkeypatch.setattr("project.engine.advice.obstacle", lambda trainer: "a hook")
+    monkeypatch.setattr("lightbase.watch.advice.obstacle", lambda trainer: "a hook")
     found = remedies(trainer, memory=0.5)
     assert set(found) == {
         "larger batch",
@@ -222,7 +222,7 @@ def test_facts_of_data_and_a_model_of_ones_own(
 ) -> None:
     found: list[Facts] = []
     monkeypatch.setattr(
-        "project.engine.run.advice", lambda facts: found.append(facts) or ["nothing"]
+        "lightbase.run.train.advice", lambda facts: found.append(facts) or ["nothing"]
     )
     flags = ("--step_timer", "true", "--trainer.max_epochs", 1, "--trainer.limit_test_batches", 1)
     train(*flags)
@@ -266,7 +266,7 @@ def test_a_plain_module_in_the_usual_style_hears_what_its_style_costs(
 ) -> None:
     found: list[Facts] = []
     monkeypatch.setattr(
-        "project.engine.run.advice", lambda facts: found.append(facts) or advice(facts)
+        "lightbase.run.train.advice", lambda facts: found.append(facts) or advice(facts)
     )
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = tmp_path / "stock.yaml"
@@ -281,6 +281,6 @@ def test_a_plain_module_in_the_usual_style_hears_what_its_style_costs(
     assert facts.remedies["several steps"].endswith("--steps_per_execution 20")
     assert facts.remedies["fused optimiser"] == "Adam(..., fused=True)"
     assert facts.remedies["rarer calls"] == "self.log in every 100th batch alone"
-    assert "TensorDataModule" in facts.remedies["tensors"]
+    assert "BaseDataModule" in facts.remedies["tensors"]
     assert "workers" not in facts.remedies
     assert "self.log in every 100th batch alone" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The benchmark runs, measures what it says, and finds a slow contestant slow."""
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, script
+from conftest import REPO
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(REPO / "scripts"))
-    module = script("benchmark")
-    monkeypatch.setitem(
-        sys.modules, "benchmark", module
-    )  # a pool of processes looks for its function there
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    module = importlib.import_module("benchmark")
     module.quiet_lightning()
     return module
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from conftest import script
 
-from project.base.errors import UserError
+from lightbase.errors import UserError
+from lightbase.resume.checkpoints import AtomicCheckpointIO, read_checkpoint
+from lightbase.resume.state import load_run
+from lightbase.run.record import RunRecorder
 from project.classifier import Classifier
-from project.engine.checkpoints import AtomicCheckpointIO, read_checkpoint
-from project.engine.recorder import RunRecorder
-from project.engine.resume import load_run
 
 Train = Callable[..., dict[str, Any]]
 

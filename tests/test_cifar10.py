@@ -6,7 +6,7 @@ from attached import attach, refuse_network
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from project.base.errors import UserError
+from lightbase.errors import UserError
 from project.data.cifar10 import CIFAR10
 
 

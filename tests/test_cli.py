@@ -16,9 +16,9 @@ from lightning import LightningDataModule, LightningModule
 from torch import nn
 from torchvision import tv_tensors
 
+from lightbase.run.train import main, parse
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine.run import main, parse
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -217,7 +217,7 @@ def test_what_is_not_there_or_does_not_fit(
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("project.engine.devices.num_gpus", lambda: 0)
+    monkeypatch.setattr("lightbase.devices.devices.num_gpus", lambda: 0)
     error = fails(capsys, 1, lambda: train(*flags))
     for part in expected:
         assert part in error
@@ -398,7 +398,7 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(
         TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}")
     )
-    monkeypatch.setattr("project.engine.run.DEFAULT_CONFIG", path)
+    monkeypatch.setattr("lightbase.folder.Project.default_config", path)
 
 
 @pytest.mark.usefixtures("default")
@@ -555,7 +555,7 @@ def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_da
 ) -> None:
     main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
     first = capsys.readouterr().out.splitlines()[:2]
-    assert "made here" in first[0]
+    assert first[0].endswith("default.yaml: For tests: trains in a second.")
     assert "python scripts/train.py --config configs/" in first[1]
 
 

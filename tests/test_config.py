@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 
-from project.engine.run import parse
+from lightbase.run.train import parse
 
 Train = Callable[..., dict[str, Any]]
 HERE = "test_config"

@@ -11,7 +11,7 @@ from conftest import REPO
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_prediction_figures import events
 
-from project.callbacks.phase_clock import PHASES
+from lightbase.watch.step_timer import PHASES
 
 # those that ship; of a user's own YAMLs these tests know nothing
 MEASURES = {

@@ -16,8 +16,8 @@ from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.errors import UserError
-from project.base.means import Means, collection, numbers
+from lightbase.errors import UserError
+from lightbase.metrics import Accumulator, collection, numbers
 from project.classifier import Classifier
 
 Train = Callable[..., dict[str, Any]]
@@ -201,7 +201,7 @@ def test_values_of_the_users_are_curves_and_metrics_need_outputs(
 
 
 def test_means_are_over_samples_not_batches() -> None:
-    means = Means(MetricCollection({}))
+    means = Accumulator(MetricCollection({}))
     means.add(3, {"loss": torch.tensor(1.0)}, None, None)
     means.add(1, {"loss": torch.tensor(5.0)}, None, None)
     assert means.result(first) == {"loss": 2, "num_samples": 4}
@@ -210,14 +210,14 @@ def test_means_are_over_samples_not_batches() -> None:
 
 
 def test_a_loss_that_is_no_number_stays_one() -> None:
-    means = Means(MetricCollection({}))
+    means = Accumulator(MetricCollection({}))
     for value in (1.0, float("nan")):
         means.add(1, {"loss": torch.tensor(value)}, None, None)
     assert means.result(first)["loss"].isnan()
 
 
 def test_other_names_in_between_are_refused() -> None:
-    means = Means(MetricCollection({}))
+    means = Accumulator(MetricCollection({}))
     means.add(1, {"loss": torch.tensor(1.0)}, None, None)
     with pytest.raises(ValueError, match=r"loss, extra now and loss before"):
         means.add(1, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}, None, None)
@@ -226,7 +226,7 @@ def test_other_names_in_between_are_refused() -> None:
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 4, 1)])
 def test_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple[int, ...]) -> None:
     outputs, targets = torch.randn(sum(sizes), 3), torch.randint(3, (sum(sizes),))
-    means = Means(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
     for x, y in zip(outputs.split(sizes), targets.split(sizes), strict=True):
         means.add(len(x), {"loss": torch.tensor(1.0)}, x, y)
     assert means.result(first)["acc"] == pytest.approx(
@@ -236,7 +236,7 @@ def test_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple[int, ...]
 
 def test_outputs_of_several_shapes_are_measured_one_after_the_other() -> None:
     """As with images of several sizes and a class for each pixel."""
-    means = Means(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
     num_right = num = 0
     for side in (2, 3):
         outputs, targets = torch.randn(4, 3, side, side), torch.randint(3, (4, side, side))
@@ -249,8 +249,8 @@ def test_outputs_of_several_shapes_are_measured_one_after_the_other() -> None:
 def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     batches = [(torch.randn(4, 3), torch.randint(3, (4,))) for _ in range(4)]
 
-    def make(chosen: list[tuple[Tensor, Tensor]]) -> Means:
-        means = Means(MetricCollection({"acc": MulticlassAccuracy(3)}))
+    def make(chosen: list[tuple[Tensor, Tensor]]) -> Accumulator:
+        means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3)}))
         for x, y in chosen:
             means.add(4, {"loss": x.mean()}, x, y)
         return means
@@ -395,7 +395,7 @@ def test_a_name_that_another_curve_has_is_refused(
 
 
 def test_a_metric_of_nothing_is_no_curve() -> None:
-    means = Means(MetricCollection({"mean": MeanMetric()}))
+    means = Accumulator(MetricCollection({"mean": MeanMetric()}))
     means.add(1, {"loss": torch.tensor(1.0)}, None, None)
     assert means.result(first).keys() == {"loss", "num_samples"}
 

@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.sampler import EpochBatchSampler
-from project.base.samples import DatasetSamples, ResumableLoader, TensorBatches
+from lightbase.compat import quiet_lightning
+from lightbase.data.batches import DatasetSamples, ResumableLoader, TensorBatches
+from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.errors import UserError
 from project.classifier import Classifier
-from project.engine.quiet import quiet_lightning
 
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
@@ -28,7 +28,7 @@ QUIET: dict[str, Any] = {
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
     """Data whose inputs are their own indices, those of the test set from 1000."""
 
-    class Labelled(TensorDataModule):
+    class Labelled(BaseDataModule):
         classes = ["a", "b"]
 
         def load(self, split: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -38,7 +38,7 @@ def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
     return attach(Labelled(batch_size=batch_size, **options))
 
 
-class Numbers(TensorDataModule):
+class Numbers(BaseDataModule):
     """What it is given: whatever `load` may return."""
 
     def __init__(
@@ -183,7 +183,7 @@ def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
     assert labelled(50, pin_memory=True).val_dataloader().pin_memory
 
 
-class Small(TensorDataModule):
+class Small(BaseDataModule):
     """1,000 samples of the training set's kind, 1 KiB each, for validation."""
 
     def __init__(

@@ -14,18 +14,18 @@ from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.system import System
-from project.callbacks.step_timer import StepTimer, shares
+from lightbase.cli.parser import arguments
+from lightbase.cli.training_cli import TrainingCLI
+from lightbase.compat import quiet_lightning
+from lightbase.data.module import BaseDataModule
+from lightbase.devices import data_parallel
+from lightbase.devices.data_parallel import DataParallelStrategy
+from lightbase.errors import UserError
+from lightbase.module import BaseModule
+from lightbase.run.train import main
+from lightbase.watch.step_timer import StepTimer, shares
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine import data_parallel
-from project.engine.cli import TrainingCLI
-from project.engine.data_parallel import DataParallelStrategy
-from project.engine.parser import arguments
-from project.engine.quiet import quiet_lightning
-from project.engine.run import main
 from project.models.mlp import MLP
 from project.regressor import Regressor
 
@@ -293,7 +293,7 @@ def test_an_error_in_a_replica_is_the_users_own_and_leaves_the_network_as_it_was
     assert "forward" not in vars(net)
 
 
-class Line(TensorDataModule):
+class Line(BaseDataModule):
     """Numbers (N, 48) and the sum of each, for a Regressor."""
 
     def load(self, split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
@@ -330,7 +330,7 @@ class OwnStep(Classifier):
 
 
 class PlainModule(LightningModule):
-    """No System: its network is only called `net`."""
+    """No BaseModule: its network is only called `net`."""
 
     def __init__(self, net: nn.Module | None) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ def test_the_criterion_of_a_regressor_sees_the_whole_batch(tmp_path: Path) -> No
     for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
         seed_everything(1, verbose=False)
         criterion = WatchedLoss()
-        model: System = Regressor(MLP(sizes=[48, 8, 1]), criterion, lr=0.01)
+        model: BaseModule = Regressor(MLP(sizes=[48, 8, 1]), criterion, lr=0.01)
         fitted = trainer(tmp_path, strategy, num_sanity_val_steps=0)
         samples = Line(batch_size=10, val_fraction=0.2)
         fitted.fit(model, samples)
@@ -466,7 +466,9 @@ def test_what_dp_cannot_do_is_refused(
 
 
 def test_the_flag_makes_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("project.engine.cli.check_devices", lambda *_: None)  # there are no GPUs
+    monkeypatch.setattr(
+        "lightbase.cli.training_cli.check_devices", lambda *_: None
+    )  # there are no GPUs
     cli = TrainingCLI(arguments(["--config", TINY, "--trainer.strategy", "dp"]))
     assert isinstance(cli.make_trainer(logger=False).strategy, DataParallelStrategy)
 

@@ -15,10 +15,9 @@ import torch
 from test_training import curves
 from torch import Tensor
 
-from project.callbacks.device_monitor import DeviceMonitor, gpu_readers
-from project.callbacks.phase_clock import PHASES
-from project.callbacks.step_timer import StepTimer
-from project.engine import advice
+from lightbase.watch import advice
+from lightbase.watch.device_monitor import DeviceMonitor, gpu_readers
+from lightbase.watch.step_timer import PHASES, StepTimer
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]

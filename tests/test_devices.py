@@ -11,11 +11,12 @@ from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
-from project.base.errors import UserError
+from lightbase.devices import devices
+from lightbase.devices.devices import check_devices
+from lightbase.errors import UserError
+from lightbase.run import checks
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine import checks, devices
-from project.engine.devices import check_devices
 from project.models.mlp import MLP
 
 

@@ -30,16 +30,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
-from project.base.callback import run_folder
-from project.base.datamodule import Batch, TensorDataModule
-from project.base.sampler import EpochBatchSampler
-from project.base.samples import ResumableLoader, as_it_is
+from lightbase.cli.training_cli import TrainingCLI
+from lightbase.curves import run_folder
+from lightbase.data.batches import ResumableLoader, as_it_is
+from lightbase.data.module import BaseDataModule, Batch
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.devices import signals
+from lightbase.devices.processes import StopOnSignal
+from lightbase.run.train import main
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine import signals
-from project.engine.cli import TrainingCLI
-from project.engine.processes import StopOnSignal
-from project.engine.run import main
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def evaluate(*args: Any) -> None:
 # which samples come where
 
 
-class Numbers(TensorDataModule):
+class Numbers(BaseDataModule):
     """Samples that are their own numbers: 0 up to num_train, and from 1000 up to 1000 +
     num_test."""
 
@@ -422,7 +422,7 @@ def test_a_part_of_the_batches(
 # metrics
 
 
-class Logits(TensorDataModule):
+class Logits(BaseDataModule):
     """Logits of 3 classes, (N, 3), that are right more often than not."""
 
     classes = ["a", "b", "c"]

@@ -17,7 +17,7 @@ from small import Points
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
-from project.base.download import prepare_data
+from lightbase.data.torchvision_set import prepare_data
 
 # urllib leaves the socket of a refused connection to the garbage collector
 pytestmark = pytest.mark.filterwarnings(

@@ -20,13 +20,13 @@ from PIL import Image
 from test_scripts import fails
 from torch import Tensor, nn
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.image_files import read_image
-from project.base.samples import Batch
+from lightbase.data.batches import Batch
+from lightbase.data.images import read_image
+from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
+from lightbase.resume.state import load_run
+from lightbase.run.train import main
 from project.data.cifar10 import CIFAR10
-from project.engine.resume import load_run
-from project.engine.run import main
 
 export = script("export")
 MODELS = {  # by the run's name: what differs from tests/tiny.yaml
@@ -34,11 +34,11 @@ MODELS = {  # by the run's name: what differs from tests/tiny.yaml
     "discs": ["--model", "project.regressor.Regressor", "--data", "project.data.discs.Discs",
         "--data.num_train", "99",
               "--data.num_test", "20", "--model.net.sizes", "[1024,8,1]"],
-    "features": ["--data", "project.data.features.Features", "--data.csv_path", "features.csv",
+    "features": ["--data", "lightbase.data.tables.Features", "--data.csv_path", "features.csv",
                  "--model.net.sizes", "[3,5,2]"],
     "words": ["--data", "test_export.Words", "--model.net", "test_export.BagOfWords"],
     "views": ["--model.net", "small.ConvNet", "--model.net.num_classes", "4",
-              "--model.test_views", "project.data.transforms.mirrored"],
+              "--model.test_views", "lightbase.data.transforms.mirrored"],
     "branches": ["--model.net", "test_export.Branches"],
     "random": ["--model.net", "test_export.AlwaysDrops"],
     "dicts": ["--data", "test_export.Dicts", "--model.net", "test_export.OfDict", "--try_network",
@@ -58,7 +58,7 @@ LARGE = {
 }  # fmt: skip
 
 
-class Words(TensorDataModule):
+class Words(BaseDataModule):
     """Seven words of a vocabulary of 20 a sample."""
 
     classes = ["a", "b"]
@@ -470,7 +470,7 @@ def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
             image.convert(mode).save(folder / f"{i}.{'jpg' if mode == 'CMYK' else 'png'}")
     data = [
         "--data",
-        "project.data.image_folder.ImageFolder",
+        "lightbase.data.images.ImageFolder",
         "--data.data_dir",
         "shapes",
         "--data.num_workers",

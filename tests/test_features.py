@@ -4,8 +4,8 @@ import pytest
 import torch
 from attached import attach
 
-from project.base.errors import UserError
-from project.data.features import Features
+from lightbase.data.tables import Features
+from lightbase.errors import UserError
 
 
 def test_generated_features_come_in_overlapping_clusters() -> None:

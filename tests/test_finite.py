@@ -12,7 +12,7 @@ from test_steps import Plain, PlainData
 from test_training import checkpoint
 from torch import Tensor
 
-from project.base.callback import MayMissSteps
+from lightbase.curves import MayMissSteps
 from project.classifier import Classifier
 
 Train = Callable[..., dict[str, Any]]

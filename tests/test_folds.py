@@ -15,13 +15,13 @@ from PIL import Image
 from test_data import Numbers, OwnSplits
 from torch.utils.data import Dataset
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.data.features import Features
-from project.data.image_folder import ImageFolder
-from project.engine.cli import TrainingCLI
-from project.engine.parser import arguments
-from project.engine.resume import load_run
+from lightbase.cli.parser import arguments
+from lightbase.cli.training_cli import TrainingCLI
+from lightbase.data.images import ImageFolder
+from lightbase.data.module import BaseDataModule
+from lightbase.data.tables import Features
+from lightbase.errors import UserError
+from lightbase.resume.state import load_run
 
 EVALUATE = script("evaluate")
 
@@ -215,7 +215,7 @@ def test_what_all_was_trained_on_has_no_other_test_set(
 ) -> None:
     data = (
         "--data",
-        "project.data.features.Features",
+        "lightbase.data.tables.Features",
         "--data.num_samples",
         200,
         "--data.num_classes",
@@ -243,7 +243,7 @@ def test_a_checkpoint_from_before_the_folds_loads_and_resumes(train: Any, tmp_pa
         )
         torch.save(checkpoint, folder / f"{name}.ckpt")
     data: Any = load_run(folder / "best.ckpt").datamodule
-    assert isinstance(data, TensorDataModule)
+    assert isinstance(data, BaseDataModule)
     assert data.fold is None
     after = train("--ckpt_path", "last", "--trainer.max_epochs", 2)
     assert np.isfinite(after["test/loss"])

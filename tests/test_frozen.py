@@ -10,8 +10,8 @@ import torch
 from test_training import Terminate, equal, weights
 from torch import Tensor, nn
 
-from project.base.errors import UserError
-from project.base.frozen import freeze_parameters
+from lightbase.errors import UserError
+from lightbase.transfer import freeze_parameters
 from project.classifier import Classifier
 
 Train = Callable[..., dict[str, Any]]

@@ -18,8 +18,8 @@ from conftest import REPO, script
 from lightning import Trainer
 from PIL import Image
 
-from project.base.datamodule import TensorDataModule
-from project.data.image_folder import ImageFolder
+from lightbase.data.images import ImageFolder
+from lightbase.data.module import BaseDataModule
 from project.data.synthetic import SyntheticImages
 
 OWN = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -93,7 +93,7 @@ def test_large_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["images", "folder"])
 def test_what_a_worker_gets_can_be_handed_to_a_new_process(tmp_path: Path, kind: str) -> None:
     """As on macOS and Windows, where nothing is forked."""
-    data: TensorDataModule = SyntheticImages(num_train=100, num_test=20, num_workers=1)
+    data: BaseDataModule = SyntheticImages(num_train=100, num_test=20, num_workers=1)
     if kind == "folder":
         for name in ("a", "b"):
             (tmp_path / "train" / name).mkdir(parents=True)

@@ -1,5 +1,4 @@
-"""Imports point one way: what a user edits knows base/ at most, and only engine/ and scripts/ know
-engine/."""
+"""Imports point one way: the project imports the library, and never the other way round."""
 
 import ast
 import os
@@ -9,42 +8,30 @@ from pathlib import Path
 
 import programs
 
-import project
-
-ROOT = Path(project.__path__[0])
-MAY_KNOW = {  # a room of project/, and the rooms that it may import besides itself
-    "models": set(),
-    "base": set(),
-    "data": {"base"},
-    "callbacks": {"base"},
-    "engine": {"base", "callbacks"},
-}
+REPO = Path(__file__).parents[1]
 
 
-def test_imports_point_one_way() -> None:
-    for path in ROOT.rglob("*.py"):
-        room = path.relative_to(ROOT).parts[0]
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        names += [
-            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-        ]
-        known = {
-            parts[1]
-            for name in names
-            if (parts := name.split("."))[0] == ROOT.name and len(parts) > 1
-        } - {room}
-        assert known <= MAY_KNOW[room] if room in MAY_KNOW else "engine" not in known, (
-            f"{path} imports {known}"
-        )
+def imports(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {*names, *(a.name for node in nodes if isinstance(node, ast.Import) for a in node.names)}
+
+
+def test_the_project_uses_public_names_only() -> None:
+    for path in (REPO / "project").rglob("*.py"):
+        known = {name for name in imports(path) if name.startswith("lightbase")}
+        assert known <= {"lightbase", "lightbase.data.transforms"}, path
+
+
+def test_the_library_does_not_name_the_project() -> None:
+    for path in (REPO / "lightbase").rglob("*.py"):
+        assert "project" not in {name.partition(".")[0] for name in imports(path)}, path
 
 
 def test_an_import_changes_nothing_else() -> None:
     command = [sys.executable, str(Path(__file__).with_name("importing.py"))]
-    environment = os.environ | {"PYTHONPATH": str(ROOT.parent)}
-    with programs.start(
-        command, cwd=ROOT.parent, env=environment, stdout=subprocess.PIPE
-    ) as process:
+    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    with programs.start(command, cwd=REPO, env=environment, stdout=subprocess.PIPE) as process:
         output, _ = process.communicate(timeout=100)
     num_modules, changed = output.split(maxsplit=1)
     assert int(num_modules) > 50

@@ -11,9 +11,9 @@ from attached import attach, read
 from conftest import TINY, script
 from PIL import Image
 
-from project.base.errors import UserError
-from project.data.image_folder import ImageFolder
-from project.engine.run import main
+from lightbase.data.images import ImageFolder
+from lightbase.errors import UserError
+from lightbase.run.train import main
 
 evaluate = script("evaluate").main
 
@@ -167,12 +167,12 @@ def test_a_folder_beside_the_splits_is_said(
     assert capsys.readouterr().out == "Images: not used, neither train, val nor test: dev\n"
 
 
-@pytest.mark.parametrize("data", ["image_folder.ImageFolder", "torchvision_set.TorchvisionSet"])
+@pytest.mark.parametrize("data", ["ImageFolder", "TorchvisionSet"])
 def test_images_of_other_than_one_or_three_channels_are_refused(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["--config", str(TINY), f"--data=project.data.{data}", "--data.image_shape=[4,8,8]"])
+        main(["--config", str(TINY), f"--data=lightbase.{data}", "--data.image_shape=[4,8,8]"])
     assert "data.image_shape: " in capsys.readouterr().err
 
 
@@ -212,7 +212,7 @@ def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
         shutil.copytree(image_folder / "train" / "red", image_folder / "test")
     data = [
         "--data",
-        "project.data.image_folder.ImageFolder",
+        "lightbase.data.images.ImageFolder",
         "--data.data_dir",
         image_folder,
         "--data.num_workers",

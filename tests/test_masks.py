@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from project.base.datamodule import TensorDataModule
-from project.base.samples import Batch
+from lightbase.data.batches import Batch
+from lightbase.data.module import BaseDataModule
+from lightbase.data.transforms import random_flip, to_float
 from project.data.cifar10 import CIFAR10
-from project.data.transforms import random_flip, to_float
 
 Train = Callable[..., dict[str, Any]]
 SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3,
@@ -21,7 +21,7 @@ SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3,
          "--model.net.kernel_size", 1, "--trainer.max_steps", 2)  # fmt: skip
 
 
-class Plain(TensorDataModule):
+class Plain(BaseDataModule):
     """Dark pixels and light ones."""
 
     classes = ["dark", "light"]

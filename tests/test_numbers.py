@@ -14,8 +14,8 @@ from pages import commands, run, write_files
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.base.callback import gather
-from project.base.means import in_keys, numbers
+from lightbase.curves import gather
+from lightbase.metrics import in_keys, numbers
 from project.data.synthetic import SyntheticImages
 
 Train = Callable[..., dict[str, Any]]
@@ -159,7 +159,7 @@ def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
 @pytest.mark.parametrize("num_steps", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -> None:
     """Of the epoch's last step, although Lightning drops gradients before the validation."""
-    histograms = ("--trainer.callbacks+", "project.callbacks.weight_histograms.WeightHistograms")
+    histograms = ("--trainer.callbacks+", "lightbase.watch.parameters.WeightHistograms")
     flags = ("--trainer.callbacks.gradients", "true", "--trainer.callbacks.every_n_epochs", 2)
     several = ("--steps_per_execution", num_steps, "--trainer.max_epochs", 3)
     train(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import script
 
-from project.engine.older import rename_classes
+from lightbase.resume.checkpoints import rename_classes
 
 Train = Callable[..., dict[str, Any]]
 
@@ -48,7 +48,7 @@ def test_only_import_paths_of_the_package_are_renamed() -> None:
     assert args == {
         "text": "shoes.x",
         "optimizer": "SGD",
-        "test_views": "project.data.transforms.mirrored",
+        "test_views": "lightbase.data.transforms.mirrored",
     }
 
 

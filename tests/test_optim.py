@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from project.base.errors import UserError
-from project.base.groups import check_options, grouped
-from project.base.optim import build_optimizer, build_scheduler, interval_of
-from project.engine.quiet import quiet_lightning
+from lightbase.compat import quiet_lightning
+from lightbase.errors import UserError
+from lightbase.optim import build_optimizer, build_scheduler, check_options, grouped, interval_of
 
 
 def parameter() -> list[nn.Parameter]:

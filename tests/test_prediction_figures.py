@@ -12,8 +12,9 @@ from test_training import curves, equal, weights
 from torch import Tensor
 from torch.utils.tensorboard._utils import figure_to_image
 
-from project.callbacks import charts, prediction_figures
-from project.callbacks.prediction_figures import spread
+from lightbase.watch import charts
+from lightbase.watch import figures as prediction_figures
+from lightbase.watch.figures import spread
 from project.classifier import Classifier
 from project.models.mlp import MLP
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import test_training
 
-from project.callbacks.progress import REFRESH_S, TrainingProgressBar, clock
+from lightbase.watch.progress import REFRESH_S, TrainingProgressBar, clock
 
 Train = Callable[..., dict[str, Any]]
 BAR = ("--trainer.enable_progress_bar", "true")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
 
-from project.engine.quiet import quiet_lightning
+from lightbase.compat import quiet_lightning
 
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import script
 
-from project.base.errors import UserError
+from lightbase.errors import UserError
 from project.models.mlp import MLP
 from project.regressor import Regressor
 

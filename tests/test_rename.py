@@ -18,9 +18,9 @@ import pytest
 import yaml
 from conftest import REPO
 
-from project.base.errors import UserError
+from lightbase.folder import PROJECT
 
-PACKAGE = UserError.__module__.split(".")[0]  # this file is renamed too
+PACKAGE = PROJECT.package
 NEW = f"my_{PACKAGE}"
 
 # PKG stands for the package's name
@@ -28,14 +28,14 @@ MENTIONS = r"""
 import PKG
 import PKG as package, os
 import os, PKG, PKG.data
-    from PKG import base
+    from PKG import models
     from PKG.models.mlp import MLP  # of the project
-python -c "import PKG" && python -m PKG.engine.run && pytest --cov=PKG && mypy PKG scripts
+python -c "import PKG" && python -m PKG.models.mlp && pytest --cov=PKG && mypy PKG scripts
 class_path: PKG.models.mlp.MLP
 net: {class_path: PKG.models.mlp.MLP, "name": "PKG"}
 [PKG.models.mlp.MLP, 'PKG.data.mnist.MNIST']
-monkeypatch.setattr("PKG.engine.devices.num_gpus", match=r"PKG\.models")
-see PKG/base/system.py, ./PKG/data, PKG\models\mlp.py, `PKG/`, or (../PKG/engine/*.py).
+monkeypatch.setattr("PKG.models.mlp.MLP", match=r"PKG\.models")
+see PKG/models/mlp.py, ./PKG/data, PKG\models\mlp.py, `PKG/`, or (../PKG/models/*.py).
 include = ["PKG*"]
 module = ["PKG.*", "PKG[dev]"]
 if parts[0] == "PKG":
@@ -182,7 +182,10 @@ def test_the_project_table_stays(renamed: Path) -> None:
     pyproject = tomllib.loads((renamed / "pyproject.toml").read_text())
     assert pyproject["project"]["name"] == NEW
     assert pyproject["project"]["optional-dependencies"]
-    assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"] == [f"{NEW}*"]
+    assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"] == [
+        f"{NEW}*",
+        "lightbase*",
+    ]
     assert NEW in pyproject["tool"]["mypy"]["files"]
 
 

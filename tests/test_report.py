@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest import TINY, script
 
+from lightbase.run.train import main
 from project.classifier import Classifier
-from project.engine.run import main
 
 evaluate = script("evaluate").main
 
@@ -73,7 +73,7 @@ def test_the_report_agrees_with_the_test(run: Any, tmp_path: Path, capsys: Any) 
 def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Path) -> None:
     flags = [
         "--model.test_views",
-        "project.data.transforms.mirrored",
+        "lightbase.data.transforms.mirrored",
         "--trainer.limit_test_batches",
         "3",
     ]

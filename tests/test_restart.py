@@ -15,7 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 
-from project.engine.run import main
+from lightbase.run.train import main
 
 Train = Callable[..., dict[str, Any]]
 

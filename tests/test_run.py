@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from project.base.errors import UserError
-from project.engine.folder import Run, folder_to_continue
-from project.engine.recorder import hyper_parameters
+from lightbase.errors import UserError
+from lightbase.folder import Run, folder_to_continue
+from lightbase.run.record import hyper_parameters
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:

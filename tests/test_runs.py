@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import found_runs
 import programs
 import pytest
 import yaml
@@ -23,8 +22,8 @@ from pages import commands, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from project.base.errors import UserError
-from project.engine.folder import is_running
+from lightbase.errors import UserError
+from lightbase.folder import is_running
 
 PAGE = (REPO / "docs" / "runs.md").read_text()
 runs = script("runs")
@@ -163,7 +162,7 @@ def test_an_empty_folder_says_so(tmp_path: Path, capsys: Any) -> None:
 def test_before_the_first_run_there_is_no_folder_of_runs(
     tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(found_runs, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
     call(tmp_path / "logs")
     assert capsys.readouterr().err == f"No runs below {tmp_path / 'logs'}\n"
 

@@ -23,12 +23,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.base.datamodule import TensorDataModule
-from project.base.errors import UserError
-from project.base.image_files import read_image
-from project.engine.resume import load_run
-from project.engine.run import main
-from project.engine.script import open_stream, write_whole
+from lightbase.data.images import read_image
+from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
+from lightbase.folder import open_stream, write_whole
+from lightbase.resume.state import load_run
+from lightbase.run.train import main
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -310,7 +310,7 @@ class PlainImages(LightningDataModule):
     val_dataloader = train_dataloader
 
 
-class FloatImages(TensorDataModule):
+class FloatImages(BaseDataModule):
     image_shape = (3, 8, 8)
 
     def load(self, split: str) -> Any:  # type: ignore[override]
@@ -337,10 +337,10 @@ def test_predict_refuses_data_for_which_no_file_can_stand(
         f"trained on {data.rpartition('.')[2]}: how an image file becomes such an input is "
         "not known" in error
     )
-    assert "TensorDataModule" in error
+    assert "BaseDataModule" in error
 
 
-class Halved(TensorDataModule):
+class Halved(BaseDataModule):
     """uint8 images of a Dataset, without image_shape."""
 
     classes = ["a", "b"]
@@ -496,7 +496,7 @@ def test_predict_writes_any_file_name(
 
 
 def test_numbers_are_no_formulas() -> None:
-    as_cell = script("rows").for_spreadsheet
+    as_cell = script("tables").for_spreadsheet
     for plain in ("-0.5", "+1", "-1e-05", "-inf", "nan", "cat", "photos/=1.png", "-1"):
         assert as_cell(plain) == plain
     for formula in ("=1", "+cmd|x", "-2+3+cmd|x", "@SUM(A1)", "\t=1"):
@@ -646,7 +646,6 @@ def test_a_script_imports_torch_where_ctrl_c_is_heard() -> None:
         ("export", "load_run", "--ckpt_path x"),
         ("tune", "parse", ""),
         ("prepare_data", "TrainingCLI", f"--config {TINY}"),
-        ("benchmark", "compare", "--parts mnist"),
     ],
 )
 @pytest.mark.linux
@@ -659,8 +658,6 @@ def test_ctrl_c_ends_a_script_in_one_line(
 ) -> None:
     module = script(name)
     monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    if name == "benchmark":
-        monkeypatch.setitem(module.TABLES, "mnist", {"": module.compare})
     with pytest.raises(SystemExit) as caught:
         module.main(flags.split())
     assert caught.value.code == 130

@@ -12,9 +12,9 @@ from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
 
-from project.base.errors import UserError
+from lightbase.errors import UserError
+from lightbase.run.selection import better
 from project.classifier import Classifier
-from project.engine.selection import better
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from project.engine.source import LARGEST, source
+from lightbase.run.record import LARGEST, source
 
 GIT = shutil.which("git")
 
@@ -137,7 +137,7 @@ def test_a_git_that_fails(repository: Path, fake_git: Any, program: str, reason:
 def test_a_git_that_hangs_is_ended_with_its_children(
     repository: Path, tmp_path: Path, fake_git: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("project.engine.source.SECONDS", 1)
+    monkeypatch.setattr("lightbase.run.record.SECONDS", 1)
     commit = git(repository, "rev-parse", "HEAD").strip()
     fake_git(
         f'case "$*" in *diff*) sleep 60 & echo $! > {tmp_path}/child; wait; esac\nexec {GIT} "$@"'

@@ -15,10 +15,9 @@ from test_training import curves
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from project.base.samples import TensorBatches
-from project.callbacks import step_timer
-from project.callbacks.phase_clock import PHASES, PhaseClock, learn
-from project.callbacks.step_timer import StepTimer, shares, total
+from lightbase.data.batches import TensorBatches
+from lightbase.watch import step_timer
+from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, learn, shares, total
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
 

@@ -13,10 +13,10 @@ from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.base.callback import MayMissSteps
+from lightbase.curves import MayMissSteps
+from lightbase.data.transforms import random_crop, random_flip
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.data.transforms import random_crop, random_flip
 
 Train = Callable[..., dict[str, Any]]
 

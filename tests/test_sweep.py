@@ -22,22 +22,18 @@ from typing import Any
 import optuna
 import programs
 import pytest
-import sweep_report
-import sweep_results
-import sweep_study
-import sweep_workers
-import sweeping
 import torch
 from conftest import REPO, TINY, script
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from pages import commands, run
-from sweep_search import dimension
-from sweep_study import open_study
 from torch import Tensor, nn
 
-from project.base.errors import UserError
-from project.engine.run import main as train_main
+from lightbase.errors import UserError
+from lightbase.run.train import main as train_main
+from lightbase.tools import sweep_report, sweep_results, sweep_study, sweep_workers, sweeping
+from lightbase.tools.sweep_search import dimension
+from lightbase.tools.sweep_study import open_study
 
 PAGE = (REPO / "docs" / "sweep.md").read_text()
 SWEEP = script("sweep")

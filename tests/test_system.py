@@ -1,4 +1,4 @@
-"""What a user's subclass of the Classifier or System assigns and overrides: it takes effect, and
+"""What a user's subclass of the Classifier or BaseModule assigns and overrides takes effect, and
 breaks nothing."""
 
 import sys
@@ -18,10 +18,10 @@ from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 
-from project.base.sampler import EpochBatchSampler
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.resume.state import load_run
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.engine.resume import load_run
 from project.models.mlp import MLP
 
 Train = Callable[..., dict[str, Any]]
@@ -614,7 +614,7 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
             "model.initializer 'nowhere.function' cannot be imported",
         ),
         ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
-        ("test_views", "project.data.transforms.mirorred", "mirorred"),
+        ("test_views", "lightbase.data.transforms.mirorred", "mirorred"),
         (
             "test_views",
             f"{HERE}.none_at_all",
@@ -622,7 +622,7 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
         ),
         (
             "test_views",
-            "project.data.transforms.random_flip",
+            "lightbase.data.transforms.random_flip",
             "gives a Tensor, where a list of tensors belongs",
         ),
         (

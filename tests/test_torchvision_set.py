@@ -12,8 +12,8 @@ from jsonargparse.typing import PositiveInt
 from PIL import Image
 from torchvision import datasets
 
-from project.base.errors import UserError
-from project.data.torchvision_set import TorchvisionSet
+from lightbase.data.torchvision_set import TorchvisionSet
+from lightbase.errors import UserError
 
 
 class InParts(datasets.VisionDataset):

@@ -29,11 +29,11 @@ from tensorboard.plugins.hparams import backend_context
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from project.base.callback import MayMissSteps
-from project.base.datamodule import TensorDataModule
-from project.base.optim import build_optimizer
-from project.base.sampler import EpochBatchSampler
-from project.base.samples import ResumableLoader
+from lightbase.curves import MayMissSteps
+from lightbase.data.batches import ResumableLoader
+from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.optim import build_optimizer
 from project.data.synthetic import SyntheticImages
 from project.models.mlp import MLP
 
@@ -602,7 +602,7 @@ def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "project.engine.run.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
+        "lightbase.run.train.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(SystemExit) as caught:
         train()
@@ -719,7 +719,7 @@ class EndsItsWorker(Dataset[Any]):
         return torch.zeros(3, 8, 8), index % 4
 
 
-class DeadlyData(TensorDataModule):
+class DeadlyData(BaseDataModule):
     classes = ["a", "b", "c", "d"]
     image_shape = (3, 8, 8)
 
@@ -1024,7 +1024,7 @@ def test_bf16_on_a_cpu_without_it_is_told_to_be_slow(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for has_it in (False, True):
-        monkeypatch.setattr("project.engine.cli.has_bf16", lambda has_it=has_it: has_it)
+        monkeypatch.setattr("lightbase.cli.training_cli.has_bf16", lambda has_it=has_it: has_it)
         train("--trainer.precision", precision, "--trainer.fast_dev_run", "true")
         line = (
             "This CPU has no bf16 instructions: bf16-mixed is up to ten times slower here "

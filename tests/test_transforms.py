@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from project.data.transforms import (
+from lightbase.data.transforms import (
     alternating_flip,
     crop_and_flip,
     mirrored,

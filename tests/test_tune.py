@@ -14,8 +14,8 @@ from lightning import LightningDataModule, LightningModule
 from test_prediction_figures import events
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from tuning import batch_losses, choose
 
+from lightbase.tools.tune import batch_losses, choose
 from project.models.mlp import MLP
 
 tune = script("tune")

@@ -8,11 +8,11 @@ import pytest
 from torch import Tensor
 from waits import Watch, stand_in
 
-from project.base import means
+from lightbase import metrics as means
+from lightbase.data.transforms import crop_and_flip
+from lightbase.run import train as run
 from project.classifier import Classifier
 from project.data.synthetic import SyntheticImages
-from project.data.transforms import crop_and_flip
-from project.engine import run
 
 Train = Callable[..., dict[str, Any]]
 FLAGS = (
@@ -30,7 +30,7 @@ SEVERAL = ("--steps_per_execution", 3)
 CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
 FEATURES = (
     "--data",
-    "project.data.features.Features",
+    "lightbase.data.tables.Features",
     "--model.net.sizes",
     "[10,4]",
     "--data.num_samples",

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from small import ConvNet
 from torch import Tensor, nn
 
-from project.base.errors import UserError
-from project.base.weights import LEGACY, WeightsFile, load_weights
+from lightbase.errors import UserError
+from lightbase.transfer import LEGACY, WeightsFile, load_weights
 
 Train = Callable[..., dict[str, Any]]
 

@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import dataloader
 
-from project.base.callback import MayMissSteps
-from project.base.datamodule import TensorDataModule
-from project.base.samples import TensorBatches
-from project.engine import run
+from lightbase.curves import MayMissSteps
+from lightbase.data.batches import TensorBatches
+from lightbase.data.module import BaseDataModule
+from lightbase.run import train as run
 
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
@@ -318,7 +318,7 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
     """The same of the stand-in, with data that is resident there where `resident` is true, and
     pinned elsewhere."""
 
-    def resident(self: TensorDataModule, split: str, data: TensorBatches) -> TensorBatches:
+    def resident(self: BaseDataModule, split: str, data: TensorBatches) -> TensorBatches:
         return self.on_gpu.setdefault(split, data.to(DEVICE)) if self.resident else data
 
     # the loader asks torch whether there is an accelerator to pin memory for
@@ -326,7 +326,7 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
     accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: DEVICE)
     fake.__dict__.update(torch.__dict__, accelerator=accelerator)
     with (
-        patch.object(TensorDataModule, "_resident", resident),
+        patch.object(BaseDataModule, "_resident", resident),
         patch.object(dataloader, "torch", fake),
         StandIn(tell),
     ):

@@ -9,14 +9,11 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
-from project.base.datamodule import TensorDataModule
-from project.base.download import open_or_download
-from project.base.errors import UserError
-from project.base.samples import Batch
-from project.data.transforms import alternating_flip, crop_and_flip, to_float
+from lightbase import BaseDataModule, Batch, UserError, open_or_download
+from lightbase.data.transforms import alternating_flip, crop_and_flip, to_float
 
 
-class CIFAR10(TensorDataModule):
+class CIFAR10(BaseDataModule):
     """Images (N, 3, 32, 32) in [0, 1], not normalised further.
 
     Files: data_dir/cifar-10-batches-py, downloaded by torchvision where they are missing.

@@ -6,12 +6,11 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.base.datamodule import TensorDataModule
-from project.base.samples import Batch
-from project.data.transforms import to_float
+from lightbase import BaseDataModule, Batch
+from lightbase.data.transforms import to_float
 
 
-class Discs(TensorDataModule):
+class Discs(BaseDataModule):
     """Grey images (N, 1, 32, 32) of one disc each, of random place and brightness, on noise. The
     target is its radius, 3 to 12 pixels; those who always say 7.5 are 2.25 pixels off on average.
 

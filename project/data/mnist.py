@@ -9,11 +9,8 @@ from torchvision import datasets
 from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 from torchvision.datasets.utils import check_integrity
 
-from project.base.datamodule import TensorDataModule
-from project.base.download import open_or_download
-from project.base.errors import UserError
-from project.base.samples import Batch
-from project.data.transforms import random_crop, to_float
+from lightbase import BaseDataModule, Batch, UserError, open_or_download
+from lightbase.data.transforms import random_crop, to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
 FILES = {
@@ -24,7 +21,7 @@ FILES = {
 }
 
 
-class MNIST(TensorDataModule):
+class MNIST(BaseDataModule):
     """Images (N, 1, 28, 28) with mean 0.5 and std 0.5 taken off, so in [-1, 1]; classes "0" to "9".
 
     Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other

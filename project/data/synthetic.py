@@ -8,12 +8,11 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from project.base.datamodule import TensorDataModule
-from project.base.samples import Batch
-from project.data.transforms import to_float
+from lightbase import BaseDataModule, Batch
+from lightbase.data.transforms import to_float
 
 
-class SyntheticImages(TensorDataModule):
+class SyntheticImages(BaseDataModule):
     """Striped patches on noise, told apart by the direction and the width of their stripes; place,
     contrast, colour and phase are random. A class has hardly a mean image: a linear model gets
     about half of the images right, a small convolutional network nearly all of them but the

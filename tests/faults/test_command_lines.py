@@ -22,7 +22,7 @@ from conftest import TINY
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from project.engine.run import main
+from lightbase.run.train import main
 
 NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 40))
 SECONDS = 60  # more for one example is a hang

@@ -21,8 +21,8 @@ import pytest
 import torch
 from conftest import TINY, script
 
-from project.engine.recorder import RunRecorder
-from project.engine.run import main
+from lightbase.run.record import RunRecorder
+from lightbase.run.train import main
 
 FLIPS = int(os.environ.get("FAULT_FLIPS", 1))
 SEED = int(os.environ.get("FAULT_SEED", 0))

@@ -2,7 +2,6 @@
 no code."""
 
 import contextlib
-import importlib
 import pkgutil
 import sqlite3
 import sys
@@ -15,8 +14,8 @@ import torch
 import yaml
 from conftest import REPO, TINY, script
 
-from project.engine import trust
-from project.engine.run import main as train_main
+from lightbase.cli import trust
+from lightbase.run.train import main as train_main
 
 Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
 Trained = Callable[..., tuple[Path, dict[str, Any]]]
@@ -127,15 +126,15 @@ ANYWHERE: dict[str, Change] = {
     "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
     "a program by a detour": anything(
-        "project.engine.source.subprocess.Popen", args=["touch", "TARGET"]
+        "lightbase.run.record.subprocess.Popen", args=["touch", "TARGET"]
     ),
     "a program by a function that imports": of_model(
         optimizer_args={
             "weight_decay": {
                 **named(
-                    "project.base.download.open_or_download",
+                    "lightbase.data.torchvision_set.open_or_download",
                     source=named(
-                        "project.base.imports.imported", argument="x", path="subprocess.Popen"
+                        "lightbase.errors.imported", argument="x", path="subprocess.Popen"
                     ),
                     data_dir="TARGET",
                     files="x",
@@ -153,7 +152,7 @@ ANYWHERE: dict[str, Change] = {
     "a folder of a data set": anything("torchvision.datasets.Caltech101", root="TARGET"),
     "a module that came with the file": anything("came.with_it.Net"),
     "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
-    "a folder of a run": anything("project.engine.folder.Run", root="TARGET", name="x"),
+    "a folder of a run": anything("lightbase.folder.Run", root="TARGET", name="x"),
     "a file handler": anything("logging.FileHandler", filename="TARGET"),
     "a logger's writer": anything(
         "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="TARGET"
@@ -196,8 +195,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (work / "came").mkdir(parents=True)
     (work / "came" / "with_it.py").write_text(MODULE.format(target=str(found)))
     monkeypatch.chdir(work)
-    monkeypatch.setattr("project.engine.folder.LOGS", tmp_path / "logs")
-    monkeypatch.setattr("project.engine.restart.LOGS", tmp_path / "logs")
+    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
     yield found
     for name in ("hostile", "own_loss"):
         sys.modules.pop(name, None)
@@ -411,7 +409,7 @@ def test_a_sweep_refuses_what_the_run_of_a_trial_names(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sweep, sweeping = script("sweep"), importlib.import_module("sweeping")
+    sweep, sweeping = script("sweep"), script("sweeping")
 
     def train_all(folder: Path, task: dict[str, Any], *_: Any) -> None:
         sweeping.Worker({**task, "index": 0}).run()
@@ -465,7 +463,7 @@ def test_a_trusted_package_is_constructed(
         of_model(criterion=named("hostile.Loss")),
         target,
     )
-    monkeypatch.setattr(trust, "REPOSITORY", Path.cwd())
+    monkeypatch.setattr(trust.PROJECT, "root", Path.cwd())
     Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
     assert COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])["test/loss"] == metrics["test/loss"]
     Path("pyproject.toml").write_text("[tool.lightbase]\ntrusted_packages = 'hostile'\n")

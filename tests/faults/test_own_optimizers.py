@@ -18,7 +18,7 @@ from conftest import REPO, TINY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import equal, weights
 
-from project.engine.run import main
+from lightbase.run.train import main
 
 MODULES = {
     "OneCycle": "Classifier",

@@ -186,7 +186,7 @@ def checks(dry: bool) -> list[Check]:
         Check(
             "speed",
             [
-                "scripts/benchmark.py --parts mnist cifar --rounds 1 --steps 300 --markdown "
+                "benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300 --markdown "
                 "{folder}/speed.md"
             ],
             needs_gpu=True,

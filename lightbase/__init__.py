@@ -1,0 +1,55 @@
+"""A library for training with PyTorch Lightning: what a project derives from, and its tools.
+
+The names below are its public interface. They are imported when they are first used: scripts are
+to answer `--version` and Ctrl-C before torch is imported, which takes seconds.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightbase.curves import MayMissSteps, MaySampleSteps, run_folder
+    from lightbase.data.batches import Batch, ResumableLoader
+    from lightbase.data.images import ImageFolder
+    from lightbase.data.module import BaseDataModule
+    from lightbase.data.sampler import EpochBatchSampler
+    from lightbase.data.tables import Features
+    from lightbase.data.torchvision_set import TorchvisionSet, open_or_download
+    from lightbase.errors import UserError
+    from lightbase.metrics import Metrics, collection
+    from lightbase.module import BaseModule
+    from lightbase.optim import FinalDecayLR, WarmupCosineLR
+    from lightbase.ranks import say
+    from lightbase.run.train import main
+
+__version__ = "0.3.0"
+
+MODULES = {
+    "BaseDataModule": "data.module",
+    "BaseModule": "module",
+    "Batch": "data.batches",
+    "EpochBatchSampler": "data.sampler",
+    "Features": "data.tables",
+    "FinalDecayLR": "optim",
+    "ImageFolder": "data.images",
+    "MayMissSteps": "curves",
+    "MaySampleSteps": "curves",
+    "Metrics": "metrics",
+    "ResumableLoader": "data.batches",
+    "TorchvisionSet": "data.torchvision_set",
+    "UserError": "errors",
+    "WarmupCosineLR": "optim",
+    "collection": "metrics",
+    "main": "run.train",
+    "open_or_download": "data.torchvision_set",
+    "run_folder": "curves",
+    "say": "ranks",
+}
+"""The module of each public name."""
+__all__ = [*MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'lightbase' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lightbase.{MODULES[name]}"), name)

@@ -1,0 +1,1 @@
+"""From flags and YAML to objects, or to a clear error."""

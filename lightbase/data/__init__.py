@@ -1,0 +1,1 @@
+"""Data modules: splits, folds, batches, and data sets of files."""

@@ -1,0 +1,1 @@
+"""One device and many; several steps a call; signals."""

@@ -1,0 +1,1 @@
+"""Checkpoints, and going on from one."""

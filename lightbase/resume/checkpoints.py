@@ -1,0 +1,263 @@
+"""Checkpoints: written whole or not at all, checked before they are read, kept by the run's own
+rules."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightbase.errors import UserError
+from lightbase.folder import PROJECT, write_whole
+from lightbase.ranks import say
+from lightbase.transfer import load_checked
+
+PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
+
+
+MOVED = {
+    "base.callback": "lightbase.curves",
+    "base.datamodule": "lightbase.data.module",
+    "base.means": "lightbase.metrics",
+    "base.optim": "lightbase.optim",
+    "base.system": "lightbase.module",
+    "callbacks.device_monitor": "lightbase.watch.device_monitor",
+    "callbacks.gradient_norm": "lightbase.watch.parameters",
+    "callbacks.phase_clock": "lightbase.watch.step_timer",
+    "callbacks.prediction_figures": "lightbase.watch.figures",
+    "callbacks.progress": "lightbase.watch.progress",
+    "callbacks.step_timer": "lightbase.watch.step_timer",
+    "callbacks.weight_histograms": "lightbase.watch.parameters",
+    "data.features": "lightbase.data.tables",
+    "data.image_folder": "lightbase.data.images",
+    "data.torchvision_set": "lightbase.data.torchvision_set",
+    "data.transforms": "lightbase.data.transforms",
+}
+"""Modules that were in the user's package before 0.3, and where they are now."""
+RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
+"""Classes of these modules that have another name now."""
+
+
+def rename_classes(config: Any, package: str) -> None:
+    """Change the import paths in a config: of classes that have moved since, and of those of the
+    user's package, which was called `package`."""
+    for key, value in config.items() if isinstance(config, dict) else enumerate(config):
+        if (key in PATHS or isinstance(key, int)) and isinstance(value, str):
+            config[key] = renamed(value, package)
+        elif isinstance(value, dict | list):
+            rename_classes(value, package)
+
+
+def renamed(path: str, package: str) -> str:
+    """Today's import path of a class, or of whatever text this is."""
+    if not path.startswith(f"{package}."):
+        return path
+    module, _, name = path.removeprefix(f"{package}.").rpartition(".")
+    if module in MOVED:
+        return f"{MOVED[module]}.{RENAMED.get(name, name)}"
+    return PROJECT.package + path.removeprefix(package)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its target and moves it there, so that a file with that name is
+    always whole.
+
+    Lightning stages it in the temporary folder: across file systems its move is a copy, which a
+    crash cuts short.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
+            checkpoint[key] = plain(
+                checkpoint[key]
+            )  # for the reader: runs are rebuilt from their config
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        next_start = (
+            "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
+        )
+        write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = load_checked(Path(path))
+        rename_classes(
+            checkpoint.get("schedule", {}), str(checkpoint.get("package"))
+        )  # it may name a scheduler
+        return checkpoint
+
+
+def plain(value: Any) -> Any:
+    """The value with everything in it that safe loading refuses, such as paths, turned into
+    text."""
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), str)
+    return value if value is None or type(value) is torch.Tensor else kind(value)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A run's checkpoint. Raises UserError for a file that is missing, damaged, unsafe or not of a
+    run."""
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if not is_file:
+        folder, what = (path, "is a folder") if path.is_dir() else (path.parent, "does not exist")
+        near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])
+        hint = (
+            f"there is {', '.join(map(str, near[-3:]))}"
+            if near
+            else "see logs/NAME/version_N/checkpoints"
+        )
+        raise UserError(f"checkpoint {path} {what}: {hint}")
+    checkpoint = load_checked(path)
+    config = (
+        checkpoint.get("config")
+        if isinstance(checkpoint, dict) and "state_dict" in checkpoint
+        else None
+    )
+    if not isinstance(config, dict) or not has_shape_of_config(config):
+        raise UserError(
+            f"{path} is no checkpoint of a run: it lacks the weights or the config that "
+            "train.py saves"
+        )
+    if "package" not in checkpoint:
+        raise UserError(
+            f"checkpoint {path} was written before version 0.1, and only such a version can read it"
+        )
+    config.pop("config", None)  # a flag, which would read a file
+    rename_classes(config, str(checkpoint["package"]))
+    return checkpoint
+
+
+def has_shape_of_config(config: dict[str, Any]) -> bool:
+    try:
+        json.dumps(config, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # it holds itself
+        return False
+    if any("." in str(key) for key in config):  # jsonargparse would take it for a part of another
+        return False
+    parts = [config.get(name) for name in ("model", "data", "trainer")]
+    classes = [part for part in parts[:2] if isinstance(part, dict)]
+    are_classes = all(isinstance(part.get("class_path"), str) for part in classes)
+    have_arguments = all(isinstance(part.get("init_args", {}), dict) for part in classes)
+    return all(isinstance(part, dict) for part in parts) and are_classes and have_arguments
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest
+    without a monitor.
+
+    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after
+    every validation.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        filename: str,
+        monitor: str | None = None,
+        mode: str = "min",
+        or_last: bool = False,
+        keep_all: bool = False,
+        every_n_epochs: int | None = 1,
+    ) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=filename,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=-1 if keep_all else 1,
+            every_n_epochs=every_n_epochs,
+            # at the very end, so that a resumed run starts with the next epoch
+            save_on_train_epoch_end=every_n_epochs is not None,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,  # the file is replaced, not numbered
+        )
+        self.or_last = or_last
+        self.step_at_epoch_end = 0
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            is_late = isinstance(callback, WeightAveraging) and callback.should_update(
+                epoch_idx=10**9
+            )
+            if is_late or isinstance(callback, StochasticWeightAveraging):
+                what = (
+                    f"{type(callback).__name__} averages weights after the validation of an epoch"
+                )
+                way_out = (
+                    "use lightning.pytorch.callbacks.WeightAveraging or "
+                    "EMAWeightAveraging, by steps"
+                )
+                raise UserError(f"{what}: nothing would compare those that it makes\n{way_out}", 2)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        known = trainer.callback_metrics
+        if (
+            self.or_last
+            and self.monitor
+            and self.monitor not in known
+            and not trainer.sanity_checking
+        ):
+            names = ", ".join(
+                name for name in known if name != "lr" and not name.startswith("train")
+            )
+            unless = f", unless --monitor names one of {names}" if names else ""
+            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
+            self.monitor = None
+        elif (
+            self.monitor in known
+            and not trainer.sanity_checking
+            and known[str(self.monitor)].isnan()
+        ):
+            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # without a validation yet, as with max_steps in the first epoch, there is nothing to
+        # compare
+        if self.monitor is None or self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+            self.step_at_epoch_end = trainer.global_step
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        # SIGTERM, as from a cluster that wants the machine back, stops between two batches.
+        # Lightning cannot go on from the middle of a validation; and when an epoch has ended, the
+        # checkpoint is there already.
+        between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
+        if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
+            trainer.save_checkpoint(Path(str(self.dirpath), "last.ckpt"), weights_only=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best score so far where the run goes on in its folder, also if that has
+        been moved."""
+        if not Path(str(self.dirpath), "last.ckpt").exists():
+            return  # a new run that starts from another one's checkpoint
+        old, new = state_dict["dirpath"], str(self.dirpath)
+        state = {
+            key: value.replace(old, new) if isinstance(value, str) else value
+            for key, value in state_dict.items()
+        }
+        best = {
+            path.replace(old, new): score for path, score in state_dict["best_k_models"].items()
+        }
+        super().load_state_dict(state | {"best_k_models": best})

@@ -1,0 +1,1 @@
+"""One training, from its command line to its test result."""

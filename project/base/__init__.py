@@ -1,1 +1,0 @@
-"""What classifier.py, data/ and callbacks/ derive from: to read when something surprises you."""

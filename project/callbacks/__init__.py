@@ -1,1 +1,0 @@
-"""What watches a training and changes nothing in it: devices, time, progress, figures."""
