@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lightbase
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
@@ -22,14 +23,15 @@ from lightbase.ranks import rank
 
 
 def versions() -> str:
-    """One line. The project's own is read where it is edited: an installation's metadata is that of
-    its day."""
-    text = (PROJECT.root / "pyproject.toml").read_text(encoding="utf-8")
-    own = tomllib.loads(text)["project"]
+    """One line: the user's project, lightbase, and what they stand on. The project's version is
+    read where it is edited: an installation's metadata is that of its day."""
+    file = PROJECT.root / "pyproject.toml"
+    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    project = table.get("project", {})
+    parts = [f"{project['name']} {project['version']}"] if {"name", "version"} <= {*project} else []
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
-    return ", ".join(
-        [f"{own['name']} {own['version']}", *packages, f"Python {platform.python_version()}"]
-    )
+    python = f"Python {platform.python_version()}"
+    return ", ".join([*parts, f"lightbase {lightbase.__version__}", *packages, python])
 
 
 # noted early: when torch has been imported, seconds later, the process that started this one may be

@@ -1,0 +1,1 @@
+"""A small project, which the tests of the library train."""

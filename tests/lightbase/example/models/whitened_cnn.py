@@ -1,0 +1,128 @@
+"""A small convolutional network that learns fast: its first layer is computed from the data, not
+trained."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+PATCH = 2  # height and width of what the first layer sees
+EPSILON = (
+    5e-4  # of the mean variance: keeps the directions of almost no variance from being blown up
+)
+
+
+class Whiten(nn.Module):
+    """A convolution whose outputs are uncorrelated and of variance 1, and the same with the
+    opposite sign.
+
+    `fit` computes its weights from images; they are not trained, its bias is. Until then it passes
+    patches as they are.
+
+    Input (N, in_channels, H, W), output (N, 2 x in_channels x 4, H - 1, W - 1).
+    """
+
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.num_inputs = in_channels * PATCH**2
+        directions = torch.eye(self.num_inputs).view(-1, in_channels, PATCH, PATCH)
+        self.register_buffer("weight", torch.cat([directions, -directions]))
+        self.register_buffer("offset", torch.zeros(2 * self.num_inputs))  # takes the mean off
+        self.bias = nn.Parameter(torch.zeros(2 * self.num_inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(x, self.weight, self.bias + self.offset)
+
+    @torch.no_grad()
+    def fit(self, images: Tensor) -> None:
+        """images: (N, in_channels, H, W), as the network gets them."""
+        patches = (
+            functional.unfold(images, PATCH).transpose(1, 2).flatten(0, 1)
+        )  # (all patches, num_inputs)
+        mean = patches.mean(0)
+        patches = patches - mean
+        variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
+        scale = (variances + EPSILON * variances.mean()).clamp_min(1e-12).rsqrt()
+        weight = (directions * scale).T.flip(0).float()  # the largest variance first
+        weight = torch.cat([weight, -weight])
+        self.weight.copy_(weight.view_as(self.weight))
+        self.offset.copy_(-weight @ mean)
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions, each with batch norm and GELU, max pooling behind the first: half the
+    height and width.
+
+    Weights start as the identity as far as there are inputs; the scale of the norms is 1 and not
+    trained.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding="same", bias=False)
+        self.pool = nn.MaxPool2d(2)
+        self.norm1 = nn.BatchNorm2d(out_channels, momentum=0.4)
+        self.conv2 = nn.Conv2d(
+            out_channels, out_channels, kernel_size=3, padding="same", bias=False
+        )
+        self.norm2 = nn.BatchNorm2d(out_channels, momentum=0.4)
+        self.activation = nn.GELU()
+        for norm in (self.norm1, self.norm2):
+            norm.weight.requires_grad = False
+        for conv in (self.conv1, self.conv2):
+            nn.init.dirac_(conv.weight.data[: conv.in_channels])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.norm1(self.pool(self.conv1(x))))
+        return self.activation(self.norm2(self.conv2(x)))
+
+
+class WhitenedCNN(nn.Module):
+    """Whitening, three blocks, a linear layer: 1,972,504 parameters for CIFAR-10.
+
+    After K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, arXiv 2404.00498,
+    whose network it is, but that there the bias of the whitening is trained in the first three
+    epochs only.
+
+    Input (N, in_channels, H, W), at least 25 x 25; output (N, num_classes) logits.
+
+    Args:
+        widths: Channels of the three blocks.
+        scale: Factor of the logits; a small one keeps the network from being sure too early.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        widths: Sequence[int] = (64, 256, 256),
+        scale: float = 1 / 9,
+    ) -> None:
+        super().__init__()
+        if len(widths) != 3 or min(widths) < 1:
+            raise ValueError(f"widths {list(widths)}: three numbers, each 1 or more")
+        self.whiten = Whiten(in_channels)
+        channels = [2 * self.whiten.num_inputs, *widths]
+        self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(channels)))
+        self.head = nn.Linear(channels[-1], num_classes, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.gelu(self.whiten(x)))
+        return self.head(x.amax((2, 3))) * self.scale
+
+
+def whiten(net: nn.Module, images: Tensor) -> None:
+    """For `model.initializer`: compute the first layer of a WhitenedCNN from images (N,
+    in_channels, H, W)."""
+    if not isinstance(net, WhitenedCNN):
+        raise ValueError(
+            f"whiten is made for a WhitenedCNN, and not for {type(net).__name__}: give null "
+            "for none"
+        )
+    net.whiten.fit(images)

@@ -1,0 +1,59 @@
+"""Trains a network to predict numbers. Yours: change what you like."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, Metric
+
+from lightbase import BaseModule, Batch, Metrics, UserError
+
+
+class Regressor(BaseModule):
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D
+    is 1.
+
+    criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        criterion: nn.Module | None = None,
+        metrics: Metrics | Metric | None = None,
+        **system: Any,
+    ) -> None:
+        super().__init__(
+            net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system
+        )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch)
+        self.track("train", loss, predicted, batch[1])
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch)
+        self.track("val", loss, predicted, batch[1])
+        return predicted  # for the pictures
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, predicted = self.loss_and_prediction(batch, self)
+        self.track("test", loss, predicted, batch[1])
+        return predicted
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """(N, D)"""
+        return self(batch[0]).float()  # the network's, or their mean over test_views
+
+    def loss_and_prediction(
+        self, batch: Batch, net: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        predicted = (net or self.net)(x).float()
+        if predicted.numel() != y.numel():
+            raise UserError(
+                f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make "
+                "them agree"
+            )
+        predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
+        return self.criterion(predicted, y), predicted

@@ -1,0 +1,172 @@
+"""LightningModules whose `configure_optimizers` is a user's: subclasses of Classifier, and plain
+ones."""
+
+import os
+import signal
+from typing import Any
+
+import torch
+from example.classifier import Classifier
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+
+NUM_STEPS = 40  # 4 epochs of 10 batches
+
+
+class OneCycle(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.06, momentum=0.9)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=NUM_STEPS)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Cosine(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=0.02)
+        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)]
+
+
+class Lambda(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = Adam(self.parameters(), lr=0.02)
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+class Plateau(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.05, momentum=0.9)
+        # after the first epoch none is good enough
+        scheduler = lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=1000, threshold_mode="abs"
+        )
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val/loss"}
+
+
+class TwoGroups(Classifier):
+    def configure_optimizers(self) -> Any:
+        biases = [parameter for parameter in self.parameters() if parameter.dim() == 1]
+        others = [parameter for parameter in self.parameters() if parameter.dim() > 1]
+        groups = [{"params": others, "weight_decay": 0.1}, {"params": biases, "lr": 0.5}]
+        optimizer = SGD(groups, lr=0.05, momentum=0.9)
+        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)]
+
+
+class Estimated(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=0.02)
+        num_steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=num_steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Plain(LightningModule):
+    """A plain LightningModule with dropout, AdamW and a schedule by steps."""
+
+    def __init__(self, lr: float = 0.02) -> None:
+        super().__init__()
+        self.lr = lr
+        self.net = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(192, 4))
+
+    def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log(f"{stage}/loss", loss)
+        return loss
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._step(batch, "val")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=self.lr)
+        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=NUM_STEPS)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class PlainLambda(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        return [optimizer], [lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+
+class PlainPlateau(Plain):
+    """Its schedule watches what the module logs last of all in an epoch."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("waiting", 1.0 + self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Adam(self.parameters(), lr=self.lr)
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"},
+        }
+
+
+class PlainEstimated(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        num_steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=num_steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class PlainCallable(Plain):
+    """Its optimizer comes from the config."""
+
+    def __init__(self, optimizer: OptimizerCallable = Adam) -> None:
+        super().__init__()
+        self.make_optimizer = optimizer
+
+    def configure_optimizers(self) -> Any:
+        return self.make_optimizer(self.parameters())
+
+
+class Adversarial(Plain):
+    """Two networks, two optimizers, each with its schedule, all stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Linear(8, 192)
+        self.critic = nn.Linear(192, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        real, fake = batch[0].flatten(1), self.generator(torch.randn(len(batch[0]), 8))
+        losses = (
+            -self.critic(fake).mean(),
+            self.critic(fake.detach()).mean() - self.critic(real).mean(),
+        )
+        optimizers: Any = self.optimizers()
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("train/loss", losses[1].detach())
+        schedulers: Any = self.lr_schedulers()
+        for scheduler in schedulers:
+            scheduler.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [
+            Adam(self.generator.parameters(), lr=0.01),
+            SGD(self.critic.parameters(), lr=0.01, momentum=0.9),
+        ]
+        return optimizers, [lr_scheduler.ExponentialLR(optimizer, 0.95) for optimizer in optimizers]
+
+
+class Stop(Callback):
+    """Ends the process by a signal, after a batch: `STOP_AT="1 3 SIGTERM"` in the environment names
+    epoch and batch."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        epoch, batch, name = os.environ.get("STOP_AT", "-1 0 SIGTERM").split()
+        if (trainer.current_epoch, trainer.fit_loop.batch_idx) == (int(epoch), int(batch)):
+            signal.raise_signal(signal.Signals[name])

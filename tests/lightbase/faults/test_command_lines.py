@@ -1,0 +1,576 @@
+"""Command lines and configs with whatever a person could type: a run, or an error of two lines, and
+nothing else.
+
+FAULT_EXAMPLES=1000 pytest -m slow tests/faults/test_command_lines.py   # other ones each time
+"""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from paths import TINY
+
+from lightbase.run.train import main
+
+NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 40))
+SECONDS = 60  # more for one example is a hang
+BASE: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
+BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
+BASE["data"]["init_args"] |= {"num_train": 96, "num_test": 24}
+
+
+class Values(NamedTuple):
+    """What a person may type for a flag.
+
+    possible: alone, each makes a run. impossible: each is refused, whatever else is typed. others:
+    it depends.
+    """
+
+    possible: tuple[str, ...]
+    impossible: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    def but(
+        self, *possible: str, impossible: tuple[str, ...] = (), others: tuple[str, ...] = ()
+    ) -> "Values":
+        """The same with more values; what was impossible for the kind may be possible here."""
+        kept = tuple(value for value in self.impossible if value not in (*possible, *others))
+        return Values((*self.possible, *possible), (*kept, *impossible), (*self.others, *others))
+
+
+WORDS = (
+    "abc",
+    "fünf",
+    "日本",
+    "1,5",
+    "1 2",
+    "[1]",
+    "[]",
+    "{a: 1}",
+    "{}",
+    "1e",
+    "--1",
+    "'",
+    "[1",
+    "a: b: c",
+    "%",
+)
+NOT_A_NUMBER = (
+    *WORDS,
+    "null",
+    "",
+    " ",
+    "nan",
+    ".nan",
+    "true",
+    "inf",
+    "-inf",
+    ".inf",
+    "1e400",
+    "-1",
+    "-0.5",
+    "-1e9",
+)
+COUNT = Values(
+    ("1", "2"), (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"), ("02", "1.0", "0x2", "1e0", "٢", "1_")
+)
+COUNT_OR_0 = COUNT.but("0", others=("0.0",))
+POSITIVE = Values(
+    ("0.01", "1e-3", "1", ".5"),
+    (*NOT_A_NUMBER, "0", "0.0", "1e-400"),
+    ("1e30", "1e-30", "100", "1_0"),
+)
+POSITIVE_OR_0 = POSITIVE.but("0", "0.0", others=("1e-400",))
+SHARE = POSITIVE_OR_0.but(impossible=("1", "1.0", "5", "1e30", "100")).but(
+    others=("0.01", "1e-3", "1e-30")
+)
+SHARE = SHARE._replace(
+    possible=("0.2", ".5"), others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99")
+)
+SWITCH = Values(
+    ("true", "false"),
+    (*(word for word in NOT_A_NUMBER if word != "true"), "2", "0.5", "tru", "ja"),
+    ("True", "FALSE", "yes", "no", "on", "off", "1", "0"),
+)
+NAMES = Values(
+    (), ("abc", "fünf", "日本", "[1]", "{a: 1}", "1", "-1", "1e400", "[1", "a: b: c", "%", ""), ()
+)
+
+
+def optional(values: Values) -> Values:
+    """In a config, a blank value is null."""
+    return values.but("null", others=("", " "))
+
+
+def one_of(*names: str, near: tuple[str, ...] = (), others: tuple[str, ...] = ("null",)) -> Values:
+    return Values(names, (*NAMES.impossible, *near), others)
+
+
+FLAGS = {
+    "name": Values(
+        ("x", "über uns", "a/b"),
+        ("../x", "/tmp/x", ".."),
+        ("", "%d", "null", "1", "nan", "[1]", ".", "a b"),
+    ),
+    "seed_everything": COUNT_OR_0.but(
+        "true", "4294967295", impossible=("4294967296",), others=("false",)
+    ),
+    "monitor": Values(
+        ("val/acc", "val/loss", "null", "auto"), ("val/f1", "acc", "val", "日本"), ("", "1", "nan")
+    ),
+    "monitor_mode": one_of("min", "max", near=("mni", "maximum", "MAX", "nan", "true")),
+    "patience": optional(COUNT).but("1000000"),
+    "steps_per_execution": COUNT.but("20", "1000"),
+    "try_network": SWITCH,
+    "stop_on_nan": SWITCH,
+    "num_threads": optional(COUNT),
+    "device_monitor": SWITCH,
+    "step_timer": SWITCH,
+    "figures_every_n_epochs": COUNT_OR_0,
+    "histograms_every_n_epochs": COUNT_OR_0,
+    "gradient_norm": SWITCH.but("modules"),
+    "keep_every_epoch": SWITCH,
+    "ckpt_path": Values(
+        ("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")
+    ),
+    "model": one_of(
+        "example.classifier.Classifier",
+        near=(
+            "example.clasifier.Classifier",
+            "Clasifier",
+            "torch.nn.Linear",
+            "os.system",
+            "null",
+            "nan",
+            "5",
+        ),
+        others=("example.regressor.Regressor", "Classifier", "Regressor"),
+    ),
+    "model.lr": POSITIVE.but("0.5"),
+    "model.optimizer": one_of(
+        *("SGD", "AdamW", "RMSprop", "torch.optim.Adagrad"),
+        near=(
+            "Addam",
+            "sgd",
+            "Optimizer",
+            "torch.optim.Optimiser",
+            "torch.nn.Linear",
+            "null",
+            "nan",
+            "torch.",
+        ),
+        others=("LBFGS", "SparseAdam", "Adafactor", "Muon"),
+    ),
+    "model.optimizer_args": Values(
+        ("{weight_decay: 0.1}", "{}", "null"), ("[1]", "5", "abc", "{momntum: 1}"), ("",)
+    ),
+    "model.optimizer_args.weight_decay": Values(
+        ("0", "0.1"), ("-1", "abc", "[1]", "nan"), ("null", "", "inf", "1e400")
+    ),
+    "model.optimizer_args.betas": Values(
+        ("[0.9,0.99]",), ("[2,3]", "abc", "-1"), ("[0.9]", "0.9", "null")
+    ),
+    "model.scheduler": one_of(
+        *(
+            "CosineAnnealingLR",
+            "ExponentialLR",
+            "WarmupCosineLR",
+            "FinalDecayLR",
+            "ReduceLROnPlateau",
+            "null",
+        ),
+        near=("CosineAnealingLR", "cosine", "LRScheduler", "torch.optim.SGD", "true", "nan"),
+        others=("StepLR", "OneCycleLR", "CyclicLR", "LambdaLR", "MultiStepLR", "SequentialLR"),
+    )._replace(
+        possible=(
+            "CosineAnnealingLR",
+            "WarmupCosineLR",
+            "FinalDecayLR",
+            "ReduceLROnPlateau",
+            "null",
+        )
+    ),
+    "model.scheduler_args": Values(
+        ("{}", "null"), ("[1]", "5", "abc"), ("{warmup_steps: 3}", "{eta_min: 0.1}", "")
+    ),
+    "model.scheduler_interval": one_of(
+        "epoch", "step", near=("batch", "steps", "null", "nan"), others=()
+    ),
+    "model.channels_last": SWITCH,
+    "model.compile_net": one_of("null", "eager", near=("inducter", "true", "nan"), others=()),
+    "model.net": one_of(
+        *("example.models.mlp.MLP",),
+        near=(
+            "example.models.mlp.MPL",
+            "MLPP",
+            "example.model.mlp.MLP",
+            "torch.nn",
+            "os.getcwd",
+            "torch.zeros",
+            "null",
+        ),
+        others=(
+            "torch.nn.Linear",
+            "torch.nn.Identity",
+            "example.models.cnn.CNN",
+            "torchvision.models.resnet18",
+            "MLP",
+        ),
+    ),
+    "model.net.sizes": Values(
+        ("[192,4]", "[192,8,8,4]", "[192, 1, 4]"),
+        (
+            *(
+                "[192]",
+                "[]",
+                "192",
+                "[0,4]",
+                "[192,0,4]",
+                "[-1]",
+                "[192,x]",
+                "null",
+                "[192,4.5]",
+                "[191,4]",
+                "[192,3]",
+            ),
+            *(
+                "[192,5]",
+                "abc",
+                "{a: 1}",
+                "[192,4",
+                "[[192,4]]",
+                "[192,nan]",
+                "[192,1e400,4]",
+                "[192,-4,4]",
+                "192,4",
+            ),
+        ),
+    ),
+    "model.net.activation": one_of(
+        "relu", "tanh", "gelu", near=("rellu", "softplis", "null", "nan"), others=("linear",)
+    ),
+    "model.criterion": one_of(
+        *("torch.nn.CrossEntropyLoss",),
+        near=("torch.nn.CrossEntropy", "CrossEntropyLos", "torch.nn.functional.mse", "5"),
+        others=("torch.nn.NLLLoss", "torch.nn.MultiMarginLoss", "null"),
+    ),
+    "model.metrics.f1": Values(
+        ("torchmetrics.classification.MulticlassF1Score",),
+        ("torchmetrics.classification.MulticlassF2Score", "abc", "5", "[1]"),
+        ("torchmetrics.Accuracy", "null"),
+    ),
+    "data": one_of(
+        *("example.data.synthetic.SyntheticImages",),
+        near=(
+            "example.data.synthetic.SynteticImages",
+            "SyntheticImage",
+            "torch.nn.Linear",
+            "os.system",
+            "nan",
+            "5",
+        ),
+        others=("example.data.discs.Discs", "SyntheticImages"),
+    ),
+    "data.data_dir": Values(
+        ("x", "null", "über uns", "/nowhere/at/all"), (), ("", ".", "1", "[1]", "nan")
+    ),
+    "data.batch_size": COUNT.but("16", "86", impossible=("87", "1000000", "9" * 30)),
+    "data.num_workers": COUNT_OR_0._replace(possible=("0",), others=("0.0", "false")),
+    "data.resident": optional(SWITCH),
+    "data.pin_memory": optional(SWITCH),
+    "data.persistent_workers": SWITCH,
+    "data.val_fraction": SHARE,
+    "data.split_seed": COUNT_OR_0,
+    "data.drop_last": SWITCH,
+    "data.image_shape": Values(
+        ("[3,8,8]", "[3, 4, 16]"),
+        (
+            "[3,8]",
+            "[3,8,8,8]",
+            "[0,8,8]",
+            "[-3,8,8]",
+            "8",
+            "abc",
+            "null",
+            "[a,b,c]",
+            "[3,8,8.5]",
+            "[3,9,8]",
+            "[]",
+            "3,8,8",
+        ),
+    ),
+    "data.num_classes": COUNT._replace(possible=("4",)).but(
+        impossible=("1", "3", "5", "1000"), others=("2",)
+    ),
+    "data.num_train": COUNT._replace(possible=("50", "200")).but(
+        impossible=("9",), others=("1", "2", "20")
+    ),
+    "data.num_test": COUNT.but("50"),
+    "data.noise": POSITIVE_OR_0,
+    "data.data_seed": COUNT_OR_0.but("1000"),
+    "trainer.accelerator": one_of(
+        "cpu", "auto", near=("cpuu", "CPU", "nan", "null"), others=("gpu", "mps", "tpu")
+    ),
+    "trainer.strategy": one_of(
+        "auto", near=("dpp", "null", "nan"), others=("dp", "single_device", "fsdp", "deepspeed")
+    ),
+    "trainer.devices": Values(
+        ("1", "auto"),
+        ("0", "abc", "-5", "[5]", "nan", "null", "2.5", "{a: 1}", "日本"),
+        ("-1", "[0]", '"1"'),
+    ),
+    "trainer.num_nodes": COUNT._replace(possible=("1",)).but(impossible=("2",)),
+    "trainer.precision": one_of(
+        *("32-true", "64-true", "32", "64", "null"),
+        near=("17", "8", "fp16", "32-tru", "nan", "true"),
+        others=("bf16-mixed", "16-mixed", "bf16-true", "16-true", "transformer-engine"),
+    ),
+    "trainer.logger": Values(
+        ("true", "null", "false"),
+        ("abc", "5", "TensorBoardLoger", "nan"),
+        ("[]", "", "lightning.pytorch.loggers.CSVLogger"),  # which wants a folder
+    ),
+    "trainer.callbacks": Values(
+        (
+            "null",
+            "[]",
+            "lightning.pytorch.callbacks.ModelSummary",
+            "lightning.pytorch.callbacks.LearningRateMonitor",
+        ),
+        (
+            "abc",
+            "5",
+            "EarlyStoping",
+            "lightning.pytorch.callbacks.EarlyStoping",
+            "torch.nn.Linear",
+            "EarlyStopping",
+            "nan",
+        ),
+        (
+            "{}",
+            "",
+            "lightning.pytorch.callbacks.StochasticWeightAveraging",
+            "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+        ),
+    ),
+    "trainer.fast_dev_run": SWITCH.but("2", "1", "0", others=("null",)),
+    "trainer.max_epochs": Values(
+        ("1", "2"),
+        ("abc", "2.5", "nan", "inf", "1e400", "[1]", "-2", "-5", "日本", "1,5", "[1"),
+        ("0", "02", "1_"),
+    ),
+    "trainer.min_epochs": optional(COUNT_OR_0),
+    "trainer.max_steps": COUNT_OR_0.but("1", "5", "1000000", "-1"),
+    "trainer.min_steps": optional(COUNT_OR_0),
+    "trainer.max_time": Values(
+        ("null", "00:12:00:00", "{hours: 1}"),
+        ("abc", "5 minutes", "12:00", "[1]", "{a: 1}"),
+        ("0", "1", "nan"),
+    ),
+    "trainer.limit_train_batches": Values(
+        ("1", "0.5", "null", "1.0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]"),
+        ("0", "nan", "inf", "1e400"),
+    ),
+    "trainer.limit_val_batches": Values(
+        ("1", "1.0", "null", "0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"),
+        ("0.5",),
+    ),
+    "trainer.limit_test_batches": Values(
+        ("1", "1.0", "null", "0", "1000"),
+        ("-1", "1.5", "abc", "-0.5", "[1]", "nan", "inf", "1e400"),
+        ("0.5",),
+    ),
+    "trainer.overfit_batches": Values(
+        ("1", "0"), ("-1", "1.5", "abc", "[1]", "null", "nan", "inf"), ("0.5", "1000")
+    ),
+    "trainer.val_check_interval": Values(
+        ("2", "0.5", "1.0", "null"),
+        ("-1", "abc", "[1]", "1.5", "nan", "1000", "0"),
+        ("00:00:00:01",),
+    ),
+    "trainer.check_val_every_n_epoch": Values(
+        ("1", "2"), ("0", "-1", "abc", "2.5", "nan", "[1]"), ("null",)
+    ),
+    "trainer.num_sanity_val_steps": optional(COUNT_OR_0).but("-1", "1000", impossible=("-2", "-5")),
+    "trainer.log_every_n_steps": optional(COUNT_OR_0).but("1000"),
+    "trainer.enable_checkpointing": optional(SWITCH),
+    "trainer.enable_progress_bar": optional(SWITCH),
+    "trainer.enable_model_summary": optional(SWITCH),
+    "trainer.accumulate_grad_batches": COUNT.but("1000"),
+    "trainer.gradient_clip_val": optional(POSITIVE_OR_0),
+    "trainer.gradient_clip_algorithm": one_of(
+        "norm", "value", "null", near=("nrom", "nan", "true"), others=()
+    ),
+    "trainer.deterministic": optional(SWITCH).but("warn"),
+    "trainer.benchmark": optional(SWITCH),
+    "trainer.inference_mode": SWITCH,
+    "trainer.use_distributed_sampler": SWITCH,
+    "trainer.profiler": one_of("null", "simple", near=("simpel", "nan"), others=("advanced", "")),
+    "trainer.detect_anomaly": SWITCH,
+    "trainer.barebones": SWITCH._replace(possible=("false",)).but(others=("true",)),
+    "trainer.sync_batchnorm": SWITCH,
+    "trainer.reload_dataloaders_every_n_epochs": COUNT_OR_0,
+}
+POSSIBLE, IMPOSSIBLE, OTHERS = Values._fields
+Setting = tuple[str, str, str]  # flag, value, label
+
+
+@st.composite
+def setting(draw: st.DrawFn, *labels: str) -> Setting:
+    flag = draw(st.sampled_from(sorted(FLAGS)))
+    pairs = [(value, label) for label in labels for value in getattr(FLAGS[flag], label)]
+    value, label = draw(st.sampled_from(pairs or [(FLAGS[flag].impossible[0], IMPOSSIBLE)]))
+    return flag, value, label
+
+
+@st.composite
+def misspelt(draw: st.DrawFn) -> Setting:
+    """A flag with a letter too few, too many, twice or in the wrong place."""
+    flag = draw(st.sampled_from(sorted(flag for flag in FLAGS if flag not in ("model", "data"))))
+    index = draw(st.integers(0, len(flag) - 1))
+    letter = draw(st.sampled_from("aez_.ü"))
+    kinds = (
+        flag[:index] + flag[index + 1 :],
+        flag[:index] + letter + flag[index:],
+        flag[:index] + flag[index : index + 2][::-1] + flag[index + 2 :],
+    )
+    wrong = draw(st.sampled_from(kinds))
+    value = draw(st.sampled_from(FLAGS[flag].possible or ("1",)))
+    # metrics have names of the user's, and these two values say nothing
+    is_free = wrong == flag or wrong.startswith("model.metrics.") or value in ("null", "{}")
+    return wrong, value, OTHERS if is_free else IMPOSSIBLE
+
+
+def several(*kinds: st.SearchStrategy[Setting]) -> st.SearchStrategy[list[Setting]]:
+    return st.lists(st.one_of(*kinds), min_size=1, max_size=4, unique_by=lambda found: found[0])
+
+
+ANYTHING = several(setting(*Values._fields), setting(*Values._fields), misspelt())
+# half of them are mostly runs: one wrong value would end the others before much has happened
+SETTINGS = st.one_of(ANYTHING, several(setting(POSSIBLE), setting(POSSIBLE, OTHERS)))
+
+
+class Hang(BaseException):
+    """More than SECONDS."""
+
+
+@contextlib.contextmanager
+def time_limit() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(args: list[str], root: Path, labels: list[str]) -> None:
+    """Run a command line; raises AssertionError, or what the run raises, where it is not as it must
+    be."""
+    out, err, status = io.StringIO(), io.StringIO(), None
+    try:
+        with (
+            time_limit(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            main([*args, "--trainer.default_root_dir", str(root)])
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.autograd.set_detect_anomaly(False)
+    error = err.getvalue()
+    kept = [folder for folder in root.rglob("version_*") if folder.is_dir()]
+    if status is None:
+        assert IMPOSSIBLE not in labels, "accepted"
+        assert "Traceback" not in error
+        return
+    assert status in (1, 2), status
+    assert error.startswith("error: "), error
+    assert len(error.strip().splitlines()) <= 2, error
+    assert "Traceback" not in error
+    assert labels != [POSSIBLE], error
+    if status == 2:
+        assert not kept
+    for folder in kept:  # stopped in training, where what was saved is kept
+        assert list(folder.glob("checkpoints/*.ckpt")), f"{folder} is left"
+
+
+def of_command(settings: list[Setting], root: Path) -> list[str]:
+    config = root / "base.yaml"
+    config.write_text(yaml.safe_dump(BASE))
+    return ["--config", str(config), *(f"--{flag}={value}" for flag, value, _ in settings)]
+
+
+def of_yaml(settings: list[Setting], root: Path) -> list[str]:
+    """The same in a config: each value as it is typed, behind its key."""
+    config = yaml.safe_load(yaml.safe_dump(BASE))
+    for index, (flag, _, _) in enumerate(settings):
+        inner, (*parents, name) = config, flag.split(".")
+        for key in parents:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                reject()  # a value, and one below it
+            if "class_path" in inner and key != "net":
+                inner = inner.setdefault("init_args", {})
+            elif key == "net" and "init_args" in inner:
+                inner = inner["init_args"]
+        if flag == "model":
+            config["model"] = {"init_args": inner[name]}
+        if flag == "model" or (isinstance(inner.get(name), dict) and "class_path" in inner[name]):
+            inner, name = inner[name], "class_path"
+        inner[name] = f"@{index}@"
+    text = yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
+    for index, (_, value, _) in enumerate(settings):
+        text = re.sub(rf"'@{index}@'|@{index}@", lambda _, value=value: value, text)
+    path = root / "typed.yaml"
+    path.write_text(text, encoding="utf-8")
+    return ["--config", str(path)]
+
+
+def typed(**options: Any) -> Any:
+    return settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        derandomize="FAULT_EXAMPLES" not in os.environ,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        **options,
+    )
+
+
+@pytest.mark.slow
+@typed()
+@given(SETTINGS)
+def test_a_command_line_is_a_run_or_two_lines(settings: list[Setting]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(of_command(settings, Path(folder)), Path(folder), [label for *_, label in settings])
+
+
+@pytest.mark.slow
+@typed()
+@given(SETTINGS)
+def test_a_config_is_a_run_or_two_lines(settings: list[Setting]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(of_yaml(settings, Path(folder)), Path(folder), [label for *_, label in settings])

@@ -1,0 +1,530 @@
+"""Checkpoints, runs and sweeps from somebody else: what their configs name writes no file and runs
+no code."""
+
+import contextlib
+import pkgutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from paths import REPO, TINY, script
+
+from lightbase.cli import trust
+from lightbase.run.train import main as train_main
+
+Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
+Trained = Callable[..., tuple[Path, dict[str, Any]]]
+BAD = "came/bad.ckpt"
+MODULE = """
+from pathlib import Path
+from lightning import LightningDataModule, LightningModule
+from torch import nn, optim
+
+Path({target!r}).touch()
+
+class Net(nn.Module): ...
+class Loss(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__()
+class SGD(optim.SGD): ...
+class Model(LightningModule): ...
+class Data(LightningDataModule): ...
+def write(*args, **kwargs): ...
+"""
+
+
+def of_model(**arguments: Any) -> Change:
+    return lambda config, target: config["model"]["init_args"].update(filled(arguments, target))
+
+
+def of_trainer(**arguments: Any) -> Change:
+    return lambda config, target: config["trainer"].update(filled(arguments, target))
+
+
+def anything(class_path: str, **arguments: Any) -> Change:
+    """Where any object may stand."""
+    return of_model(
+        optimizer_args={"weight_decay": {"class_path": class_path, "init_args": arguments}}
+    )
+
+
+def filled(value: Any, target: str) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(inner, target) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner, target) for inner in value]
+    return value.replace("TARGET", target) if isinstance(value, str) else value
+
+
+def named(class_path: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": class_path, "init_args": arguments}
+
+
+def lambda_callback(**hooks: str) -> Change:
+    return of_trainer(callbacks=[named("lightning.pytorch.callbacks.LambdaCallback", **hooks)])
+
+
+OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.py do not read
+    "a callback calls os.system": lambda_callback(setup="os.system"),
+    "a callback calls an installed function": lambda_callback(on_fit_start="hostile.write"),
+    "a callback calls a function of torchvision": lambda_callback(
+        setup="torchvision.datasets.utils.extract_archive"
+    ),
+    "a callback saves elsewhere": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", dirpath="TARGET")]
+    ),
+    "a callback's file lies elsewhere": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="../../../TARGET")]
+    ),
+    "a logger writes elsewhere": of_trainer(
+        logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="TARGET")
+    ),
+    "a logger's name is a path": of_trainer(
+        logger=named("lightning.pytorch.loggers.TensorBoardLogger", name="TARGET")
+    ),
+    "a profiler": of_trainer(
+        profiler=named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
+    ),
+    "an initializer": of_model(initializer="hostile.write"),
+    "a checkpoint's name makes a path": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{step:c}TARGET")]
+    ),
+    "a logger's version has a variable": of_trainer(
+        logger=named("lightning.pytorch.loggers.TensorBoardLogger", version=".$E./.$E./TARGET")
+    ),
+    "artifacts elsewhere": of_trainer(
+        logger=named("lightning.pytorch.loggers.MLFlowLogger", artifact_location="file://TARGET")
+    ),
+    "a profiler's name": of_trainer(profiler="came.with_it.X"),
+    "a checkpoint's field is a path": of_trainer(
+        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{TARGET}")]
+    ),
+    "a logger writes into another run": of_trainer(
+        logger=named("lightning.pytorch.loggers.CSVLogger", name="own", version="version_0")
+    ),
+    "a plugin": of_trainer(plugins=[named("hostile.Net")]),
+}
+ANYWHERE: dict[str, Change] = {
+    "a function that executes its argument": of_model(
+        net=named(
+            "torch.fx.graph_module.reduce_graph_module",
+            body={"_code": "def forward(self, x): return x"},
+            import_block="import pathlib; pathlib.Path('TARGET').touch()",
+        )
+    ),
+    "a network": of_model(net=named("hostile.Net")),
+    "a criterion": of_model(criterion=named("hostile.Net")),
+    "a metric": of_model(metrics={"x": named("logging.FileHandler", filename="TARGET")}),
+    "an optimizer": of_model(optimizer="hostile.SGD"),
+    "a scheduler": of_model(scheduler="hostile.SGD"),
+    "test_views": of_model(test_views="hostile.write"),
+    "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
+    "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
+    "a program by a detour": anything(
+        "lightbase.run.record.subprocess.Popen", args=["touch", "TARGET"]
+    ),
+    "a program by a function that imports": of_model(
+        optimizer_args={
+            "weight_decay": {
+                **named(
+                    "lightbase.data.torchvision_set.open_or_download",
+                    source=named(
+                        "lightbase.errors.imported", argument="x", path="subprocess.Popen"
+                    ),
+                    data_dir="TARGET",
+                    files="x",
+                ),
+                "dict_kwargs": {"args": ["touch", "TARGET"]},
+            }
+        }
+    ),
+    "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
+    "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
+    "a network that generates code": of_model(
+        net=named("timm.models._features_fx.GraphExtractNet", return_nodes=["b"])
+    ),
+    "an archive": anything("torchvision.datasets.Cityscapes", root="TARGET"),
+    "a folder of a data set": anything("torchvision.datasets.Caltech101", root="TARGET"),
+    "a module that came with the file": anything("came.with_it.Net"),
+    "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
+    "a folder of a run": anything("lightbase.folder.Run", root="TARGET", name="x"),
+    "a file handler": anything("logging.FileHandler", filename="TARGET"),
+    "a logger's writer": anything(
+        "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="TARGET"
+    ),
+    "a download": anything("torchvision.datasets.MNIST", root="TARGET", download=True),
+    "weights from a file": of_model(
+        net=named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")
+    ),
+    "a model": lambda config, _: config.update(model=named("hostile.Model")),
+    "data": lambda config, _: config.update(data=named("hostile.Data")),
+}
+ALL = OF_TRAINING | ANYWHERE
+
+
+def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
+    """Parameters, of which one of so many is for the quick tests."""
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (i % every > 0))
+        for i, name in enumerate(names)
+    ]
+
+
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {
+    "train": train_main,
+    "evaluate": lambda args: script("evaluate").main(args),
+    "predict": lambda args: script("predict").main([*args, str(REPO / "docs" / "pie.png")]),
+    "export": lambda args: script("export").main([*args, "--format", "pth"]),
+}
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What must not come to be; an installed module `hostile` writes it when it is imported."""
+    found = tmp_path / "WRITTEN"
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "hostile.py").write_text(MODULE.format(target=str(found)))
+    monkeypatch.syspath_prepend(str(package))
+    work = tmp_path / "work"
+    (work / "came").mkdir(parents=True)
+    (work / "came" / "with_it.py").write_text(MODULE.format(target=str(found)))
+    monkeypatch.chdir(work)
+    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
+    yield found
+    for name in ("hostile", "own_loss"):
+        sys.modules.pop(name, None)
+
+
+def changed(checkpoint: Path, copy: Path, change: Change, target: Path) -> dict[str, Any]:
+    content = torch.load(checkpoint, weights_only=True)
+    change(content["config"], str(target))
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, copy)
+    return content["config"]
+
+
+def check_refused(
+    command: Callable[[], Any],
+    target: Path,
+    capsys: pytest.CaptureFixture[str],
+    reason: str = "a file may only name",
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command()
+    assert not target.exists()
+    assert "hostile" not in sys.modules
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 2, error
+    assert reason in error
+    assert "--trust_checkpoint true" in error
+
+
+@pytest.mark.parametrize("name", most_are_slow(ALL, 3))
+def test_train_refuses(
+    name: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), ALL[name], target)
+    check_refused(
+        lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys
+    )
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("name", most_are_slow(ANYWHERE, 6))
+def test_scripts_refuse(
+    name: str, command: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), ANYWHERE[name], target)
+    check_refused(lambda: COMMANDS[command](["--ckpt_path", BAD]), target, capsys)
+
+
+@pytest.mark.parametrize("name", [*OF_TRAINING][:2])
+def test_evaluate_does_not_construct_what_is_for_training(
+    name: str, trained: Trained, target: Path
+) -> None:
+    folder, metrics = trained()
+    changed(folder / "checkpoints" / "best.ckpt", Path(BAD), OF_TRAINING[name], target)
+    assert COMMANDS["evaluate"](["--ckpt_path", BAD])["test/acc"] == metrics["test/acc"]
+    assert not target.exists()
+
+
+def test_a_file_that_names_a_network_is_not_read(trained: Trained, target: Path) -> None:
+    Path("hostile.yaml").write_text(yaml.safe_dump(named("hostile.Net")))
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net="hostile.yaml"), target
+    )
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert not target.exists()
+    assert "hostile" not in sys.modules
+
+
+def test_a_new_run_does_not_go_where_the_file_says(trained: Trained, target: Path) -> None:
+    change = of_trainer(default_root_dir="TARGET")
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
+    assert not target.exists()
+    assert (target.parent / "logs" / "tiny" / "version_0" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("views", ["hostile", "hostile:write"])
+def test_views_that_are_no_import_path_are_refused(
+    views: str, trained: Trained, target: Path
+) -> None:
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target
+    )
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert not target.exists()
+
+
+def test_a_message_in_a_file_imports_nothing(trained: Trained, target: Path) -> None:
+    net = "x\n- Problem with given class_path 'hostile.X':\n  - No module named q"
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net=net), target)
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert not target.exists()
+
+
+def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt", Path("hostile.ckpt"), lambda *_: None, target
+    )
+    assert train_main(["--ckpt_path", "hostile.ckpt", "--trainer.max_epochs", "3"])["epochs"] == 3
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim", "a link"])
+def test_a_resume_deletes_and_writes_nothing_elsewhere(
+    path: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(trained()[0] / "checkpoints" / "last.ckpt", weights_only=True)
+    copy = target.parent / "logs" / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
+    copy.parent.mkdir(parents=True)
+    if path == "a link":
+        (copy.parents[1] / "config.yaml").symlink_to(target)
+    else:
+        content["callbacks"]["RunCheckpoint/last"]["best_k_models"] = {path: torch.tensor(1.0)}
+    torch.save(content, copy)
+    reason = (
+        "is a link"
+        if path == "a link"
+        else f"has the path {path!r}, which leads out of the run's folder"
+    )
+    command = ["--ckpt_path", str(copy), "--trainer.max_epochs", "3"]
+    check_refused(lambda: train_main(command), target, capsys, reason)
+
+
+def test_a_setting_with_a_dot_is_none(trained: Trained, target: Path) -> None:
+    def change(config: dict[str, Any], target: str) -> None:
+        config["trainer.default_root_dir"] = target
+
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    with pytest.raises(SystemExit):
+        train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
+    assert not target.exists()
+
+
+def test_a_typed_class_takes_no_place_from_the_file(
+    trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = "lightning.pytorch.loggers.CSVLogger"
+    changed(
+        trained()[0] / "checkpoints" / "best.ckpt",
+        Path(BAD),
+        of_trainer(logger=named(logger, save_dir="TARGET")),
+        target,
+    )
+    check_refused(
+        lambda: train_main(["--ckpt_path", BAD, "--trainer.logger", logger]), target, capsys
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config, _: config.update(model=None),
+        lambda config, _: config["model"].update(init_args=5),
+        lambda config, _: config.update(trainer="x"),
+        lambda config, _: config.update(data=config),
+    ],
+)
+def test_what_is_no_config_is_said(
+    change: Change, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", BAD])
+    assert len(capsys.readouterr().err.splitlines()) <= 2
+
+
+def test_runs_prints_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, lr in enumerate(("a\x1b[2Jb", "c\x9bd")):
+        folder = tmp_path / "x" / f"version_{i}"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"lr": lr}}}))
+    folder = tmp_path / "x" / "version_2"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        f"a: !!python/object/apply:os.system [touch {tmp_path}/WRITTEN]"
+    )
+    script("runs").main(["--trainer.default_root_dir", str(tmp_path)])
+    out, error = capsys.readouterr()
+    assert "a\\x1b[2Jb" in out
+    assert not {"\x1b", "\x9b"} & {*out, *error}
+    assert "is damaged" in error
+    assert not (tmp_path / "WRITTEN").exists()
+
+
+def test_an_error_quotes_no_control_characters(
+    trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = of_trainer(logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="\x1b[2Jhere"))
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
+    check_refused(lambda: train_main(["--ckpt_path", BAD]), target, capsys)
+    change = of_model(optimizer="\x1b[2Jhere")
+    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
+    with pytest.raises(SystemExit):
+        train_main(["--ckpt_path", BAD])
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("a network", marks=pytest.mark.slow), "a callback calls os.system"]
+)
+def test_a_sweep_refuses_what_the_run_of_a_trial_names(
+    name: str,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep, sweeping = script("sweep"), script("sweeping")
+
+    def train_all(folder: Path, task: dict[str, Any], *_: Any) -> None:
+        sweeping.Worker({**task, "index": 0}).run()
+
+    monkeypatch.setattr(sweep, "train_all", train_all)
+    root = ["--trainer.default_root_dir", str(tmp_path / "logs"), "--name", "tried"]
+    args = ["--config", TINY, "--search", "model.lr=0.01", *root]
+    assert [trial.state.name for trial in sweep.main(args).trials] == ["COMPLETE"]
+    folder = tmp_path / "logs" / "tried"
+    run = folder / "trial_000" / "version_0"
+    (run / "metrics.json").unlink()
+    last = run / "checkpoints" / "last.ckpt"
+    (run / "config.yaml").write_text(yaml.safe_dump(changed(last, last, ALL[name], target)))
+    with contextlib.closing(sqlite3.connect(folder / "study.db")) as study, study:
+        study.execute("UPDATE trials SET state = 'RUNNING'")
+    with pytest.raises(SystemExit):
+        sweep.main(args)
+    assert not target.exists()
+    assert "hostile" not in sys.modules
+    assert "a file may only name" in capsys.readouterr().err
+
+
+def test_what_is_typed_is_constructed(trained: Trained, target: Path) -> None:
+    last = trained()[0] / "checkpoints" / "last.ckpt"
+    changed(last, Path("named.ckpt"), of_model(criterion=named("hostile.Loss")), target)
+    with pytest.raises(SystemExit):
+        train_main(["--ckpt_path", "named.ckpt"])
+    assert not target.exists()
+    Path("named.yaml").write_text(
+        yaml.safe_dump({"model": {"init_args": {"criterion": "hostile.Loss"}}})
+    )
+    for flags in (
+        ["--trust_checkpoint", "true"],
+        ["--model.criterion", "hostile.Loss"],
+        ["--config", "named.yaml"],
+    ):
+        assert (
+            train_main(["--ckpt_path", "named.ckpt", "--trainer.max_epochs", "3", *flags])["epochs"]
+            == 3
+        )
+        assert target.exists()
+
+
+def test_a_trusted_package_is_constructed(
+    trained: Trained, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, metrics = trained()
+    changed(
+        folder / "checkpoints" / "best.ckpt",
+        Path("named.ckpt"),
+        of_model(criterion=named("hostile.Loss")),
+        target,
+    )
+    monkeypatch.setattr(trust.PROJECT, "root", Path.cwd())
+    Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
+    assert COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])["test/loss"] == metrics["test/loss"]
+    Path("pyproject.toml").write_text("[tool.lightbase]\ntrusted_packages = 'hostile'\n")
+    with pytest.raises(SystemExit):
+        COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])
+
+
+def test_the_users_own_run_is_trusted(train: Callable[..., Any], target: Path) -> None:
+    profiler = ("--trainer.profiler", "lightning.pytorch.profilers.PassThroughProfiler")
+    train(*profiler)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    last = next(target.parent.glob("tiny/version_0/checkpoints/last.ckpt"))
+    with pytest.raises(SystemExit):
+        train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4"])
+    assert (
+        train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4", *profiler])["epochs"]
+        == 4
+    )
+
+
+def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -> None:
+    folder, metrics = trained()
+    Path("own_loss.py").write_text("from torch import nn\n\nclass Loss(nn.CrossEntropyLoss): ...\n")
+    changed(
+        folder / "checkpoints" / "best.ckpt",
+        Path("own.ckpt"),
+        of_model(criterion=named("own_loss.Loss")),
+        target,
+    )
+    assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
+
+
+@pytest.mark.parametrize("function", ["relu", "gelu"])
+def test_a_function_of_torch_may_be_an_argument(
+    function: str, trained: Trained, target: Path
+) -> None:
+    folder, metrics = trained()
+    code = (
+        "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass "
+        "Loss(nn.CrossEntropyLoss):\n"
+    )
+    init = (
+        "    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:\n        "
+        "super().__init__()\n"
+    )
+    Path("own_loss.py").write_text(code + init)
+    loss = named("own_loss.Loss", activation=f"torch.nn.functional.{function}")
+    changed(
+        folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=loss), target
+    )
+    assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
+
+
+@pytest.mark.parametrize("net", ["torchvision.models.resnet18", "timm.create_model"])
+def test_a_function_that_makes_networks_is_called(net: str, trained: Trained, target: Path) -> None:
+    arguments: dict[str, Any] = {"model_name": "resnet18"} if "timm" in net else {"num_classes": 4}
+    own: Any = pkgutil.resolve_name(net)(**arguments)
+    content = torch.load(trained()[0] / "checkpoints" / "best.ckpt", weights_only=True)
+    content["state_dict"] = {f"net.{name}": value for name, value in own.state_dict().items()}
+    content["config"]["model"]["init_args"]["net"] = named(net, **arguments)
+    torch.save(content, "net.ckpt")
+    COMMANDS["export"](["--ckpt_path", "net.ckpt", "--output", "net.pth"])
+    exported = torch.load("net.pth", weights_only=True)
+    assert all(torch.equal(exported[name], value) for name, value in own.state_dict().items())

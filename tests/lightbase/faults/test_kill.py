@@ -1,0 +1,190 @@
+"""Runs that are killed at random moments and resumed by the same command end as if nobody had
+touched them.
+
+FAULT_ROUNDS=30 pytest -m slow -n 0 -s tests/faults/test_kill.py   # other moments each time; prints
+where they lay
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import torch
+import yaml
+from paths import HERE, TINY
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", 1))
+SEED = int(os.environ.get("FAULT_SEED", time.time_ns() if "FAULT_ROUNDS" in os.environ else 0))
+QUICK = "FAULT_ROUNDS" not in os.environ  # no process imports torch anew, so none is killed in that
+MOST_KILLS = 3  # of one run, which then goes on to its end
+# what the run has left in its folder when the moment has come; "" comes at a random time
+OF_A_START = ("", "", "version_*", "version_*/config.yaml")
+OF_ANY = ("", "version_*/checkpoints/.*.part", "last epoch")
+JITTER = {"version_*/checkpoints/.*.part": 0.001, "last epoch": 0.3}  # seconds behind it at most
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of some seconds that draws random numbers in its steps and has a schedule."""
+    content: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
+    content["data"]["class_path"] = "small.Augmented"
+    content["data"]["init_args"] |= {"num_train": 2500, "num_test": 500}
+    content["model"] |= {"scheduler": "CosineAnnealingLR", "scheduler_interval": "step"}
+    content["trainer"] |= {"max_epochs": 8, "log_every_n_steps": 7}
+    path = tmp_path_factory.mktemp("config") / "killed.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
+    """train.py as a user starts it, from tests/, where the data module is found; output and errors
+    go to files."""
+    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", str(config), *flags]
+    with (root / "out.txt").open("wb") as out, (root / "err.txt").open("wb") as err:
+        how: dict[str, Any] = {"cwd": HERE, "stdout": out, "stderr": err}
+        begin = programs.start if QUICK else subprocess.Popen
+        return begin([*command, "--trainer.default_root_dir", str(root)], **how)
+
+
+def folder_of(root: Path) -> Path:
+    (folder,) = root.glob("tiny/version_*")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The folder of a run that nobody touches, and its seconds."""
+    root, begin = tmp_path_factory.mktemp("whole"), time.monotonic()
+    assert start(config, root).wait() == 0, (root / "err.txt").read_text()
+    return folder_of(root), time.monotonic() - begin
+
+
+def has_come(moment: str, root: Path) -> bool:
+    if moment == "last epoch":
+        return "Epoch 7 " in (root / "out.txt").read_text()
+    return any((root / "tiny").glob(moment))
+
+
+def wait_for(
+    process: subprocess.Popen[Any], moment: str, root: Path, seconds: float, jitter: float
+) -> None:
+    """Until a moment and a little more, or until the process has ended."""
+    if not moment:
+        for _ in range(int(seconds * 100)):
+            if process.poll() is not None:
+                return
+            time.sleep(0.01)
+        return
+    while process.poll() is None and not has_come(moment, root):
+        time.sleep(0.0005)
+    time.sleep(jitter)
+
+
+def place(root: Path) -> str:
+    """Where a run was stopped, by what it has left."""
+    folders = list(root.glob("tiny/version_*"))
+    if not folders:
+        return "before its folder"
+    if not (root / "out.txt").stat().st_size:
+        return "in its imports"
+    if list(folders[0].glob("checkpoints/.*.part")):
+        return "writing a checkpoint"
+    if not (folders[0] / "checkpoints" / "last.ckpt").exists():
+        return (
+            "before its first checkpoint"
+            if (folders[0] / "config.yaml").exists()
+            else "before its config"
+        )
+    if (folders[0] / "metrics.json").exists():
+        return "after its test"
+    return "after its last epoch" if has_come("last epoch", root) else "between checkpoints"
+
+
+def run_to_the_end(
+    config: Path, root: Path, kinds: Sequence[signal.Signals], draw: random.Random, seconds: float
+) -> list[str]:
+    """Start, stop, resume by the same command, and so on; where it was stopped."""
+    places: list[str] = []
+    while True:
+        flags = ["--ckpt_path", "last"] if list(root.glob("tiny/version_*")) else []
+        process = start(config, root, *flags)
+        kind = draw.choice(kinds)
+        moment = draw.choice(OF_ANY if flags or draw.random() < 0.5 else OF_A_START)
+        if len(places) < MOST_KILLS:
+            jitter = draw.uniform(0, JITTER.get(moment, 0.02))
+            wait_for(process, moment, root, draw.uniform(0, seconds), jitter)
+            if process.poll() is None:
+                process.send_signal(kind)
+        status = process.wait(timeout=300)
+        error = (root / "err.txt").read_text()
+        if status == 0:
+            return places
+        assert status in (-kind, 128 + kind), error
+        assert "Traceback" not in error, error
+        places.append(f"{kind.name} {place(root)}")
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: sorted((event.step, event.value) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    for name in ("last", "best"):
+        own, other = (
+            torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)
+            for run in (folder, whole)
+        )
+        assert own["global_step"] == other["global_step"]
+        for key, weight in other["state_dict"].items():
+            assert torch.equal(own["state_dict"][key], weight), (name, key)
+        assert own["state_dict"].keys() == other["state_dict"].keys()
+    own_curves, other_curves = curves(folder), curves(whole)
+    assert own_curves.keys() == other_curves.keys()
+    for tag, points in other_curves.items():
+        assert own_curves[tag] == points, tag
+    own_result, other_result = (
+        json.loads((run / "metrics.json").read_text()) for run in (folder, whole)
+    )
+    tested = {key for key in other_result if key.startswith("test/")}
+    assert tested
+    for key in tested | {"epochs", "steps"}:
+        assert own_result[key] == other_result[key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kinds",
+    [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]],
+    ids=["kill", "stop"],
+)
+@pytest.mark.linux
+def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
+    config: Path, whole: tuple[Path, float], tmp_path: Path, kinds: list[signal.Signals]
+) -> None:
+    draw, places = random.Random(SEED), Counter[str]()
+    for number in range(ROUNDS):
+        root = tmp_path / str(number)
+        root.mkdir()
+        found = run_to_the_end(config, root, kinds, draw, whole[1])
+        assert_same(folder_of(root), whole[0])
+        places.update(found)
+        print(
+            f"\n{number + 1} rounds, {places.total()} kills, seed {SEED}: {dict(places)}",
+            flush=True,
+        )

@@ -1,0 +1,271 @@
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.classifier import Classifier
+from paths import script
+
+from lightbase.errors import UserError
+from lightbase.resume.checkpoints import AtomicCheckpointIO, read_checkpoint
+from lightbase.resume.state import load_run
+from lightbase.run.record import RunRecorder
+
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def last(trained: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Path:
+    """Of a run that the test may change."""
+    shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "tiny" / "version_0")
+    return tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_a_sound_checkpoint_is_plain_and_rebuilds_the_run(last: Path) -> None:
+    checkpoint = read_checkpoint(last)
+    run = load_run(last)
+    assert type(run.model).__name__ == "Classifier"
+    assert run.datamodule.batch_size == 16
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(value, checkpoint["state_dict"][name])
+    assert load_run(last, ["--data.batch_size", "5"]).datamodule.batch_size == 5
+
+
+@pytest.mark.parametrize("how", ["half", "tail", "empty", "garbage"])
+def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
+    content = last.read_bytes()
+    last.write_bytes(
+        {
+            "half": content[: len(content) // 2],
+            "tail": content[:-10],
+            "empty": b"",
+            "garbage": b"?" * 5000,
+        }[how]
+    )
+    with pytest.raises(UserError, match=last.name) as caught:
+        read_checkpoint(last)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
+    content = last.read_bytes()
+    with zipfile.ZipFile(last) as archive:
+        records = [
+            (info.header_offset, info.file_size) for info in archive.infolist() if info.file_size
+        ]
+    for offset, size in records:
+        header = 30 + int.from_bytes(content[offset + 26 : offset + 28], "little")
+        start = offset + header + int.from_bytes(content[offset + 28 : offset + 30], "little")
+        flipped = bytearray(content)
+        flipped[start + size // 2] ^= 1
+        last.write_bytes(flipped)
+        with pytest.raises(UserError, match="damaged"):
+            read_checkpoint(last)
+    assert len(records) > 10
+
+
+@pytest.mark.parametrize("offset", [10, 38], ids=["method", "attributes"])
+def test_a_record_that_is_marked_as_packed_or_as_a_folder_is_found(last: Path, offset: int) -> None:
+    """Python's reader goes by other marks than torch's, which finds other numbers in a record that
+    is no file."""
+    content = last.read_bytes()
+    with zipfile.ZipFile(last) as archive:
+        names, position = [info.filename for info in archive.infolist()], archive.start_dir
+    for name in names:
+        changed = bytearray(content)
+        changed[position + offset] ^= {10: 8, 38: 16}[offset]
+        last.write_bytes(changed)
+        with pytest.raises(UserError, match=f"damaged: its record {name}"):
+            read_checkpoint(last)
+        lengths = [
+            int.from_bytes(content[position + i : position + i + 2], "little") for i in (28, 30, 32)
+        ]
+        position += 46 + sum(lengths)  # the next entry of the directory
+
+
+class Payload:
+    """Pickles to a call that makes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_checkpoint_that_would_run_code_is_refused_and_does_not_run_it(
+    train: Train, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proof = tmp_path / "proof"
+    path = tmp_path / "unsafe.ckpt"
+    content = {"state_dict": {}, "config": Payload(proof)}
+    if form == "torch":
+        torch.save(content, path)
+    else:
+        path.write_bytes(pickle.dumps(content))
+    with pytest.raises(SystemExit) as caught:
+        train("--ckpt_path", path)
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert len(error.splitlines()) <= 2
+    assert not proof.exists()
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_weights_without_a_run_are_no_checkpoint(tmp_path: Path) -> None:
+    torch.save({"layers.1.weight": torch.zeros(3)}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="no checkpoint of a run"):
+        read_checkpoint(tmp_path / "weights.pth")
+
+
+def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
+    with pytest.raises(UserError, match=r"last\.ckpt"):
+        read_checkpoint(last.with_name("lost.ckpt"))
+    with pytest.raises(UserError, match="folder"):
+        read_checkpoint(last.parent)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model.net.sizes", "[192,17,4]"), "a resume goes on with [192, 16, 4]"),
+        (("--model.net", "small.ConvNet"), "a resume goes on with example.models.mlp.MLP"),
+        (("--model.optimizer", "SGD"), "a resume goes on with Adam"),
+        (("--trainer.max_epochs", 0), "max_epochs"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_the_config(
+    train: Train,
+    last: Path,
+    flags: tuple[Any, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = last.read_bytes()
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", last, *flags)
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 2
+    assert last.read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+    monkeypatch.setattr(
+        "os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(UserError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@contextlib.contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """Stands for the end of the disk: files cannot grow beyond `size` bytes."""
+    import resource  # Windows has none
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.linux
+def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
+    train: Train, last: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = last.read_bytes()
+    with no_file_over(len(before) // 2), pytest.raises(SystemExit) as caught:
+        train("--trainer.max_epochs", 3, "--ckpt_path", "last")
+    assert caught.value.code == 1
+    assert len(capsys.readouterr().err.splitlines()) <= 2
+    assert last.read_bytes() == before
+    assert not list(last.parent.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    "size", [40, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"]
+)
+@pytest.mark.linux
+def test_a_new_run_on_a_full_disk_leaves_nothing(
+    train: Train, tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with no_file_over(size), pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 1
+    assert 1 <= len(capsys.readouterr().err.splitlines()) <= 2
+    assert not (tmp_path / "tiny").exists()
+
+
+def damage(best: Path, how: str) -> None:
+    content = bytearray(best.read_bytes())
+    if how == "deleted":
+        best.unlink()
+        return
+    if how == "flipped":
+        content[content.find(b"data/3") + 200] ^= 1
+    best.write_bytes(content[: len(content) // 2] if how == "cut" else content)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+) -> None:
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: damage(best, how))
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "best.ckpt" in error
+    assert len(error.splitlines()) <= 2
+    assert not (best.parents[1] / "metrics.json").exists()
+
+
+class KeepsMore(Classifier):
+    """Has a number of its own in its checkpoints, which the test needs."""
+
+    temperature = 1.0
+
+    def on_fit_start(self) -> None:
+        self.temperature = 3.0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["temperature"] = self.temperature
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.temperature = checkpoint["temperature"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / self.temperature
+
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        self.track("test", self.criterion(self(batch[0]), batch[1]), targets=batch[1])
+
+
+def test_what_a_model_keeps_in_its_checkpoint_is_there_again(train: Train, tmp_path: Path) -> None:
+    found = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)

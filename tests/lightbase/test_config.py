@@ -1,0 +1,220 @@
+"""A run's config: what the data knows reaches whatever takes it unless the user gave a value;
+written and read back."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning import LightningDataModule
+from paths import TINY, script
+from test_training import equal, weights
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Metric
+
+from lightbase.run.train import parse
+
+Train = Callable[..., dict[str, Any]]
+HERE = "test_config"
+
+
+class Smoothed(nn.Module):
+    """A loss that wants the number of classes, and a number of its own."""
+
+    def __init__(self, num_classes: int = 7, share: float = 0.1) -> None:
+        super().__init__()
+        self.num_classes, self.share = num_classes, share
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, targets, label_smoothing=self.share)
+
+
+CONFIG = f"""
+model:
+  net: {{class_path: small.ConvNet}}
+  criterion: {{class_path: {HERE}.Smoothed, init_args: {{share: 0.2}}}}
+  metrics:
+    f1: {{class_path: torchmetrics.classification.MulticlassF1Score}}
+    recall:
+      class_path: torchmetrics.classification.MulticlassRecall
+      init_args: {{average: micro}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "known.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
+    """Model, network, loss and metrics of a command line."""
+    model: Any = parse(["--config", TINY, *args]).model
+    return model, model.net, model.criterion, dict(model.metrics)
+
+
+def test_the_number_of_classes_reaches_network_loss_metrics_and_classifier(config: str) -> None:
+    model, net, criterion, metrics = parts("--config", config)
+    assert net.head.out_features == 4
+    assert (criterion.num_classes, criterion.share) == (4, 0.2)
+    assert [metric.num_classes for metric in metrics.values()] == [4, 4]
+    assert model.num_classes == 4
+
+
+def test_the_shape_of_the_images_reaches_the_network(config: str) -> None:
+    _, net, _, _ = parts("--config", config, "--data.image_shape", "[2,8,8]")
+    assert net.conv.in_channels == 2
+
+
+def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
+    flags = ("--model.net.num_classes", "5", "--model.criterion.num_classes", "6")
+    _, net, criterion, metrics = parts("--config", config, *flags)
+    assert net.head.out_features == 5
+    assert criterion.num_classes == 6
+    assert metrics["f1"].num_classes == 4  # nobody gave this one
+    own = tmp_path / "own.yaml"
+    own.write_text(CONFIG.replace("small.ConvNet", "small.ConvNet, init_args: {num_classes: "
+        "9}").replace(
+        "F1Score}", "F1Score, init_args: {num_classes: 8}}"
+    ))  # fmt: skip
+    _, net, _, metrics = parts("--config", str(own))
+    assert net.head.out_features == 9
+    assert [metric.num_classes for metric in metrics.values()] == [8, 4]
+
+
+def test_a_value_that_equals_the_default_stays_too(config: str) -> None:
+    _, net, _, _ = parts("--config", config, "--model.net.num_classes", "3")
+    assert net.head.out_features == 3
+
+
+def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
+    train: Train, tmp_path: Path, config: str
+) -> None:
+    first = train("--config", config)
+    folder = tmp_path / "tiny"
+    text = (folder / "version_0" / "config.yaml").read_text()
+    init_args = yaml.safe_load(text)["model"]["init_args"]
+    assert init_args["num_classes"] == 4
+    assert init_args["net"]["init_args"] == {"num_classes": 4, "in_channels": 3}
+    assert init_args["criterion"]["init_args"] == {"num_classes": 4, "share": 0.2}
+    assert init_args["metrics"]["f1"]["init_args"]["num_classes"] == 4
+    again = train(config=str(folder / "version_0" / "config.yaml"))
+    assert {**again, "train_seconds": 0} == {**first, "train_seconds": 0}
+    assert (folder / "version_1" / "config.yaml").read_text() == text
+    assert equal(*(weights(folder / f"version_{i}") for i in range(2)))
+
+
+def test_a_network_that_a_function_builds_gets_it() -> None:
+    _, net, _, _ = parts("--model.net", "torchvision.models.resnet18")
+    assert net.fc.out_features == 4
+
+
+def test_data_without_classes_fill_nothing_in() -> None:
+    numbers = ("--data", "small.Numbers")
+    _, net, *_ = parts(
+        "--model", "example.regressor.Regressor", *numbers, "--model.net", "small.ConvNet"
+    )
+    assert net.head.out_features == 3
+    own, *_ = parts(*numbers, "--model.net.sizes", "[10,1]", "--model.num_classes", "2")
+    assert own.num_classes == 2
+
+
+class PlainData(LightningDataModule):
+    """Lightning's own way, with an attribute that says how many classes there are."""
+
+    num_classes = 6
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(0)
+        images, targets = torch.rand(32, 3, 8, 8, generator=generator), torch.arange(32) % 6
+        return DataLoader(TensorDataset(images, targets), batch_size=8)
+
+    val_dataloader = test_dataloader = train_dataloader
+
+
+class OtherData(PlainData):
+    num_classes = None  # type: ignore[assignment]
+
+
+def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
+    flags = ("--config", config, "--data", f"{HERE}.PlainData")
+    model, net, _, metrics = parts(*flags)
+    assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (6, 6, 6)
+    assert net.conv.in_channels == 3
+    assert train(*flags)["test/num_samples"] == 32
+    _, net, *_ = parts(
+        "--data", f"{HERE}.OtherData", "--model.net", "small.ConvNet", "--model.num_classes", "3"
+    )
+    assert net.head.out_features == 3
+
+
+# written and read back
+
+
+COUNTER = itertools.count()
+# objects with a name of their own could be written by it
+OBJECTS: list[Any] = [
+    functools.partial(nn.functional.leaky_relu, negative_slope=0.5),
+    torch.device("cpu"),
+]
+
+
+class Net(nn.Module):
+    """Has defaults that no YAML can hold, as torchvision's vision transformers."""
+
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = OBJECTS[0], device: torch.device = OBJECTS[1]
+    ):
+        super().__init__()
+        self.activation = activation
+        self.layer = nn.Linear(192, 4, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.layer(x.flatten(1)))
+
+
+class Odd:
+    """Looks different each time."""
+
+    def __repr__(self) -> str:
+        return f"{next(COUNTER)}"
+
+
+OBJECTS.append(Odd())
+
+
+class OddNet(Net):
+    def __init__(self, odd: Odd = OBJECTS[2]) -> None:
+        super().__init__()
+
+
+@pytest.mark.slow
+def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_path: Path) -> None:
+    found = train("--model.net", "test_config.Net", "--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["init_args"]["net"] == {"class_path": "test_config.Net"} | {
+        "init_args": {}
+    }
+    again = script("evaluate").main(["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")])
+    assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
+    train("--ckpt_path", "last", "--model.net", "test_config.Net")
+    assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
+
+
+def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--model.net", "test_config.OddNet")
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "read again" in error
+    assert "cannot represent an object" in error
+    assert not (tmp_path / "tiny").exists()

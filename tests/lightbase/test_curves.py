@@ -1,0 +1,414 @@
+"""What `track` is told becomes means over samples and metrics, whole after an interruption."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from example.classifier import Classifier
+from lightning import Callback
+from paths import script
+from test_training import Terminate, curves
+from torch import Tensor
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightbase.errors import UserError
+from lightbase.metrics import Accumulator, collection, numbers
+
+Train = Callable[..., dict[str, Any]]
+METRICS = """
+model:
+  metrics:
+    acc: {class_path: torchmetrics.classification.MulticlassAccuracy}
+    f1: {class_path: torchmetrics.classification.MulticlassF1Score}
+    auroc: {class_path: torchmetrics.classification.MulticlassAUROC}
+"""
+
+
+def first(tensors: Tensor) -> Tensor:
+    """For `reduce` with one process."""
+    return tensors
+
+
+@pytest.mark.parametrize("at_batch", [6, 9], ids=["between log steps", "on a log step"])
+@pytest.mark.parametrize("every", [5, 100])
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
+    train: Train, tmp_path: Path, at_batch: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metrics.yaml").write_text(METRICS)
+    flags = (
+        "--config",
+        tmp_path / "metrics.yaml",
+        "--trainer.callbacks",
+        "test_training.Terminate",
+    )
+    flags += ("--trainer.log_every_n_steps", every)
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr(Terminate, "at_batch", at_batch)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    train(*flags, "--ckpt_path", "last")
+    found, expected = (curves(tmp_path / name / "version_0") for name in ("tiny", "whole"))
+    assert {"train/loss", "train/acc", "train/f1", "train/auroc"} <= expected.keys()
+    assert found == expected
+
+
+LINE = re.compile(r"Epoch (\d+) of .*train/loss ([\d.]+), train/acc ([\d.]+)")
+
+
+def epoch_lines(shown: str) -> dict[str, tuple[float, float]]:
+    """train/loss and train/acc of the lines that a file gets, by epoch."""
+    return {epoch: (float(loss), float(acc)) for epoch, loss, acc in LINE.findall(shown)}
+
+
+# of points, by log interval: step, and the first one of its mean; epochs begin with steps 0, 19 and
+# 38
+POINTS = {
+    5: {
+        4: 0,
+        9: 5,
+        14: 10,
+        18: 15,
+        19: 15,
+        24: 20,
+        29: 25,
+        34: 30,
+        37: 35,
+        39: 35,
+        44: 40,
+        49: 45,
+        54: 50,
+        56: 50,
+    },
+    13: {12: 0, 18: 0, 25: 19, 37: 26, 38: 26, 51: 39, 56: 39},
+    100: {18: 0, 37: 19, 56: 38},
+}
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--steps_per_execution", 8)], ids=["single steps", "several steps"]
+)
+@pytest.mark.parametrize(
+    "every", [13, *(pytest.param(every, marks=pytest.mark.slow) for every in (5, 100))]
+)
+def test_an_epochs_line_and_its_points_are_means_of_its_samples(
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    every: int,
+    flags: tuple[object, ...],
+) -> None:
+    schedule = (
+        "--trainer.max_epochs",
+        3,
+        "--model.scheduler",
+        "ExponentialLR",
+        "--model.scheduler_args.gamma",
+        0.9,
+    )
+    schedule += ("--model.scheduler_interval", "step")
+    single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
+    capsys.readouterr()
+    train(*schedule, *flags, "--trainer.log_every_n_steps", every)
+    found = curves(tmp_path / "tiny" / "version_0")
+    lines = epoch_lines(capsys.readouterr().out)
+    assert list(lines) == ["1", "2", "3"]
+    for name, of_line in (("train/loss", 0), ("train/acc", 1)):
+        each = [value for _, value in single[name]]
+        for epoch, line in enumerate(lines.values()):
+            assert line[of_line] == pytest.approx(
+                mean(each[19 * epoch : 19 * epoch + 19]), abs=6e-5
+            )
+        assert dict(found[name]) == {
+            step: pytest.approx(mean(each[first : step + 1]), rel=1e-5)
+            for step, first in POINTS[every].items()
+        }
+    assert found["lr"] == [single["lr"][step] for step in POINTS[every]]
+
+
+@pytest.mark.linux
+def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--trainer.callbacks", "test_training.Terminate")
+    train(*flags, "--name", "whole")
+    expected = epoch_lines(capsys.readouterr().out)["2"]
+    monkeypatch.setattr(Terminate, "at_batch", 11)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    train(*flags, "--ckpt_path", "last")
+    assert epoch_lines(capsys.readouterr().out)["2"] == expected
+
+
+class LastLoss(Callback):
+    """What a callback that watches train/loss, such as EarlyStopping, sees at the end of an
+    epoch."""
+
+    seen: float
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        LastLoss.seen = trainer.callback_metrics["train/loss"].item()
+
+
+def test_callbacks_see_the_mean_of_the_epoch(train: Train, tmp_path: Path) -> None:
+    train(
+        "--trainer.max_epochs",
+        1,
+        "--trainer.callbacks",
+        "test_curves.LastLoss",
+        "--trainer.log_every_n_steps",
+        1,
+    )
+    losses = [value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]]
+    assert LastLoss.seen == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_no_point_is_written_where_nothing_is_to_be_logged(train: Train, tmp_path: Path) -> None:
+    train("--trainer.log_every_n_steps", 1, "--trainer.max_steps", 3)
+    assert [step for step, _ in curves(tmp_path / "tiny" / "version_0")["train/loss"]] == [0, 1, 2]
+
+
+class WithEntropy(Classifier):
+    """Tracks a value of its own; no metrics of training."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        loss = self.criterion(logits, batch[1])
+        self.track(
+            "train", loss, entropy=-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        )
+        return loss
+
+
+def test_values_of_the_users_are_curves_and_metrics_need_outputs(
+    train: Train, tmp_path: Path
+) -> None:
+    train("--model", "test_curves.WithEntropy")
+    found = curves(tmp_path / "tiny" / "version_0")
+    assert {tag for tag in found if tag.startswith("train/")} == {"train/loss", "train/entropy"}
+    assert 0 < found["train/entropy"][0][1] < 1.4
+    assert "val/acc" in found
+
+
+def test_means_are_over_samples_not_batches() -> None:
+    means = Accumulator(MetricCollection({}))
+    means.add(3, {"loss": torch.tensor(1.0)}, None, None)
+    means.add(1, {"loss": torch.tensor(5.0)}, None, None)
+    assert means.result(first) == {"loss": 2, "num_samples": 4}
+    means.reset()
+    assert means.result(first) == {}
+
+
+def test_a_loss_that_is_no_number_stays_one() -> None:
+    means = Accumulator(MetricCollection({}))
+    for value in (1.0, float("nan")):
+        means.add(1, {"loss": torch.tensor(value)}, None, None)
+    assert means.result(first)["loss"].isnan()
+
+
+def test_other_names_in_between_are_refused() -> None:
+    means = Accumulator(MetricCollection({}))
+    means.add(1, {"loss": torch.tensor(1.0)}, None, None)
+    with pytest.raises(ValueError, match=r"loss, extra now and loss before"):
+        means.add(1, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}, None, None)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 4, 1)])
+def test_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple[int, ...]) -> None:
+    outputs, targets = torch.randn(sum(sizes), 3), torch.randint(3, (sum(sizes),))
+    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    for x, y in zip(outputs.split(sizes), targets.split(sizes), strict=True):
+        means.add(len(x), {"loss": torch.tensor(1.0)}, x, y)
+    assert means.result(first)["acc"] == pytest.approx(
+        (outputs.argmax(1) == targets).float().mean().item()
+    )
+
+
+def test_outputs_of_several_shapes_are_measured_one_after_the_other() -> None:
+    """As with images of several sizes and a class for each pixel."""
+    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    num_right = num = 0
+    for side in (2, 3):
+        outputs, targets = torch.randn(4, 3, side, side), torch.randint(3, (4, side, side))
+        means.add(4, {"loss": torch.tensor(1.0)}, outputs, targets)
+        num_right += int((outputs.argmax(1) == targets).sum())
+        num += targets.numel()
+    assert means.result(first)["acc"] == pytest.approx(num_right / num)
+
+
+def test_a_state_and_what_came_after_it_make_a_whole() -> None:
+    batches = [(torch.randn(4, 3), torch.randint(3, (4,))) for _ in range(4)]
+
+    def make(chosen: list[tuple[Tensor, Tensor]]) -> Accumulator:
+        means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3)}))
+        for x, y in chosen:
+            means.add(4, {"loss": x.mean()}, x, y)
+        return means
+
+    resumed = make([])
+    resumed.add_state(make(batches[:2]).state(), torch.device("cpu"))
+    for x, y in batches[2:]:
+        resumed.add(4, {"loss": x.mean()}, x, y)
+    whole = make(batches).result(first)
+    found = resumed.result(first)
+    assert {name: value.item() for name, value in found.items()} == {
+        name: pytest.approx(value.item()) for name, value in whole.items()
+    }
+
+
+def test_what_is_no_number_is_no_curve_and_is_reported_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {
+        "a": torch.tensor(1.0),
+        "b": torch.tensor([1.0, 2.0]),
+        "c": torch.zeros(3, 3),
+        "d": 4,
+        "e": "x",
+    }
+    values |= {
+        "f": torch.zeros(101),
+        "g": None,
+        "h": (torch.zeros(2), torch.zeros(2)),
+        "i": {"x": 1.0},
+        "j": [1.0],
+    }
+    reported: set[str] = set()
+    for _ in range(2):
+        found = numbers(values, [], reported)
+        assert {name: float(value) for name, value in found.items()} == {
+            "a": 1,
+            "b_0": 1,
+            "b_1": 2,
+            "d": 4,
+        }
+    lines = capsys.readouterr().out.splitlines()
+    assert [
+        re.findall(r"^Metric (\w) is not logged: (shape \(.*?\)|\w+)", line)[0] for line in lines
+    ] == [
+        ("c", "shape (3, 3)"),
+        ("e", "str"),
+        ("f", "shape (101,)"),
+        ("g", "NoneType"),
+        ("h", "tuple"),
+        ("i", "dict"),
+        ("j", "list"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, {"m": 1.0}),
+        (torch.tensor([True, False]), {"m_0": 1.0, "m_1": 0.0}),
+        (np.float32(2.5), {"m": 2.5}),
+        (np.int64(4), {"m": 4.0}),
+        (np.bool_(True), {"m": 1.0}),
+        (np.array([1.0, 2.0]), {"m_0": 1.0, "m_1": 2.0}),
+        (np.array(3), {"m": 3.0}),
+        (torch.ones(1, 1, dtype=torch.int32), {"m": 1.0}),
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_kind_are_curves(value: Any, expected: dict[str, float]) -> None:
+    found = numbers({"m": value}, [], set())
+    assert {name: number.item() for name, number in found.items()} == expected
+    assert all(
+        number.dtype == torch.float32 for number in found.values()
+    )  # Lightning warns of others
+
+
+def test_a_metric_without_a_curve_is_reported_by_a_run_and_by_a_test(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = (
+        "torchmetrics.classification.MulticlassAccuracy",
+        "torchmetrics.classification.MulticlassConfusionMatrix",
+    )
+    train("--model.metrics.acc", names[0], "--model.metrics.confusion", names[1])
+    line = "Metric confusion is not logged: shape (4, 4)"
+    assert capsys.readouterr().out.count(line) == 1
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    assert set(script("evaluate").main(["--ckpt_path", str(path)])) == {
+        "test/loss",
+        "test/acc",
+        "test/num_samples",
+    }
+    assert capsys.readouterr().out.count(line) == 1
+
+
+class NamedLoss(Classifier):
+    def __init__(self, num_classes: int, **system: Any) -> None:
+        super().__init__(num_classes=num_classes, **system)
+        self.metrics = MetricCollection({"ss": MulticlassAccuracy(num_classes)}, prefix="lo")
+
+
+class TracksAcc(Classifier):
+    value = "acc"
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self.net(batch[0])
+        self.track("val", self.criterion(logits, batch[1]), logits, batch[1], **{self.value: 7.0})
+
+
+class TracksNumSamples(TracksAcc):
+    value = "num_samples"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("loss", ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy")),
+        (
+            "num_samples",
+            ("--model.metrics.num_samples", "torchmetrics.classification.MulticlassAccuracy"),
+        ),
+        ("loss", ("--model", "test_curves.NamedLoss")),
+        ("acc", ("--model", "test_curves.TracksAcc")),
+        ("num_samples", ("--model", "test_curves.TracksNumSamples")),
+    ],
+)
+def test_a_name_that_another_curve_has_is_refused(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    flags: tuple[str, ...],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(*flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert f"two curves have the name {name!r}" in error
+    assert len(error.splitlines()) == 2
+    assert not list(tmp_path.glob("*/version_*"))
+
+
+def test_a_metric_of_nothing_is_no_curve() -> None:
+    means = Accumulator(MetricCollection({"mean": MeanMetric()}))
+    means.add(1, {"loss": torch.tensor(1.0)}, None, None)
+    assert means.result(first).keys() == {"loss", "num_samples"}
+
+
+@pytest.mark.parametrize("name", ["recall@0.5", "update"])
+def test_a_name_that_torch_does_not_take_is_two_lines_at_most(name: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"model.metrics: {name!r}")) as caught:
+        collection({name: MulticlassAccuracy(3)})
+    assert caught.value.status == 2
+
+
+def test_metrics_keep_their_order() -> None:
+    metrics = {name: MulticlassAccuracy(3) for name in ("b", "a", "c")}
+    assert list(collection(metrics)) == ["b", "a", "c"]
+    assert list(collection(None)) == list(collection({})) == []
+    assert list(collection(metrics["a"])) == ["MulticlassAccuracy"]

@@ -1,0 +1,670 @@
+import random
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attached import attach, inputs_of, read
+from example.classifier import Classifier
+from lightning import Trainer
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from lightbase.compat import quiet_lightning
+from lightbase.data.batches import DatasetSamples, ResumableLoader, TensorBatches
+from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.errors import UserError
+
+QUIET: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
+    """Data whose inputs are their own indices, those of the test set from 1000."""
+
+    class Labelled(BaseDataModule):
+        classes = ["a", "b"]
+
+        def load(self, split: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            start = 0 if split == "train" else 1000
+            return torch.arange(start, start + num), torch.zeros(num, dtype=torch.int64)
+
+    return attach(Labelled(batch_size=batch_size, **options))
+
+
+class Numbers(BaseDataModule):
+    """What it is given: whatever `load` may return."""
+
+    def __init__(
+        self, train: Any, test: Any = None, classes: tuple[str, ...] = (), **options: Any
+    ) -> None:
+        super().__init__(**{"batch_size": 8, "val_fraction": 0.2, **options})
+        self.loaded = {"train": train, "test": train if test is None else test}
+        self.classes = list(classes)
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        return self.loaded[split]
+
+
+class Jittered(Dataset[tuple[Tensor, float]]):
+    """Its inputs are (index, a number of torch, of Python, of numpy)."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, float]:
+        return torch.tensor(
+            [index, torch.rand(()).item(), random.random(), np.random.rand()]
+        ), float(index)
+
+
+def test_training_and_validation_share_the_training_set_and_the_split_is_seeded() -> None:
+    data = labelled(200)
+    train, val = data.splits["train"].inputs.tolist(), data.splits["val"].inputs.tolist()
+    assert len(val) == 20
+    assert sorted(train + val) == list(range(200))
+    assert labelled(200).splits["val"].inputs.tolist() == val
+    assert labelled(200, split_seed=1).splits["val"].inputs.tolist() != val
+
+
+def test_the_split_copies_no_data() -> None:
+    data = labelled(200)
+    train, val = data.splits["train"], data.splits["val"]
+    assert isinstance(train, TensorBatches)
+    assert isinstance(val, TensorBatches)
+    assert train.whole[0].data_ptr() == val.whole[0].data_ptr()
+    assert (len(train), len(val), train.num_bytes, val.num_bytes) == (
+        180,
+        20,
+        9 * val.num_bytes,
+        val.num_bytes,
+    )
+    few = train.select(torch.tensor([5, 7]))
+    assert torch.equal(few.inputs, train.inputs[[5, 7]])
+    assert torch.equal(few.__getitems__([1, 0])[1], train.targets[[7, 5]])
+    moved = few.to(torch.device("cpu"))
+    assert torch.equal(moved.targets, few.targets)
+    assert (
+        moved.whole[0].nbytes + moved.whole[1].nbytes == few.num_bytes
+    )  # a GPU gets nothing but its samples
+
+
+def test_without_validation_all_trains_and_the_curve_is_of_the_test_set() -> None:
+    data = labelled(50, val_fraction=0)
+    assert len(data.splits["train"]) == 50
+    assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
+
+
+def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:
+    torch.manual_seed(0)
+    data = labelled(115, val_fraction=0)
+    loader = data.train_dataloader()
+    loader.batch_sampler.set_epoch(0)
+    first = inputs_of(loader)
+    assert len(first) == 110
+    assert set(first) < set(range(115))
+    loader.batch_sampler.set_epoch(1)
+    assert inputs_of(loader) != first
+    loader.batch_sampler.set_epoch(0)
+    assert inputs_of(loader) == first
+    kept = labelled(115, val_fraction=0, drop_last=False).train_dataloader()
+    assert sorted(inputs_of(kept)) == list(range(115))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) -> None:
+    data = labelled(37, num_workers=num_workers, val_fraction=0)
+    assert inputs_of(data.test_dataloader()) == list(range(1000, 1037))
+    loader = data.test_dataloader()
+    assert loader.num_workers == num_workers
+    assert loader.persistent_workers == (num_workers > 0)
+
+
+DONE = (0, 1, 19, 20, 21, 32, 33)  # 20 batches are fetched at once
+
+
+@pytest.mark.parametrize(
+    ("done", "num_workers"),
+    [
+        *((done, 0) for done in DONE),
+        *(pytest.param(done, 1, marks=[] if done == 21 else pytest.mark.slow) for done in DONE),
+    ],
+)
+def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int) -> None:
+    data = labelled(100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False)
+    loader = data.train_dataloader()
+    whole = [inputs.tolist() for inputs, _ in loader]
+    assert len(loader) == len(whole) == loader.state_dict()["num_batches"] == 33
+    iterator = iter(loader)
+    for _ in range(done):
+        next(iterator)
+    state = loader.state_dict() if done else {"epoch": 0, "num_batches": 0}
+    assert state["num_batches"] == done
+    resumed = data.train_dataloader()
+    resumed.load_state_dict(state)
+    following = data.train_dataloader()
+    following.batch_sampler.set_epoch(1)
+    expected = whole[done:] or [inputs.tolist() for inputs, _ in following]
+    assert [inputs.tolist() for inputs, _ in resumed] == expected
+    assert len(list(resumed)) == len(whole)  # the next pass is whole
+    later = data.train_dataloader()
+    later.batch_sampler.set_epoch(2)
+    later.load_state_dict(state)  # of another epoch: from the start
+    assert len(list(later)) == len(whole)
+
+
+def test_one_call_fetches_several_batches_but_not_many_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched: list[int] = []
+    fetch = TensorBatches.__getitems__
+
+    def counted(self: TensorBatches, indices: list[int]) -> Any:
+        fetched.append(len(indices))
+        return fetch(self, indices)
+
+    data = labelled(330, val_fraction=0, drop_last=False)
+    monkeypatch.setattr(TensorBatches, "__getitems__", counted)
+    sizes = [len(inputs) for inputs, _ in data.train_dataloader()]
+    assert sizes == [10] * 33
+    assert fetched == [200, 130]
+    large = TensorBatches(torch.zeros(4, 2**20), torch.zeros(4))  # 4 MiB a sample
+    assert [large.batches_at_once(size) for size in (1, 2, 3)] == [2, 1, 1]
+
+
+def test_pinned_memory_is_off_on_the_cpu_and_as_asked_otherwise() -> None:
+    assert not labelled(50).val_dataloader().pin_memory
+    assert labelled(50, pin_memory=True).val_dataloader().pin_memory
+
+
+class Small(BaseDataModule):
+    """1,000 samples of the training set's kind, 1 KiB each, for validation."""
+
+    def __init__(
+        self, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1016,), **options: Any
+    ) -> None:
+        super().__init__(val_fraction=0.5, **options)
+        self.inputs = torch.zeros(2000, *shape, dtype=dtype)
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.inputs, torch.zeros(len(self.inputs), dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "on_gpu", "on_cpu"),
+    [
+        ({"batch_size": 64}, {}, 512, 64),
+        ({"batch_size": 4}, {}, 32, 4),  # as few perhaps for lack of memory
+        ({"batch_size": 300}, {}, 1000, 300),
+        ({"batch_size": 64, "shape": (72,)}, {}, 512, 64),
+        ({"batch_size": 64, "shape": (3, 40, 50)}, {}, 349, 64),  # 2 MiB of them
+        ({"batch_size": 64, "shape": (64, 2**10)}, {}, 64, 64),
+        (
+            {"batch_size": 64, "dtype": torch.int64, "shape": (2,)},
+            {},
+            64,
+            64,
+        ),  # words: the outputs may be large
+        ({"batch_size": 64}, {"limit_val_batches": 2}, 64, 64),  # it counts batches
+        ({"batch_size": 64}, {"limit_test_batches": 0.5}, 64, 64),
+        ({"batch_size": 64, "eval_batch_size": 100}, {"limit_val_batches": 2}, 100, 100),
+    ],
+)
+def test_the_batches_of_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    limits: dict[str, Any],
+    on_gpu: int,
+    on_cpu: int,
+) -> None:
+    for device, size in (("meta", on_gpu), ("cpu", on_cpu)):
+        data = attach(Small(**options))
+        data.setup("predict")
+        monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(device))
+        for name, limit in limits.items():
+            setattr(data.trainer, name, limit)
+        loader = data.val_dataloader()
+        assert min(loader.batch_sampler.batch_size, 1000) == size
+        assert len(loader) == -(-1000 // size)
+        assert sorted(i for batch in loader.batch_sampler for i in batch) == list(range(1000))
+        assert data.predict_dataloader().batch_size == loader.batch_sampler.batch_size
+        assert data.train_dataloader().batch_sampler.batch_size == options["batch_size"]
+
+
+@pytest.mark.parametrize("pin_memory", [None, True, False])
+def test_what_is_pinned_beside_a_stand_in_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None
+) -> None:
+    questions: list[torch.device] = []
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: questions.append(device) or (2**30, 2**30)
+    )
+    # the memory of the GPU
+    monkeypatch.setattr(
+        TensorBatches, "to", lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets)
+    )
+    for device, resident, pins in (
+        (gpu, None, False),
+        (gpu, False, True),
+        (torch.device("mps"), None, False),
+    ):
+        data = labelled(50, pin_memory=pin_memory, resident=resident)
+        monkeypatch.setattr(data.trainer.strategy, "_root_device", device)
+        loaders = [data.val_dataloader(), data.val_dataloader()]
+        is_resident = device == gpu and resident is None
+        assert {loader.dataset.inputs.device.type for loader in loaders} == {
+            "meta" if is_resident else "cpu"
+        }
+        # torch pins dense CPU tensors alone; for mps it would say that it does not
+        wanted = (pins if pin_memory is None else pin_memory) and not is_resident
+        assert [loader.pin_memory for loader in loaders] == [wanted, wanted]
+    assert questions == [gpu]  # once: it is resident then
+
+
+@pytest.mark.gpu
+def test_pinned_memory_is_on_when_a_gpu_is_used() -> None:
+    data = Numbers((torch.zeros(100, 3), torch.arange(100)), resident=False)
+    data.trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False)
+    data.setup("fit")
+    assert all(inputs.is_pinned() for inputs, _ in data.train_dataloader())
+
+
+@pytest.mark.gpu
+def test_small_data_is_resident_on_the_gpu() -> None:
+    found = []
+    for options in ({}, {"resident": True}, {"resident": False}, {"num_workers": 1}):
+        data = Numbers((torch.zeros(100, 3), torch.arange(100)), **options)
+        data.trainer = Trainer(
+            accelerator="gpu", devices=1, logger=False, enable_checkpointing=False
+        )
+        data.setup("fit")
+        batches = list(data.train_dataloader())
+        assert data.train_dataloader().dataset is data.train_dataloader().dataset  # one copy
+        found.append((batches[0][0].device.type, [targets.tolist() for _, targets in batches]))
+    assert [kind for kind, _ in found] == ["cuda", "cuda", "cpu", "cpu"]
+    assert all(order == found[0][1] for _, order in found)
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": True}])
+def test_without_a_gpu_data_stays_where_it_is(options: dict[str, Any]) -> None:
+    data = labelled(50, **options)
+    assert data.val_dataloader().dataset is data.splits["val"]
+    assert not data.on_gpu
+
+
+@pytest.mark.parametrize(
+    "options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}]
+)
+def test_impossible_splits(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"val_fraction|batch_size"):
+        labelled(50, **options).train_dataloader()
+
+
+def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -> None:
+    class Transformed(Numbers):
+        def augment(self, inputs: Tensor) -> Tensor:
+            return inputs + 1
+
+        def normalize(self, inputs: Tensor) -> Tensor:
+            return inputs / 2
+
+    data = attach(
+        Transformed((torch.zeros(50, 3, dtype=torch.uint8), torch.zeros(50))), precision="bf16-true"
+    )
+    batch = next(iter(data.train_dataloader()))
+    assert batch[0].dtype == torch.uint8  # until it is on the device
+    for is_training, value in ((True, 0.5), (False, 0)):
+        data.trainer.training = is_training
+        inputs, targets = data.on_after_batch_transfer(batch, 0)
+        assert torch.equal(inputs, torch.full((8, 3), value, dtype=torch.bfloat16))
+        assert targets is batch[1]
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset", "Dataset"])
+@pytest.mark.parametrize("target", [torch.int32, torch.uint8, torch.float64, torch.float32])
+def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype) -> None:
+    inputs = torch.arange(100, dtype=torch.float64).reshape(50, 2)
+    targets = torch.arange(50).to(target)
+    torch.manual_seed(0)
+    expected = list(attach(Numbers((inputs.float(), targets))).train_dataloader())
+    pairs = [(inputs[i].numpy(), targets[i].item()) for i in range(50)]
+
+    class Pairs(Dataset[Any]):
+        def __len__(self) -> int:
+            return 50
+
+        def __getitem__(self, index: int) -> Any:
+            return pairs[index]
+
+    forms = {
+        "tensors": (inputs, targets),
+        "arrays": (inputs.numpy()[::-1].copy()[::-1], targets.numpy()),  # of negative strides
+        "TensorDataset": TensorDataset(inputs, targets),
+        "Dataset": Pairs(),
+    }
+    torch.manual_seed(0)
+    data = attach(Numbers(forms[kind]))
+    assert isinstance(data.splits["train"], DatasetSamples if kind == "Dataset" else TensorBatches)
+    found = list(data.train_dataloader())
+    assert len(found) == len(expected) == 5
+    for (x, y), (expected_x, expected_y) in zip(found, expected, strict=True):
+        assert x.dtype == torch.float32
+        assert y.dtype == (torch.float32 if target.is_floating_point else torch.int64)
+        assert torch.equal(x, expected_x)
+        assert torch.equal(y, expected_y)
+
+
+def test_targets_of_any_shape_and_no_classes() -> None:
+    data = attach(Numbers((torch.zeros(50, 4), torch.rand(50, 2, 3))))
+    assert data.num_classes is None
+    assert next(iter(data.val_dataloader()))[1].shape == (8, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "kind", ["int32", "uint8", "column", "list", "Dataset", "Dataset of columns"]
+)
+def test_class_numbers_in_any_form_are_int64_one_a_sample(kind: str) -> None:
+    numbers = np.arange(50) % 3
+    inputs = np.zeros((50, 4), dtype=np.float32)
+    column = numbers.astype(np.uint8)[:, None]
+    forms: dict[str, Any] = {
+        "int32": (inputs, numbers.astype(np.int32)),
+        "uint8": (inputs, numbers.astype(np.uint8)),
+        "column": (inputs, column),
+        "list": (inputs.tolist(), numbers.tolist()),
+        "Dataset": Pairs(list(zip(inputs, numbers.tolist(), strict=True))),
+        "Dataset of columns": Pairs(list(zip(inputs, column, strict=True))),
+    }
+    data = attach(Numbers(forms[kind], classes=("a", "b", "c"), val_fraction=0))
+    for x, y in data.val_dataloader():
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        assert y.shape == x.shape[:1]
+    without_classes = attach(Numbers(forms["column"], val_fraction=0))
+    assert next(iter(without_classes.val_dataloader()))[1].shape == (8, 1)
+
+
+class Pairs(Dataset[Any]):
+    """Pairs as they are given; one that is an exception is raised."""
+
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.pairs[index], Exception):
+            raise self.pairs[index]
+        return self.pairs[index]
+
+
+WORKERS = [
+    0,
+    pytest.param(1, marks=pytest.mark.slow),
+]  # one that failed takes five seconds to be let go
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [
+        ((torch.zeros(3, 9, 8), 0), ""),
+        ((Image.new("L", (8, 8)), 0), "Image"),
+        ((torch.zeros(3, 8, 8), 0, 0), ""),
+    ],
+)
+def test_samples_that_make_no_batch_are_a_short_error(
+    pair: Any, reason: str, num_workers: int
+) -> None:
+    data = attach(
+        Numbers(
+            Pairs([*[(torch.zeros(3, 8, 8), 0)] * 20, pair]),
+            val_fraction=0,
+            num_workers=num_workers,
+        )
+    )
+    with pytest.raises(UserError, match=r"^Pairs must give \(input, target\)") as caught:
+        read(data.val_dataloader())
+    assert len(str(caught.value).splitlines()) == 2
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_an_error_in_a_dataset_keeps_its_traceback(num_workers: int) -> None:
+    pairs = [*[(torch.zeros(3), 0)] * 20, RuntimeError("stack expects each tensor")]
+    data = attach(Numbers(Pairs(pairs), val_fraction=0, num_workers=num_workers))
+    with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
+        read(data.val_dataloader())
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "raise self.pairs[index]" in shown
+
+
+def test_a_stock_loader_in_a_subclass() -> None:
+    quiet_lightning()
+
+    class Stock(Numbers):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=4, shuffle=True)
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=5)
+
+        test_dataloader = predict_dataloader = val_dataloader
+
+        def normalize(self, inputs: Tensor) -> Tensor:
+            return inputs.float()
+
+    seen: list[int] = []
+
+    class Model(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(len(batch[1]))
+            return super().training_step(batch, batch_idx)
+
+    # fewer samples than data.batch_size: the user's loader has its own
+    data = Stock(
+        (torch.arange(30).reshape(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64
+    )
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2, **QUIET
+    )
+    model = Model(nn.Linear(3, 2), num_classes=2)
+    trainer.fit(model, data)
+    assert seen == [4, 4, 2] * 2
+    (found,) = trainer.test(model, data, verbose=False)
+    assert "test/loss" in found
+    assert len(trainer.predict(model, data, return_predictions=True) or ()) == 2
+    own = Numbers((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"))
+    assert [len(outputs) for outputs in trainer.predict(model, own)] == [8, 2]  # type: ignore[union-attr, arg-type]
+
+
+def batches(loader: Any) -> list[Any]:
+    return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
+    num_workers: int,
+) -> None:
+    torch.manual_seed(0)
+    expected = attach(Numbers(Jittered())).train_dataloader()
+    epochs: list[Any] = []
+    for epoch in (0, 1):
+        expected.batch_sampler.set_epoch(epoch)
+        epochs.append(batches(expected))
+    torch.manual_seed(0)
+    data = attach(Numbers(Jittered(), num_workers=num_workers))
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    loader = data.train_dataloader()
+    assert batches(loader) == epochs[0]
+    loader.batch_sampler.set_epoch(1)
+    assert batches(loader) == epochs[1]
+    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
+        row[1] for x, _ in epochs[1] for row in x
+    )
+    resumed = data.train_dataloader()
+    resumed.load_state_dict({"epoch": 0, "num_batches": 3})
+    assert batches(resumed) == epochs[0][3:]
+    assert batches(data.val_dataloader()) == batches(
+        data.val_dataloader()
+    )  # every evaluation is the same
+    after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    data.setup("test")
+    data.trainer.predicting = True
+    assert inputs_of(data.predict_dataloader()) == inputs_of(data.predict_dataloader())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_our_loader_over_any_dataset_goes_on_with_the_same_random_transforms(
+    num_workers: int,
+) -> None:
+    def loader() -> ResumableLoader:
+        sampler = EpochBatchSampler(50, 8, shuffle=True, drop_last=True)
+        return ResumableLoader(Jittered(), batch_sampler=sampler, num_workers=num_workers)
+
+    whole = loader()
+    epochs = []
+    for epoch in range(3):
+        whole.batch_sampler.set_epoch(epoch)
+        epochs.append(batches(whole))
+    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
+        row[1] for x, _ in epochs[1] for row in x
+    )
+    for epoch, num_batches, expected in ((1, 2, epochs[1][2:]), (1, 6, epochs[2])):
+        torch.rand(epoch)  # another process would draw other numbers
+        resumed = loader()
+        resumed.load_state_dict({"epoch": epoch, "num_batches": num_batches})
+        assert batches(resumed) == expected
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(torch.zeros(3), 0)])
+
+
+class Endless(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3), 0
+
+
+x, y = torch.zeros(50, 3), torch.arange(50) % 2
+WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
+    ((x, y[:40]), (), None, "50 inputs and 40 targets"),
+    ((x[:0], y[:0]), (), None, "is empty"),
+    ((x, y), ("a",), None, "targets 0 to 1 for 1 classes"),
+    ((x, y - 1), ("a", "b"), None, "targets -1 to 0 for 2 classes"),
+    ((x, y.double()), ("a", "b"), None, "torch.float32 targets"),
+    (TensorDataset(x, y.float()), ("a", "b"), None, "torch.float32 targets"),
+    ((x, y), (), (1, 28, 28), r"\(3,\) and image_shape \(1, 28, 28\)"),
+    (Jittered(), (), (1, 28, 28), r"\(4,\) and image_shape \(1, 28, 28\)"),
+    (Stream(), (), None, "Stream:\nload returns .* map-style"),
+    (Endless(), (), None, "Endless:\nload returns .* map-style"),
+    (None, (), None, "NoneType:\nload returns"),
+    (x, (), None, "Tensor:\nload returns"),
+    (([[1, 2], [3]], [0, 1]), (), None, "not made of numbers in one shape:\n"),
+    ((x, ["a"] * 50), ("a",), None, "not made of numbers in one shape:\n"),
+    (TensorDataset(x), (), None, r"must give \(input, target\)"),
+    (TensorDataset(x, y, y), (), None, r"must give \(input, target\)"),
+]
+
+
+@pytest.mark.parametrize(("loaded", "classes", "image_shape", "message"), WRONG)
+def test_data_that_does_not_fit_is_refused(
+    loaded: Any, classes: Any, image_shape: Any, message: str
+) -> None:
+    data = Numbers(loaded, classes=classes)
+    data.image_shape = image_shape
+    with pytest.raises(UserError, match=message) as caught:
+        data.setup("fit")
+    assert str(caught.value).startswith(("the train set of Numbers ", "TensorDataset must give"))
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+class OwnSplits(Numbers):
+    """100 training samples, 7 for validation, 20 for the test, as far as there are such."""
+
+    def __init__(self, own_splits: tuple[str, ...], **options: Any) -> None:
+        super().__init__(None, **options)
+        self.own_splits = own_splits
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        assert split in self.own_splits
+        num = {"train": 100, "val": 7, "test": 20}[split]
+        return torch.rand(num, 3), torch.arange(num) % 2
+
+
+@pytest.mark.parametrize("val_fraction", [0, 0.2])
+def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float) -> None:
+    data = attach(OwnSplits(("train", "val", "test"), val_fraction=val_fraction), "fit")
+    data.setup("test")
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 100,
+        "val": 7,
+        "test": 20,
+    }
+    assert len(inputs_of(data.val_dataloader())) == 7
+
+
+def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
+    data = OwnSplits(("train",), classes=("a", "b"))
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET
+    )
+    model = Classifier(nn.Linear(3, 2), num_classes=2)
+    quiet_lightning()
+    trainer.fit(model, data)
+    assert trainer.test(model, data, verbose=False) == []
+    with pytest.raises(
+        UserError, match="val_fraction 0 validates on the test set, and there is none"
+    ):
+        attach(OwnSplits(("train",), val_fraction=0))
+    assert len(attach(OwnSplits(("train", "val"), val_fraction=0)).splits["train"]) == 100
+
+
+def test_grey_images_without_a_channel_axis_get_one() -> None:
+    images = np.arange(20 * 4 * 5, dtype=np.uint8).reshape(20, 4, 5)
+    data = Numbers((images, np.arange(20) % 2), classes=("a", "b"))
+    data.image_shape = (1, 4, 5)
+    attach(data, "fit")
+    data.setup("test")
+    assert torch.equal(data.splits["test"].inputs, torch.from_numpy(images)[:, None])
+    assert data.train_dataloader().dataset.inputs.shape == (16, 1, 4, 5)
+    data = Numbers((images, np.arange(20) % 2))
+    data.image_shape = (4, 5, 1)
+    with pytest.raises(UserError, match=r"make them agree \(channels, height, width\)"):
+        attach(data)
+
+
+def test_a_classifier_of_one_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to tell apart"):
+        Classifier(nn.Linear(3, 1), num_classes=1)
+
+
+class WrongTest(OwnSplits):
+    """Its test set has a target that is no class."""
+
+    def __init__(self) -> None:
+        super().__init__(("train", "test"), classes=("a", "b"))
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        inputs, targets = super().load(split)
+        return inputs, targets + (split == "test")
+
+
+def test_a_wrong_test_set_is_found_before_the_training(
+    train: Any, capsys: Any, tmp_path: Any
+) -> None:
+    with pytest.raises(SystemExit):
+        train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
+    assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("version_*"))

@@ -1,0 +1,264 @@
+"""Curves of the devices: the process, a stand-in for a GPU, and what cannot be read."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+import torch
+from example.models.mlp import MLP
+from test_training import curves
+from torch import Tensor
+
+from lightbase.watch import advice
+from lightbase.watch.device_monitor import DeviceMonitor, gpu_readers
+from lightbase.watch.step_timer import PHASES, StepTimer
+
+Train = Callable[..., dict[str, Any]]
+
+
+class Busy(MLP):
+    """Keeps one core at work for 3 ms."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = time.process_time() + 0.003
+        while time.process_time() < end:
+            pass
+        return super().forward(x)
+
+
+def test_cpu_and_memory_of_the_process_are_curves(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        DeviceMonitor.__init__, "__defaults__", (0.02,)
+    )  # seconds between two readings
+    flags = (
+        "--model.net",
+        "test_device_monitor.Busy",
+        "--num_threads",
+        1,
+        "--trainer.max_epochs",
+        4,
+    )
+    start, cpu_start = time.monotonic(), time.process_time()
+    train("--device_monitor", "true", *flags)
+    share = (time.process_time() - cpu_start) / (
+        time.monotonic() - start
+    )  # of a core, less beside other programs
+    found = curves(tmp_path / "tiny" / "version_0")
+    for name in ("cpu_percent", "memory_gib"):
+        steps = [step for step, _ in found[f"watch/device/{name}"]]
+        assert len(steps) >= 3
+        assert steps == sorted(set(steps))
+        assert steps[-1] == 4 * 19 - 1
+    busy = [value for _, value in found["watch/device/cpu_percent"]]
+    assert 70 * share < sum(busy) / len(busy) < 150
+    memory = psutil.Process().memory_info().rss / 2**30
+    assert found["watch/device/memory_gib"][-1][1] == pytest.approx(memory, rel=0.2)
+    assert "CPU of this process:" in capsys.readouterr().out
+    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
+
+
+def test_a_training_shorter_than_a_reading_has_one(train: Train, tmp_path: Path) -> None:
+    train("--device_monitor", "true", "--trainer.max_steps", 2)
+    assert [
+        step for step, _ in curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]
+    ] == [1]
+
+
+def test_the_thread_ends_with_a_training_that_fails(train: Train) -> None:
+    with pytest.raises(ZeroDivisionError):
+        train("--device_monitor", "true", "--model.net", "test_device_monitor.Failing")
+    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
+
+
+class Failing(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / (1 // (not self.training)))
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """NVML with one GPU, at 40 and 60 % in turn."""
+    turns = iter([40, 60] * 100)
+    gpu = SimpleNamespace(refused=set(), gone=False)
+
+    def read(name: str, value: Callable[[], Any]) -> Callable[..., Any]:
+        def reading(*_: Any) -> Any:
+            if name in gpu.refused:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+            if gpu.gone:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+            return value()
+
+        return reading
+
+    values: dict[str, Callable[[], Any]] = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda: "handle",
+        "nvmlDeviceGetUtilizationRates": lambda: SimpleNamespace(gpu=next(turns)),
+        "nvmlDeviceGetMemoryInfo": lambda: SimpleNamespace(used=3 * 2**30),
+        "nvmlDeviceGetPowerUsage": lambda: 250_000,
+        "nvmlDeviceGetTemperature": lambda: 51,
+    }
+    for name, value in values.items():
+        monkeypatch.setattr(pynvml, name, read(name, value))
+    properties = SimpleNamespace(uuid="1-2-3", total_memory=4 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return gpu
+
+
+def watched(
+    gpus: list[torch.device], seconds: float = 0.2
+) -> tuple[DeviceMonitor, dict[str, list[float]]]:
+    """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it has
+    written."""
+    written: dict[str, list[float]] = {}
+
+    def log_metrics(values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            written.setdefault(name, []).append(value)
+
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True,
+        global_step=0,
+        log_every_n_steps=1,
+        loggers=[SimpleNamespace(log_metrics=log_metrics)],
+        strategy=SimpleNamespace(parallel_devices=gpus),
+    )
+    monitor = DeviceMonitor(interval_s=0.01)
+    monitor.on_train_start(trainer, None)  # type: ignore[arg-type]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        trainer.global_step += 1
+        monitor.on_train_batch_end(trainer)
+        time.sleep(0.001)
+    monitor.on_train_end(trainer, None)  # type: ignore[arg-type]
+    monitor.on_fit_end(trainer, None)  # type: ignore[arg-type]
+    return monitor, written
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_gpu_has_four_curves_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor, written = watched([torch.device("cuda", 0), torch.device("cuda", 1)])
+    for gpu in ("gpu0", "gpu1"):
+        assert set(written[f"watch/device/{gpu}_memory_gib"]) == {3}
+        assert set(written[f"watch/device/{gpu}_power_watt"]) == {250}
+        assert set(written[f"watch/device/{gpu}_temperature_celsius"]) == {51}
+        assert set(written[f"watch/device/{gpu}_busy_percent"]) <= {40, 60}
+    assert 40 <= (monitor.mean("gpu0_busy_percent") or 0) <= 60
+    assert "GPU 0: " in (shown := capsys.readouterr().out)
+    assert "% busy on average, 60 % at most; memory 3.0 of 4.0 GiB at most" in shown
+
+
+def test_what_nvml_refuses_is_left_out_with_a_line(
+    stand_in: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.refused = {"nvmlDeviceGetPowerUsage"}
+    readers = gpu_readers(torch.device("cuda", 0))
+    assert set(readers) == {"gpu0_busy_percent", "gpu0_memory_gib", "gpu0_temperature_celsius"}
+    assert capsys.readouterr().out.count("\n") == 1
+    stand_in.refused = {"nvmlInit"}
+    assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert "Insufficient Permissions" in shown
+
+
+@pytest.mark.parametrize(
+    ("refused", "load"),
+    [
+        ({"nvmlInit"}, ""),  # a container without the capability `utility`, ROCm
+        ({"nvmlDeviceGetHandleByUUID"}, ""),  # MIG
+        ({"nvmlDeviceGetMemoryInfo"}, "40 % busy on average, 40 % at most; "),
+    ],
+)
+def test_without_nvml_the_memory_is_that_of_this_process(
+    stand_in: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: set[str],
+    load: str,
+) -> None:
+    stand_in.refused = refused
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * 2**30)
+    gpu = torch.device("cuda", 0)
+    monitor, written = watched([gpu])
+    assert set(written["watch/device/gpu0_memory_gib"]) == {2}
+    assert ("watch/device/gpu0_busy_percent" in written) == bool(load)
+    assert f"GPU 0: {load}memory 2.0 of 4.0 GiB at most" in capsys.readouterr().out
+    # and the advice goes by it
+    timer = StepTimer(0)
+    timer.epochs = [{**dict.fromkeys(PHASES, 1.0), "num_steps": 3, "between": 0, "validation": 0}]
+    monkeypatch.setattr(advice, "remedies", lambda trainer, memory: {"memory": str(memory)})
+    trainer = SimpleNamespace(
+        callbacks=[timer, monitor], strategy=SimpleNamespace(root_device=gpu), world_size=1
+    )
+    found = advice.facts(trainer)
+    assert found is not None
+    assert (found.busy, found.memory, found.remedies) == (
+        0.4 if load else 1,
+        0.5,
+        {"memory": "0.5"},
+    )
+
+
+def test_a_gpu_that_goes_away_is_told_once(
+    stand_in: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = DeviceMonitor._watch
+
+    def watch(self: DeviceMonitor) -> None:
+        stand_in.gone = True
+        start(self)
+
+    monkeypatch.setattr(DeviceMonitor, "_watch", watch)
+    _, written = watched([torch.device("cuda", 0)])
+    assert set(written) == {"watch/device/cpu_percent", "watch/device/memory_gib"}
+    shown = capsys.readouterr().out
+    assert shown.count("no gpu0_busy_percent any more") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a driver")
+def test_without_a_driver_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_utilisation_is_that_of_nvidia_smi(tmp_path: Path) -> None:
+    """Both watch the same 20 s of a load that comes and goes."""
+    with subprocess.Popen(
+        ["nvidia-smi", "dmon", "-s", "u", "-c", "20", "-i", "0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        weight = torch.randn(4096, 4096, device="cuda")
+        readers = gpu_readers(torch.device("cuda", 0))
+        values, end, turn = [], time.monotonic() + 20, time.monotonic()
+        while time.monotonic() < end:
+            if int(time.monotonic() - turn) % 4 < 2:
+                for _ in range(20):
+                    weight @ weight
+                torch.cuda.synchronize()
+            else:
+                time.sleep(0.01)
+            if len(values) < (time.monotonic() - turn) / 0.5:
+                values.append(readers["gpu0_busy_percent"]())
+        assert process.stdout
+        rows = [
+            line.split() for line in process.stdout.read().splitlines() if not line.startswith("#")
+        ]
+    theirs = [float(row[1]) for row in rows]
+    assert sum(values) / len(values) == pytest.approx(sum(theirs) / len(theirs), abs=5)

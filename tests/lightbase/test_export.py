@@ -1,0 +1,524 @@
+"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and
+its refusals."""
+
+import csv
+import importlib.util
+import json
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from example.data.cifar10 import CIFAR10
+from lightning import LightningModule
+from pages import commands, run, write_files
+from paths import REPO, TINY, script
+from PIL import Image
+from test_scripts import fails
+from torch import Tensor, nn
+
+from lightbase.data.batches import Batch
+from lightbase.data.images import read_image
+from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
+from lightbase.resume.state import load_run
+from lightbase.run.train import main
+
+export = script("export")
+MODELS = {  # by the run's name: what differs from tests/tiny.yaml
+    "mlp": [],
+    "discs": ["--model", "example.regressor.Regressor", "--data", "example.data.discs.Discs",
+        "--data.num_train", "99",
+              "--data.num_test", "20", "--model.net.sizes", "[1024,8,1]"],
+    "features": ["--data", "lightbase.data.tables.Features", "--data.csv_path", "features.csv",
+                 "--model.net.sizes", "[3,5,2]"],
+    "words": ["--data", "test_export.Words", "--model.net", "test_export.BagOfWords"],
+    "views": ["--model.net", "small.ConvNet", "--model.net.num_classes", "4",
+              "--model.test_views", "lightbase.data.transforms.mirrored"],
+    "branches": ["--model.net", "test_export.Branches"],
+    "random": ["--model.net", "test_export.AlwaysDrops"],
+    "dicts": ["--data", "test_export.Dicts", "--model.net", "test_export.OfDict", "--try_network",
+        "false"],
+}  # fmt: skip
+LARGE = {
+    "cnn": ["--model.net", "example.models.cnn.CIFAR10CNN", "--model.compile_net", "aot_eager"],
+    "whitened": ["--model.net", "example.models.whitened_cnn.WhitenedCNN", "--model.net.widths",
+        "[8,8,8]",
+                 "--model.initializer", "example.models.whitened_cnn.whiten",
+                 "--trainer.precision", "bf16-mixed"],
+    "vit": ["--model.net", "torchvision.models.VisionTransformer", "--model.net.image_size", "32",
+            "--model.net.patch_size", "16", "--model.net.num_layers", "1", "--model.net.num_heads",
+            "2",
+            "--model.net.hidden_dim", "16", "--model.net.mlp_dim", "16"],
+    "lstm": ["--data", "test_export.Words", "--model.net", "test_export.Recurrent"],
+}  # fmt: skip
+
+
+class Words(BaseDataModule):
+    """Seven words of a vocabulary of 20 a sample."""
+
+    classes = ["a", "b"]
+
+    def load(self, split: str) -> Batch:  # type: ignore[override]
+        words = torch.randint(20, (100, 7), generator=torch.Generator().manual_seed(0))
+        return words, words[:, 0] % 2
+
+
+class Dicts(Words):
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        return InDicts(*super().load(split))
+
+
+class InDicts(torch.utils.data.Dataset):
+    def __init__(self, words: Tensor, targets: Tensor) -> None:
+        self.words, self.targets = words, targets
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"words": self.words[index]}, self.targets[index]
+
+
+class BagOfWords(nn.Module):
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            self.words(x).reshape(len(x), x.shape[1], -1).mean(1)
+        )  # len(x) is a fixed number to torch.export
+
+
+class OfDict(BagOfWords):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x["words"])
+
+
+class Recurrent(nn.Module):
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(20, 4), nn.LSTM(4, num_classes, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.words(x))[0][:, -1]
+
+
+class Branches(nn.Module):
+    def __init__(self, num_classes: int = 4) -> None:
+        super().__init__()
+        self.head = nn.Linear(192, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x * 2
+        return self.head(x.flatten(1))
+
+
+class AlwaysDrops(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(x.flatten(1)))
+
+
+class Plain(LightningModule):
+    """A module of Lightning's alone, whose predict_step is Lightning's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x.mean((2, 3))
+
+
+class PlainWithStep(Plain):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]) + 1
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of best.ckpt of a run of MODELS or LARGE, trained when it is first asked for."""
+    root = tmp_path_factory.mktemp("export")
+    (root / "features.csv").write_text(
+        "x,y,z,label\n" + "".join(f"{i},{1000 + i % 7},5,{i % 2}\n" for i in range(90))
+    )
+
+    def path(name: str) -> Path:
+        found = root / name / "version_0" / "checkpoints" / "best.ckpt"
+        if not found.exists():
+            flags = [
+                flag.replace("features.csv", str(root / "features.csv"))
+                for flag in {**MODELS, **LARGE}[name]
+            ]
+            size = (
+                ["--data.image_shape", "[3,32,32]"]
+                if name in LARGE and "--data" not in flags
+                else []
+            )
+            size += ["--data.num_train", "60", "--data.num_test", "10"] if size else []
+            limits = ["--trainer.max_epochs", "1", "--trainer.limit_test_batches", "0"]
+            root_dir = ["--trainer.default_root_dir", str(root)]
+            main(["--config", TINY, "--name", name, *root_dir, *flags, *size, *limits])
+        return found
+
+    return path
+
+
+def run_onnx(file: Path, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(file)
+    (x,), (y,) = session.get_inputs(), session.get_outputs()
+    about = dict(session.get_modelmeta().custom_metadata_map)
+    for key in ("classes", "input_shape", "raw"):
+        about[key] = json.loads(about[key])
+    assert x.shape[0] == y.shape[0] == "batch"
+    return torch.from_numpy(session.run([y.name], {x.name: inputs.numpy()})[0]), {
+        **about,
+        "names": (x.name, y.name),
+    }
+
+
+def run_pt2(file: Path, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    extra = {"metadata.json": ""}
+    net = torch.export.load(file, extra_files=extra).module()
+    return net(inputs), json.loads(extra["metadata.json"])
+
+
+RUN = {"onnx": run_onnx, "pt2": run_pt2}
+EACH = [pytest.param("onnx", marks=pytest.mark.slow), "pt2"]  # onnxscript takes seconds
+
+
+def compare(
+    checkpoint: Path, kind: str, inputs: Callable[[int], Tensor], *flags: str
+) -> dict[str, Any]:
+    """Export, run on batches of several sizes, compare with predict_step; returns what the file
+    says of itself."""
+    file = export.main(["--ckpt_path", str(checkpoint), "--format", kind, *flags])
+    loaded = load_run(checkpoint)
+    for size in (1, 2, 5):
+        batch = inputs(size)
+        with torch.no_grad():
+            x = loaded.datamodule.normalize(batch)  # type: ignore[attr-defined]
+            expected = loaded.model.eval().predict_step((x, None), 0)
+        found, about = RUN[kind](file, x if "false" in flags else batch)
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() < 1e-5
+    assert str(Path(__file__).parents[1]).encode() not in file.read_bytes()  # whose machine it was
+    return about
+
+
+def images(*shape: int) -> Callable[[int], Tensor]:
+    return lambda size: torch.randint(256, (size, *shape), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_a_file_takes_the_images_and_gives_the_probabilities(
+    checkpoint: Any, kind: str, capsys: Any
+) -> None:
+    about = compare(checkpoint("mlp"), kind, images(3, 8, 8))
+    assert about["classes"] == [f"stripes_{i}" for i in range(4)]
+    assert about["input_shape"] == [3, 8, 8]
+    assert about["input_dtype"] == "uint8"
+    assert about["raw"] is True
+    assert about["run"] == "mlp/version_0"
+    assert about["checkpoint"] == "best.ckpt"
+    assert "probability of each class" in about["output"]
+    assert about.get("names", ("images", "probabilities")) == ("images", "probabilities")
+    said = capsys.readouterr()
+    assert said.err == ""
+    last = said.out.splitlines()[-1]
+    assert last.startswith(
+        "MLP, images uint8 (N, 3, 8, 8) to probabilities float32 (N, 4), checked"
+    )
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_a_file_that_takes_what_the_network_takes(checkpoint: Any, kind: str) -> None:
+    about = compare(checkpoint("mlp"), kind, images(3, 8, 8), "--raw", "false")
+    assert about["raw"] is False
+    assert about["input_dtype"] == "float32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
+def test_a_table_of_features_needs_no_file_any_more(
+    checkpoint: Any, kind: str, tmp_path: Path
+) -> None:
+    path = checkpoint("features")
+    table = path.parents[3] / "features.csv"
+    table.rename(tmp_path / "away.csv")
+    try:
+        about = compare(
+            path,
+            kind,
+            lambda size: (
+                torch.rand(size, 3) * torch.tensor([90, 7, 1]) + torch.tensor([0, 1000, 5])
+            ),
+        )
+    finally:
+        (tmp_path / "away.csv").rename(table)
+    assert about["classes"] == ["0", "1"]
+    assert about["input_dtype"] == "float32"
+    assert about.get("names", ("inputs", "probabilities")) == ("inputs", "probabilities")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
+def test_numbers_words_and_the_mean_over_views(checkpoint: Any, kind: str) -> None:
+    about = compare(checkpoint("discs"), kind, images(1, 32, 32))
+    assert about["classes"] == []
+    assert "predict_step of Regressor" in about["output"]
+    assert about.get("names", ("images", "prediction")) == ("images", "prediction")
+    assert (
+        compare(checkpoint("words"), kind, lambda size: torch.randint(20, (size, 7)))["input_dtype"]
+        == "int64"
+    )
+    compare(checkpoint("views"), kind, images(3, 8, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
+@pytest.mark.parametrize("name", LARGE)
+def test_networks_of_every_kind(checkpoint: Any, name: str, kind: str, capsys: Any) -> None:
+    inputs = images(3, 32, 32) if name != "lstm" else lambda size: torch.randint(20, (size, 7))
+    compare(checkpoint(name), kind, inputs)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("model", [Plain, PlainWithStep])
+def test_a_plain_module_by_its_forward_or_predict_step(
+    checkpoint: Any, model: type[LightningModule]
+) -> None:
+    data: Any = load_run(checkpoint("mlp")).datamodule
+    subject = export.make_subject(model(), data, None)
+    assert subject.names == ("images", "prediction")
+    batch = images(3, 8, 8)(2)
+    assert torch.equal(
+        subject.predictor(batch), data.normalize(batch).mean((2, 3)) + (model is PlainWithStep)
+    )
+
+
+def test_data_that_is_not_ours_needs_an_example_of_the_model() -> None:
+    from test_scripts import PlainImages
+
+    model = Plain()
+    with pytest.raises(
+        UserError, match=r"PlainImages is not known\nset self.example_input_array of Plain"
+    ):
+        export.make_subject(model, PlainImages(), None)
+    model.example_input_array = torch.zeros(1, 3, 8, 8)
+    subject = export.make_subject(model, PlainImages(), None)
+    assert subject.about["raw"] is False
+    assert subject.about["input_shape"] == [3, 8, 8]
+    with pytest.raises(UserError, match="--raw true"):
+        export.make_subject(model, PlainImages(), True)
+
+
+def test_a_checkpoint_that_does_not_know_its_samples_asks_the_data(checkpoint: Any) -> None:
+    loaded: Any = load_run(checkpoint("words"))
+    assert loaded.datamodule.empty_batch.shape == (0, 7)
+    loaded.datamodule.empty_batch = None
+    assert export.make_subject(loaded.model, loaded.datamodule, None).about["input_shape"] == [7]
+
+
+def test_the_check_sees_numbers_as_the_network_does(checkpoint: Any) -> None:
+    """Else a probability of 1 agrees with anything."""
+    loaded: Any = load_run(checkpoint("features"))
+    seen = loaded.datamodule.normalize(
+        export.make_subject(loaded.model, loaded.datamodule, None).batches[2][0]
+    )
+    assert seen.abs().max() < 10
+    assert 0.3 < seen.std() < 3
+
+
+def test_an_infinite_output_does_not_hide_what_is_wrong(checkpoint: Any) -> None:
+    loaded: Any = load_run(checkpoint("features"))
+    subject = export.make_subject(loaded.model, loaded.datamodule, None)
+    expected = torch.tensor([[float("inf"), 1.0]])
+    subject = subject._replace(batches=[(torch.zeros(1, 10), expected)])
+    assert export.largest_difference(subject, [expected]) == 0
+    with pytest.raises(UserError, match="is wrong and was not kept"):
+        export.largest_difference(subject, [expected + torch.tensor([[0, 0.1]])])
+
+
+def is_clean(folder: Path) -> bool:
+    return not [*folder.glob("best.onnx"), *folder.glob("best.pt2"), *folder.glob(".*.part")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
+def test_what_cannot_be_exported_leaves_no_file(checkpoint: Any, kind: str, capfd: Any) -> None:
+    def refused(name: str) -> str:
+        path = checkpoint(name)
+        capfd.readouterr()
+        error = fails(capfd, 1, lambda: export.main(["--ckpt_path", str(path), "--format", kind]))
+        assert is_clean(path.parent)
+        return error
+
+    error = refused("branches").splitlines()
+    assert error[0] == "error: Branches cannot be exported as one graph for batches of any size"
+    assert "data-dependent" in error[1]
+    assert "AlwaysDrops is wrong and was not kept" in refused("random")
+    assert "Dicts are no tensors" in refused("dicts")
+
+
+def test_mistakes(
+    checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(checkpoint("mlp"))
+
+    def error(*flags: str) -> str:
+        return fails(capsys, 2, lambda: export.main(["--ckpt_path", path, *flags]))
+
+    assert "pth holds the weights alone" in error("--format", "pth", "--raw", "false")
+    assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.onnx"))
+    assert "two formats" in error("--format", "pt2", "--output", str(tmp_path / "x.ONNX"))
+    assert "x.onx: onx is no format; give --format onnx, pt2, pth" in error(
+        "--output", str(tmp_path / "x.onx")
+    )
+    assert "--raw" in error("--format", "pt2", "--raw", "maybe")
+    for none in ("", "/"):  # such as an empty variable of the shell
+        assert "is a folder" in fails(
+            capsys, 1, lambda none=none: export.main(["--ckpt_path", none])
+        )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
+    )
+    assert (
+        error("--format", "onnx")
+        == 'error: --format onnx needs onnxscript: pip install -e ".[export]"'
+    )
+
+
+def test_the_ending_of_the_output_tells_the_format(checkpoint: Any, tmp_path: Path) -> None:
+    path = shutil.copy(checkpoint("mlp"), tmp_path / "moved.ckpt")
+    file = export.main(["--ckpt_path", str(path), "--output", str(tmp_path / "x.pt2")])
+    assert run_pt2(file, torch.zeros(1, 3, 8, 8, dtype=torch.uint8))[1]["run"] == "mlp"
+
+
+def test_weights_too_large_for_onnx_are_refused_before_the_work(
+    checkpoint: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MAX_ONNX_BYTES", 10)
+    command = ["--ckpt_path", str(checkpoint("mlp")), "--format", "onnx"]
+    assert "an ONNX file holds 2" in fails(capsys, 1, lambda: export.main(command))
+
+
+@pytest.mark.slow
+def test_each_example_of_the_page_runs_as_it_stands(
+    tmp_path: Path, mnist_dir: Path, cifar10_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPO / "docs" / "export.md").read_text()
+    assert mnist_dir == cifar10_dir == tmp_path / "data"
+    write_files(page, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name in ("cifar10_cnn", "mnist_mlp"):
+        run(f"python scripts/train.py --config configs/{name}.yaml", tmp_path)
+    assert len(commands(page)) == 3
+    for command in commands(page):
+        run(command, tmp_path)
+
+    def output_of(example: str, *args: str) -> list[str]:
+        assert "project" not in (tmp_path / example).read_text()
+        monkeypatch.setattr("sys.argv", [example, *args])
+        capsys.readouterr()
+        runpy.run_path(example)
+        return capsys.readouterr().out.splitlines()
+
+    for i, size in enumerate([(50, 40), (20, 33)]):
+        noise = np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(noise).convert("RGB" if i else "L").save(f"{i}.png")
+    found = output_of("with_onnx.py", "0.png", "1.png")
+    capsys.readouterr()
+    script("predict").main(
+        ["--ckpt_path", "logs/cifar10_cnn/version_0/checkpoints/best.ckpt", "0.png", "1.png"]
+    )
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line.split()[:2] for line in found] == [row[:2] for row in table]
+    assert [float(line.split()[2]) for line in found] == pytest.approx(
+        [float(row[2]) for row in table], abs=2e-4
+    )
+    assert [line.split()[0] in CIFAR10.classes for line in output_of("with_pt2.py")] == [True] * 5
+    assert len(json.loads(output_of("with_pth.py")[0])) == 5
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train torchvision's resnet18, predict, export: 7 classes, uneven sizes, files of every
+    mode."""
+    monkeypatch.chdir(tmp_path)
+    modes = ["RGB", "RGB", "L", "P", "RGBA", "LA", "1", "CMYK"]
+    rng = np.random.default_rng(0)
+    for label in range(7):
+        folder = tmp_path / "shapes" / f"class {label}"
+        folder.mkdir(parents=True)
+        for i in range(4 + label):
+            height, width = rng.integers(40, 90, 2)
+            image = Image.fromarray(
+                rng.integers(30 * label, 76 + 30 * label, (height, width, 3), dtype=np.uint8)
+            )
+            mode = modes[(i + label) % len(modes)]
+            image.convert(mode).save(folder / f"{i}.{'jpg' if mode == 'CMYK' else 'png'}")
+    data = [
+        "--data",
+        "lightbase.data.images.ImageFolder",
+        "--data.data_dir",
+        "shapes",
+        "--data.num_workers",
+        "0",
+    ]
+    model = [
+        "--model",
+        "example.classifier.Classifier",
+        "--model.net",
+        "torchvision.models.resnet18",
+    ]
+    trainer = [
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.default_root_dir",
+        "logs",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.limit_train_batches",
+        "1",
+        "--trainer.limit_test_batches",
+        "0",
+    ]
+    main(
+        [
+            *model,
+            *data,
+            *trainer,
+            "--name",
+            "shapes",
+            "--data.batch_size",
+            "16",
+            "--figures_every_n_epochs",
+            "0",
+        ]
+    )
+    path = "logs/shapes/version_0/checkpoints/best.ckpt"
+    script("predict").main(
+        ["--ckpt_path", path, "shapes", "--probabilities", "--output", "found.csv"]
+    )
+    with Path("found.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(4 + label for label in range(7))
+    batch = torch.stack([read_image(Path(row["file"]), (3, 64, 64)) for row in rows])
+    for kind in ("onnx", "pt2"):
+        found, about = RUN[kind](export.main(["--ckpt_path", path, "--format", kind]), batch)
+        assert about["classes"] == [f"class {label}" for label in range(7)]
+        expected = [
+            [float(row[f"probability_{name}"]) for name in about["classes"]] for row in rows
+        ]
+        assert (found - torch.tensor(expected)).abs().max() < 1e-4

@@ -1,0 +1,215 @@
+"""A loss or a weight that is NaN or infinite: the run ends with its step, and what was saved stays
+finite."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.classifier import Classifier
+from lightning import LightningModule
+from test_steps import Plain, PlainData
+from test_training import checkpoint
+from torch import Tensor
+
+from lightbase.curves import MayMissSteps
+
+Train = Callable[..., dict[str, Any]]
+
+
+class Breaks(Classifier):
+    """Its loss breaks in one batch of 19 an epoch, counted from 1 over all epochs."""
+
+    at_batch = 0
+    value = float("nan")
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        breaks = 19 * self.current_epoch + batch_idx + 1 == self.at_batch
+        return loss * self.value if breaks else loss
+
+
+class BreaksInValidation(Classifier):
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        outputs = super().validation_step(batch, batch_idx)
+        self.track(
+            "val", torch.tensor(torch.inf if self.current_epoch == 1 else 1.0), outputs, batch[1]
+        )
+        return outputs
+
+
+class BreaksWeight(MayMissSteps):
+    """With finite losses: after the last step of the second epoch."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            next(pl_module.parameters()).data[0] = torch.inf
+
+
+class PlainByHand(Plain):
+    """Manual optimisation, of which no loss is handed on: it is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        optimizer.step()
+        if self.current_epoch == 1:
+            self.layer.weight.data.fill_(torch.nan)
+
+
+@pytest.fixture(autouse=True)
+def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def assert_kept(folder: Path, epoch: int) -> None:
+    """Both checkpoints are finite and of this epoch."""
+    for name in ("best", "last"):
+        saved = checkpoint(folder, name)
+        assert all(value.isfinite().all() for value in saved["state_dict"].values())
+        assert saved["epoch"] == epoch
+
+
+@pytest.mark.parametrize(
+    ("at_batch", "value", "flags", "step"),
+    [
+        (25, "nan", (), 25),
+        (38, "inf", (), 38),  # the last one of an epoch
+        (33, "nan", ("--trainer.log_every_n_steps", 1000), 33),
+        (29, "nan", ("--steps_per_execution", 8), 29),
+        (
+            25,
+            "nan",
+            ("--trainer.accumulate_grad_batches", 4),
+            7,
+        ),  # 5 in the first epoch, its last one of 3 batches
+        (38, "nan", ("--trainer.enable_checkpointing", "false"), 38),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_the_run_at_its_step(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    at_batch: int,
+    value: str,
+    flags: tuple[object, ...],
+    step: int,
+) -> None:
+    monkeypatch.setattr("test_finite.Breaks.at_batch", at_batch)
+    monkeypatch.setattr("test_finite.Breaks.value", float(value))
+    with pytest.raises(SystemExit) as stopped:
+        train("--model", "test_finite.Breaks", "--trainer.max_epochs", 4, *flags)
+    assert stopped.value.code == 1
+    error = capsys.readouterr().err
+    assert f"error: the training loss is NaN or infinite at step {step}, in epoch 2" in error
+    assert (
+        "a learning rate below 0.01 or --trainer.gradient_clip_val 1; --stop_on_nan false" in error
+    )
+    if "--trainer.enable_checkpointing" not in flags:
+        assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
+
+
+def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_finite.Breaks.at_batch", 25)
+    assert train("--model", "test_finite.Breaks", "--stop_on_nan", "false")["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--model", "test_finite.BreaksInValidation"),
+            "a loss of the validation is NaN or infinite after step 38",
+        ),
+        (
+            ("--trainer.callbacks", "test_finite.BreaksWeight"),
+            "a weight is NaN or infinite after step 38",
+        ),
+        (
+            ("--trainer.precision", "bf16-mixed", "--model.optimizer", "SGD", "--model.lr", 1e30),
+            "--trainer.precision 32-true; --stop_on_nan",
+        ),
+    ],
+)
+def test_a_broken_validation_or_weight_replaces_no_checkpoint(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[object, ...],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        train("--trainer.max_epochs", 3, *flags)
+    assert stopped.value.code == 1
+    assert message in capsys.readouterr().err
+    if "--model.lr" not in flags:  # which breaks the first epoch
+        assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
+
+
+class BrokenData(PlainData):
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        loader.dataset.tensors[1][7] = torch.nan
+        return loader
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        ("Plain", "BrokenData", "the training loss is NaN or infinite at step "),
+        ("PlainByHand", "PlainData", "is NaN or infinite after step 38, in epoch 2"),
+    ],
+)
+def test_a_plain_module_is_watched_as_well(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    data: str,
+    message: str,
+) -> None:
+    config = tmp_path / "plain.yaml"
+    config.write_text(
+        f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}"
+    )
+    flags = (
+        "--trainer.log_every_n_steps",
+        5,
+        "--monitor",
+        "val_loss",
+        "--step_timer",
+        "false",
+        "--device_monitor",
+        "false",
+    )
+    with pytest.raises(SystemExit):
+        train(*flags, config=str(config))
+    assert message in capsys.readouterr().err
+
+
+class Unknown(Classifier):
+    """A metric of the first validation, and a loss of training that is only looked at, are not
+    defined."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("train/other_loss", torch.tensor(torch.nan))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0))
+        return super().validation_step(batch, batch_idx)
+
+
+def test_a_metric_that_is_nan_counts_as_the_worst_with_a_line(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
+    assert "Validation: val/odd is NaN; this epoch counts as the worst" in capsys.readouterr().out
+    assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

@@ -1,0 +1,250 @@
+"""Cross-validation: a fold of the training set is the test set."""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attached import attach, inputs_of
+from paths import TINY, script
+from PIL import Image
+from test_data import Numbers, OwnSplits
+from torch.utils.data import Dataset
+
+from lightbase.cli.parser import arguments
+from lightbase.cli.training_cli import TrainingCLI
+from lightbase.data.images import ImageFolder
+from lightbase.data.module import BaseDataModule
+from lightbase.data.tables import Features
+from lightbase.errors import UserError
+from lightbase.resume.state import load_run
+
+EVALUATE = script("evaluate")
+
+
+def table(num: int = 53) -> Any:
+    """Samples whose input is their index, of three classes of uneven sizes."""
+    targets = torch.zeros(num, dtype=torch.int64)
+    targets[:17], targets[17:20] = 1, 2
+    return torch.arange(num)[:, None], targets
+
+
+class WithTargets(Dataset[Any]):
+    """The same as a Dataset, with or without `targets`, whose samples must not be read."""
+
+    def __init__(self, targets: Any) -> None:
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return 53
+
+    def __getitem__(self, index: int) -> Any:
+        assert index == 0, "read to find its class"
+        return torch.tensor([index]), 0
+
+
+def splits(num_folds: int = 5, loaded: Any = None, **options: Any) -> list[Any]:
+    """The data modules of all folds, set up."""
+    found = table() if loaded is None else loaded
+    how: Any = {"classes": ("a", "b", "c"), "num_folds": num_folds, **options}
+    return [attach(Numbers(found, test=(), fold=fold, **how)) for fold in range(num_folds)]
+
+
+def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
+    modules = splits()
+    tested = [data.splits["test"] for data in modules]
+    assert sorted(
+        index for samples in tested for index in samples.inputs.flatten().tolist()
+    ) == list(range(53))
+    assert {len(samples) for samples in tested} == {10, 11}
+    for label in range(3):
+        counts = [int((samples.targets == label).sum()) for samples in tested]
+        assert max(counts) - min(counts) <= 1
+    for data in modules:
+        used = [data.splits[name].inputs.flatten().tolist() for name in ("train", "val", "test")]
+        assert sorted(itertools.chain(*used)) == list(range(53))
+        assert len(used[1]) == round(0.2 * (53 - len(used[2])))
+
+
+def test_the_folds_follow_from_split_seed_alone() -> None:
+    torch.manual_seed(5)
+    first = splits()[2].splits["test"].inputs.flatten().tolist()
+    assert first == splits()[2].splits["test"].inputs.flatten().tolist()
+    assert first != splits(split_seed=1)[2].splits["test"].inputs.flatten().tolist()
+    six = splits(2, (torch.arange(6)[:, None], torch.zeros(6)), classes=())
+    assert six[0].splits["test"].inputs.flatten().tolist() == [1, 2, 3]  # of any machine
+
+
+def test_the_test_stage_alone_has_the_same_fold() -> None:
+    data = attach(Numbers(table(), test=(), classes=("a", "b", "c"), num_folds=5, fold=3), "test")
+    assert data.splits.keys() == {"test"}
+    assert torch.equal(data.splits["test"].inputs, splits()[3].splits["test"].inputs)
+
+
+def test_without_validation_samples_val_is_the_fold() -> None:
+    data = splits(val_fraction=0)[1]
+    assert len(data.splits["train"]) + len(data.splits["test"]) == 53
+    assert inputs_of(data.val_dataloader()) == inputs_of(data.test_dataloader())
+
+
+def test_an_own_validation_set_stays_and_no_test_set_is_needed() -> None:
+    data = attach(OwnSplits(("train", "val"), num_folds=4, fold=0))
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 75,
+        "val": 7,
+        "test": 25,
+    }
+    assert len(inputs_of(data.test_dataloader())) == 25
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "Subset"])
+def test_a_dataset_with_targets_is_stratified_without_reading_it(kind: str, capsys: Any) -> None:
+    targets = table()[1]
+    data: Any = WithTargets(targets.tolist() if kind == "list" else targets.numpy())
+    if kind == "Subset":
+        data, targets = torch.utils.data.Subset(data, range(0, 53, 2)), targets[::2]
+    tested = [module.splits["test"].dataset.indices for module in splits(3, data)]
+    assert sorted(itertools.chain(*tested)) == list(range(len(data)))
+    for label in range(3):
+        counts = [int((targets[indices] == label).sum()) for indices in tested]
+        assert max(counts) - min(counts) <= 1
+    assert not capsys.readouterr().out
+
+
+def test_a_dataset_without_them_says_that_its_folds_are_not_stratified(capsys: Any) -> None:
+    tested = [module.splits["test"].dataset.indices for module in splits(3, WithTargets(None))]
+    assert sorted(itertools.chain(*tested)) == list(range(53))
+    assert "not stratified by class" in capsys.readouterr().out
+
+
+def test_a_table_without_a_test_set_is_all_in_folds() -> None:
+    modules = [attach(Features(num_samples=103, num_folds=5, fold=fold)) for fold in range(5)]
+    assert sum(len(data.splits["test"]) for data in modules) == 103
+    assert not torch.equal(modules[0].mean, modules[1].mean), "of the training samples"
+    assert (
+        len({tuple(row) for data in modules for row in data.splits["test"].inputs.tolist()}) == 103
+    )
+
+
+@pytest.mark.parametrize("layout", ["train", "test beside it", "classes alone"])
+def test_folders_of_images(tmp_path: Path, layout: str, capsys: Any) -> None:
+    root = tmp_path if layout == "classes alone" else tmp_path / "train"
+    for name, num in (("cat", 11), ("dog", 6)):
+        (root / name).mkdir(parents=True)
+        for i in range(num):
+            Image.new("RGB", (8, 8), (i, i, i)).save(root / name / f"{i}.png")
+    if layout == "test beside it":
+        (tmp_path / "test" / "cow").mkdir(parents=True)
+        (tmp_path / "test" / "cow" / "broken.png").write_text("never read")
+    modules = [
+        attach(
+            ImageFolder(str(tmp_path), image_shape=(3, 8, 8), num_workers=0, num_folds=3, fold=fold)
+        )
+        for fold in range(3)
+    ]
+    counts = [Counter(target for _, target in data.splits["test"].dataset) for data in modules]
+    assert sum(counts, Counter()) == {0: 11, 1: 6}
+    assert all(found[0] in (3, 4) and found[1] == 2 for found in counts)
+    said = capsys.readouterr().out
+    assert "nothing is tested" not in said
+    assert "not used" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.fold", "2"], "data.fold 2: of how many folds?"),
+        (["--data.num_folds", "5"], "data.num_folds 5: which is the test set?"),
+        (
+            ["--data.num_folds", "5", "--data.fold", "5"],
+            "data.fold 5 is none\ngive --data.fold 0 to 4",
+        ),
+        (["--data.num_folds", "1", "--data.fold", "0"], "data.num_folds"),
+        (["--data.num_folds", "5", "--data.fold", "-1"], "data.fold"),
+    ],
+)
+def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TrainingCLI(arguments(["--config", TINY, *flags]))
+    assert message in str(caught.value)
+    assert caught.value.status == 2
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_more_folds_than_samples_are_refused() -> None:
+    with pytest.raises(UserError, match="there are 53 samples, and each fold needs one"):
+        attach(Numbers(table(), num_folds=54, fold=0))
+
+
+@pytest.mark.slow
+def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
+    """It is tested on its fold, evaluated to the same numbers, or on the official test set if that
+    is asked for; it resumes with its fold only."""
+    folds = ("--data.num_folds", 5, "--data.fold", 2)
+    result = train(*folds, "--trainer.max_epochs", 1)
+    assert result["test/num_samples"] == 70
+    assert "fold 2 of 5 is the test set, 70" in capsys.readouterr().out
+    run = tmp_path / "tiny" / "version_0"
+    hparams = (run / "hparams.yaml").read_text()
+    assert "data.num_folds: 5" in hparams
+    path = str(run / "checkpoints" / "best.ckpt")
+    again = EVALUATE.main(["--ckpt_path", path])
+    assert again == {key: value for key, value in result.items() if key.startswith("test/")}
+    for flags in (["--data.num_folds", "null"], ["--data.num_folds=null"]):
+        assert EVALUATE.main(["--ckpt_path", path, *flags])["test/num_samples"] == 75
+    for other in (["--data.fold", "3"], ["--data.split_seed", "7"], ["--data.num_folds", "4"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            EVALUATE.main(["--ckpt_path", path, *other])
+        assert caught.value.code == 2
+        assert "the checkpoint was trained on it" in capsys.readouterr().err
+    for flag in ("--data.fold", "--data.num_folds"):
+        with pytest.raises(SystemExit):
+            train("--ckpt_path", "last", "--trainer.max_epochs", 2, flag, 4)
+        assert f"{flag} 4: a resume goes on with" in capsys.readouterr().err
+    assert train("--ckpt_path", "last", "--trainer.max_epochs", 2)["test/num_samples"] == 70
+    assert json.loads((run / "metrics.json").read_text())["epochs"] == 2
+
+
+def test_what_all_was_trained_on_has_no_other_test_set(
+    train: Any, tmp_path: Path, capsys: Any
+) -> None:
+    data = (
+        "--data",
+        "lightbase.data.tables.Features",
+        "--data.num_samples",
+        200,
+        "--data.num_classes",
+        2,
+        "--model.net.sizes",
+        "[10,2]",
+    )
+    train(*data, "--data.num_folds", 4, "--data.fold", 0, "--trainer.max_epochs", 1)
+    path = str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")
+    with pytest.raises(SystemExit):
+        EVALUATE.main(["--ckpt_path", path, "--data.num_folds", "null"])
+    assert "data.num_folds null: there is no test set but the fold, 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_checkpoint_from_before_the_folds_loads_and_resumes(train: Any, tmp_path: Path) -> None:
+    before = train("--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0" / "checkpoints"
+    for name in ("best", "last"):
+        checkpoint = torch.load(folder / f"{name}.ckpt", weights_only=True)
+        assert "fold" not in checkpoint["SyntheticImages"]
+        del (
+            checkpoint["config"]["data"]["init_args"]["fold"],
+            checkpoint["config"]["data"]["init_args"]["num_folds"],
+        )
+        torch.save(checkpoint, folder / f"{name}.ckpt")
+    data: Any = load_run(folder / "best.ckpt").datamodule
+    assert isinstance(data, BaseDataModule)
+    assert data.fold is None
+    after = train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert np.isfinite(after["test/loss"])
+    assert after["test/num_samples"] == before["test/num_samples"]

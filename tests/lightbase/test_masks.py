@@ -1,0 +1,127 @@
+"""Targets of the images' height and width, such as masks: `augment`, which gets inputs alone, is
+refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.data.cifar10 import CIFAR10
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightbase.data.batches import Batch
+from lightbase.data.module import BaseDataModule
+from lightbase.data.transforms import random_flip, to_float
+
+Train = Callable[..., dict[str, Any]]
+SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3,
+    "--model.net.out_channels", 2,
+         "--model.net.kernel_size", 1, "--trainer.max_steps", 2)  # fmt: skip
+
+
+class Plain(BaseDataModule):
+    """Dark pixels and light ones."""
+
+    classes = ["dark", "light"]
+    image_shape = (3, 8, 8)
+
+    def load(self, split: str) -> Any:
+        images = torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8)
+        return images, (images.sum(1) > 380).long()
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return to_float(inputs)
+
+
+class Masks(Plain):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return random_flip(inputs)
+
+
+class Channels(Masks):
+    """Masks (N, 1, H, W)."""
+
+    def load(self, split: str) -> Any:
+        images, masks = super().load(split)
+        return images, masks[:, None]
+
+
+class Items(Dataset[Any]):
+    def __init__(self, images: Tensor, masks: Tensor) -> None:
+        self.images, self.masks = images, masks
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index], {"label": 0, "mask": self.masks[index]}
+
+
+class FromDataset(Masks):
+    def load(self, split: str) -> Any:
+        return Items(*super().load(split))
+
+
+class Photos(CIFAR10):
+    """A shipped data module, with other data."""
+
+    classes = Plain.classes
+    image_shape = Plain.image_shape
+
+    def prepare_data(self) -> None:
+        pass
+
+    def load(self, split: str) -> Any:
+        return Plain.load(self, split)  # type: ignore[arg-type]
+
+
+class FlippedPhotos(Photos):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return random_flip(inputs)
+
+
+class Joint(Masks):
+    """Flips both together; its hook does not call `augment`."""
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self.trainer.training:
+            both = random_flip(torch.cat([batch[0], batch[1][:, None]], dim=1))
+            batch = both[:, :-1], both[:, -1]
+        return self.normalize(batch[0]), batch[1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("Masks",),
+        ("Channels",),
+        ("FromDataset", "--data.num_workers", 2),
+        ("FlippedPhotos",),
+        ("Photos", "--data.random_crop", 2),
+        ("Photos", "--data.random_flip", "alternating"),
+    ],
+    ids=str,
+)
+def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[object, ...]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--data", f"test_masks.{flags[0]}", *flags[1:], *SHORT)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 2
+    assert f"augment of {flags[0]}" in error
+    assert "8, 8)" in error
+    assert "on_after_batch_transfer(batch, dataloader_idx)" in error
+    assert not list(tmp_path.glob("*/version_*"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["Joint", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Plain", "Photos"))]
+)
+def test_masks_train_without_augment_and_with_a_transform_of_both(train: Train, kind: str) -> None:
+    result = train("--data", f"test_masks.{kind}", *SHORT)
+    assert result["steps"] == 2
+    assert 0 < result["test/acc"] < 1

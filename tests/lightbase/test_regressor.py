@@ -1,0 +1,68 @@
+"""A system that predicts numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.models.mlp import MLP
+from example.regressor import Regressor
+from paths import script
+
+from lightbase.errors import UserError
+
+Train = Callable[..., dict[str, Any]]
+FLAGS = (
+    "--model",
+    "example.regressor.Regressor",
+    "--data",
+    "small.Numbers",
+    "--model.net.sizes",
+    "[10,1]",
+)
+
+
+@pytest.mark.parametrize("column", ["true", "false"], ids=["N x 1", "N"])
+def test_it_learns_numbers_and_evaluates_the_same(
+    train: Train, tmp_path: Path, column: str
+) -> None:
+    result = train(*FLAGS, "--data.column", column, "--trainer.max_epochs", 6, "--model.lr", 0.05)
+    assert result["test/mae"] < 0.1  # 1.6 for those who always say 0
+    assert result["test/loss"] < 0.02
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    found = script("evaluate").main(["--ckpt_path", str(path)])
+    assert found == {name: value for name, value in result.items() if name.startswith("test/")}
+
+
+def test_a_wrong_number_of_outputs_is_named(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One number for each sample would be compared with three, by broadcasting."""
+    with pytest.raises(SystemExit) as caught:
+        train(*FLAGS, "--model.net.sizes", "[10,3]")
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "3)" in error
+    assert len(error.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 2)])
+def test_predictions_and_targets_are_compared_one_by_one(shape: tuple[int, ...]) -> None:
+    net = MLP([5, shape[1] if len(shape) > 1 else 1])
+    model, x, y = Regressor(net), torch.rand(8, 5), torch.rand(shape)
+    expected = (net(x).view(shape) - y).square().mean()
+    assert model.training_step((x, y), 0).item() == pytest.approx(expected.item())
+    assert model.validation_step((x, y), 0).shape == y.shape
+    with pytest.raises(UserError):
+        Regressor(MLP([5, 3])).training_step((x, y), 0)
+
+
+def test_a_test_and_a_prediction_average_the_views_and_validation_does_not() -> None:
+    net, x, y = MLP([5, 1]), torch.rand(8, 5), torch.rand(8)
+    model = Regressor(net).eval()
+    model.test_views = lambda inputs: [inputs, -inputs]
+    mean = (net(x) + net(-x)) / 2
+    torch.testing.assert_close(model.predict_step((x, y), 0), mean)
+    torch.testing.assert_close(model.test_step((x, y), 0), mean[:, 0])
+    torch.testing.assert_close(model.validation_step((x, y), 0), net(x)[:, 0])

@@ -1,0 +1,219 @@
+"""A resume keeps the run's own config. It may change the length, the machine and what only
+watches."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from paths import TINY
+from test_training import checkpoint, curves, equal, weights
+from torch import Tensor, nn
+
+from lightbase.run.train import main
+
+Train = Callable[..., dict[str, Any]]
+
+
+def config(folder: Path, name: str = "config.yaml") -> dict[str, Any]:
+    return yaml.safe_load((folder / name).read_text())
+
+
+def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_path: Path) -> None:
+    flags = ("--model.lr", 0.03, "--model.net.activation", "tanh", "--data.batch_size", 8)
+    train(*flags, "--trainer.max_epochs", 3, "--name", "whole")
+    train(*flags, "--trainer.max_epochs", 2)
+    train("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
+    for found in (config(folder), checkpoint(folder)["config"]):
+        assert found["model"]["init_args"]["lr"] == 0.03
+        assert found["data"]["init_args"]["batch_size"] == 8
+        assert found["trainer"]["max_epochs"] == 3
+    assert config(folder, "config_1.yaml")["trainer"]["max_epochs"] == 2
+    hparams = yaml.safe_load((folder / "hparams.yaml").read_text())
+    assert hparams["trainer.max_epochs"] == 3
+    train("--name", "again", config=str(folder / "config.yaml"))
+    assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
+
+
+def test_a_checkpoint_alone_is_enough(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--name", "mine", "--model.lr", 0.03)
+    last = tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
+    assert main(["--ckpt_path", str(last), "--trainer.max_epochs", "3"])["epochs"] == 3
+    assert "No --config given" not in capsys.readouterr().out
+    assert checkpoint(last.parents[1])["config"]["model"]["init_args"]["lr"] == 0.03
+    assert [folder.name for folder in (tmp_path / "mine").iterdir()] == ["version_0"]
+
+
+@pytest.mark.slow
+def test_a_config_file_that_has_changed_is_said_and_flags_are(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        Path(TINY).read_text() + "  callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]\n"
+    )
+    train(config=str(file))
+    capsys.readouterr()
+    train("--ckpt_path", "last", config=str(file))
+    assert "Resume" not in capsys.readouterr().out
+    file.write_text(
+        Path(TINY)
+        .read_text()
+        .replace("lr: 0.01", "lr: 0.5")
+        .replace("max_epochs: 2", "max_epochs: 4")
+    )
+    train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--num_threads", 1, config=str(file))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
+    assert lines == [
+        "Resume: trainer.max_epochs 3, before 2",
+        "Resume: num_threads 1, before None",
+        "Resume: model.lr stays 0.01; the config file's 0.5 counts as a flag only",
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--seed_everything", 7),
+        ("--monitor", "val/loss"),
+        ("--data.val_fraction", 0.3),
+        ("--data.split_seed", 7),
+        ("--data.batch_size", 8),
+        ("--model.lr", 0.5),
+        ("--model.scheduler", "CosineAnnealingLR"),
+        ("--model.freeze", "layers.0"),
+        ("--trainer.accumulate_grad_batches", 2),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, object]
+) -> None:
+    train("--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as caught:
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2, *flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{flags[0]} {flags[1]}" in error
+    assert len(error.splitlines()) == 2
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    train("--model.lr", 0.03)
+    older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
+    expected, points = weights(newest), curves(newest)
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    shutil.rmtree(newest / "checkpoints")
+    (newest / "metrics.json").unlink()
+    train("--ckpt_path", "last")
+    assert f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
+    assert equal(weights(newest), expected)
+    assert curves(newest) == points, "each point once"
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+    (
+        newest / "checkpoints" / "last.ckpt"
+    ).unlink()  # a run that has ended is not one to start again
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last")
+    error = capsys.readouterr().err
+    assert str(newest) in error
+    assert str(older / "checkpoints" / "last.ckpt") in error
+
+
+def test_best_is_that_of_the_newest_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    train("--trainer.enable_checkpointing", "false")
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "best")
+    assert "version_1 has no best.ckpt" in capsys.readouterr().err
+
+
+class Plain(LightningModule):
+    def __init__(self, learning_rate: float = 0.01, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(192, 4))
+        self.learning_rate = learning_rate
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+def test_a_rate_that_only_the_checkpoint_knows_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "plain.yaml"
+    config.write_text(
+        Path(TINY).read_text().split("model:")[0]
+        + "data:"
+        + Path(TINY).read_text().split("data:")[1]
+    )
+    flags = ("--model", "test_restart.Plain")
+    train(*flags, "--trainer.max_epochs", 1, config=str(config))
+    with pytest.raises(SystemExit):
+        train(*flags, "--ckpt_path", "last", "--model.learning_rate", 0.5, config=str(config))
+    assert "--model.learning_rate 0.5" in capsys.readouterr().err
+    assert (
+        train(*flags, "--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))[
+            "epochs"
+        ]
+        == 2
+    )
+
+
+class Called(Plain):
+    """Its optimizer comes from the config; Adam's betas are a tuple."""
+
+    def __init__(
+        self, optimizer: OptimizerCallable = torch.optim.Adam, scales: tuple[int, int] = (1, 1)
+    ) -> None:
+        super().__init__()
+        self.make_optimizer = optimizer
+
+    def configure_optimizers(self) -> Any:
+        return self.make_optimizer(self.parameters())
+
+
+def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "called.yaml"
+    name, data = (
+        Path(TINY).read_text().split(part)[i] for part, i in (("model:", 0), ("data:", 1))
+    )
+    model = "model: {class_path: test_restart.Called, init_args: {optimizer: torch.optim.AdamW}}"
+    config.write_text(f"{name}{model}\ndata:{data}")
+    train("--trainer.max_epochs", 1, config=str(config))
+    capsys.readouterr()
+    assert (
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(config))["epochs"] == 2
+    )
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resume")]
+    assert said == ["Resume: trainer.max_epochs 2, before 1"]
+    for flag, value in (("--model.optimizer", "torch.optim.SGD"), ("--model.optimizer.lr", 0.5)):
+        with pytest.raises(SystemExit) as caught:
+            train("--ckpt_path", "last", "--trainer.max_epochs", 3, flag, value, config=str(config))
+        assert caught.value.code == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert f"{flag} {value}: a resume goes on with " in first
+        assert "leave it out" in second

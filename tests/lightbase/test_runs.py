@@ -1,0 +1,432 @@
+"""runs.py: the table, and what it reads."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import yaml
+from filelock import FileLock
+from lightning import Callback, LightningModule, Trainer
+from pages import commands, run
+from paths import REPO, TINY, script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from lightbase.errors import UserError
+from lightbase.folder import is_running
+
+PAGE = (REPO / "docs" / "runs.md").read_text()
+runs = script("runs")
+Train = Callable[..., dict[str, Any]]
+
+
+def write_run(
+    root: Path,
+    path: str,
+    lr: float = 0.1,
+    best: float | None = 0.5,
+    test: float | None = None,
+    **other: Any,
+) -> Path:
+    """A run's folder as train.py leaves it. test: None for one that was stopped. other:
+    settings."""
+    folder = root / path
+    (folder / "checkpoints").mkdir(parents=True)
+    name = path.rpartition("/")[0]
+    config = {
+        "name": name,
+        "ckpt_path": None,
+        "model": {"class_path": "M", "init_args": {"lr": lr}},
+        **other,
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    goal = {"monitor": "val/acc", "mode": "max", "best": best}
+    progress = {
+        "epochs": 3,
+        "steps": 30,
+        "train_seconds": 90.0,
+        **(goal if best is not None else {}),
+    }
+    (folder / "progress.json").write_text(json.dumps(progress))
+    (folder / "checkpoints" / "best.ckpt").touch()
+    if test is not None:
+        metrics = {
+            "test/acc": test,
+            "test/num_samples": 10,
+            "epochs": 4,
+            "steps": 40,
+            "train_seconds": 120.0,
+        }
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "logs"
+    write_run(root, "mlp/version_0", lr=0.1, best=0.8, test=0.7)
+    write_run(root, "mlp/version_2", lr=0.01, best=0.9, test=0.6)
+    write_run(root, "mlp/version_10", lr=0.1, best=None)
+    write_run(root, "sweep/trial_3/version_0", lr=1.0, best=0.2, test=0.1)
+    return root
+
+
+def call(root: Path, *args: str) -> None:
+    runs.main([*args, "--trainer.default_root_dir", str(root)])
+
+
+def table(capsys: Any, root: Path, *args: str) -> list[dict[str, str]]:
+    """What --csv prints."""
+    call(root, *args, "--csv")
+    return list(csv.DictReader(capsys.readouterr().out.splitlines()))
+
+
+def fails(capsys: Any, root: Path, status: int, *args: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        call(root, *args)
+    shown = capsys.readouterr()
+    error = "\n".join(line for line in shown.err.splitlines() if not line.startswith("Note: "))
+    assert caught.value.code == status, error
+    assert 1 <= len(error.splitlines()) <= 2, error
+    assert shown.out == ""
+    return error
+
+
+def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
+    root: Path, capsys: Any
+) -> None:
+    rows = table(capsys, root)
+    assert [(row["name"], row["version"], row["status"]) for row in rows] == [
+        ("mlp", "0", "finished"),
+        ("mlp", "2", "finished"),
+        ("mlp", "10", "stopped"),
+        ("sweep/trial_3", "0", "finished"),
+    ]
+    assert list(rows[0])[3:] == ["epochs", "best val/acc", "test/acc", "minutes", "model.lr"]
+    assert list(rows[1].values())[3:] == ["4", "0.9", "0.6", "2.0", "0.01"]
+    assert list(rows[2].values())[3:] == ["3", "", "", "1.5", "0.1"]
+    call(root, "mlp/version_0", "mlp/version_10")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split("  ")[-1] == "minutes"  # these two have the same settings
+    assert shown[2].split() == ["mlp", "10", "stopped", "3", "-", "-", "1.50"]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["mlp"], ["mlp/0", "mlp/2", "mlp/10"]),
+        (["mlp/version_2", "sweep"], ["mlp/2", "sweep/trial_3/0"]),
+        (["sweep/*"], ["sweep/trial_3/0"]),
+        (["*/version_0"], ["mlp/0", "sweep/trial_3/0"]),
+        (["logs/sweep/trial_3/", "mlp/version_10/"], ["mlp/10", "sweep/trial_3/0"]),
+    ],
+)
+def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(
+    root: Path, capsys: Any, monkeypatch: Any, names: list[str], chosen: list[str]
+) -> None:
+    monkeypatch.chdir(root.parent)
+    assert [f"{row['name']}/{row['version']}" for row in table(capsys, root, *names)] == chosen
+
+
+def test_mistakes(root: Path, capsys: Any) -> None:
+    assert "did you mean mlp?" in fails(capsys, root, 2, "mpl")
+    assert "there is mlp, sweep/trial_3" in fails(capsys, root, 2, "../logs")
+    assert "no such folder" in fails(capsys, root / "none", 2)
+    assert "epoch" in fails(capsys, root, 2, "--sort", "loss")
+    assert "ends with .csv" in fails(capsys, root, 2, "--csv", "mlp")
+    assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
+    assert ".png" in fails(capsys, root, 2, "--plot", "x.doc")
+    assert "not allowed with" in fails(capsys, root, 2, "--best", "--csv")
+
+
+def test_an_empty_folder_says_so(tmp_path: Path, capsys: Any) -> None:
+    call(tmp_path)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"No runs below {tmp_path}\n")
+    call(tmp_path, "--sort", "lr")
+    assert capsys.readouterr().err == f"No runs below {tmp_path}\n"
+    for flags in (["--best"], ["--plot", str(tmp_path / "x.png")]):
+        assert fails(capsys, tmp_path, 1, *flags) == f"error: no runs below {tmp_path}"
+
+
+def test_before_the_first_run_there_is_no_folder_of_runs(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
+    call(tmp_path / "logs")
+    assert capsys.readouterr().err == f"No runs below {tmp_path / 'logs'}\n"
+
+
+def test_a_damaged_value_is_none(root: Path, capsys: Any) -> None:
+    progress = root / "mlp" / "version_2" / "progress.json"
+    for text in (
+        '{"best": NaN, "monitor": "val/acc", "mode": "max", "train_seconds": Infinity}',
+        '{"best": 0.99}',
+    ):
+        progress.write_text(text)
+        assert [row["best val/acc"] for row in table(capsys, root, "--sort", "best")] == [
+            "0.8",
+            "0.2",
+            "",
+            "",
+        ]
+        call(root, "--best")
+        assert "mlp/version_0" in capsys.readouterr().out
+
+
+def test_damaged_half_written_and_foreign_folders_are_said_and_break_nothing(
+    root: Path, capsys: Any
+) -> None:
+    (root / "mlp" / "version_0" / "config.yaml").write_bytes(b"\xff\x00\x80")
+    (root / "mlp" / "version_2" / "metrics.json").write_text('{"test/acc": 0.')
+    (root / "mlp" / "version_10" / "progress.json").write_text('["epochs", 1]')
+    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(
+        '{"test/acc": "x", "epochs": null}'
+    )
+    (root / "mlp" / "version_11").mkdir()
+    (root / "mlp" / "version_12").mkdir()
+    (root / "mlp" / "version_12" / ".lock").touch()  # killed before it wrote anything
+    (root / "mlp" / "version_x").mkdir()
+    (root / "mlp" / "version_13").write_text("a file")
+    (root / "version_0").mkdir()
+    (root / "mlp" / "version_14").symlink_to(root / "mlp" / "version_0")
+    call(root)
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 6
+    notes = shown.err.splitlines()
+    expected = dict.fromkeys(("0/config.yaml", "2/metrics.json", "10/progress.json"), "damaged")
+    for path, what in (expected | {"11": "no config.yaml", "14": "link"}).items():
+        (note,) = [note for note in notes if f"mlp/version_{path} " in note]
+        assert what in note
+    assert len(notes) == 5
+    call(root, "--sort", "minutes")
+    row = capsys.readouterr().out.splitlines()[-1].split()
+    assert row == ["mlp", "12", "stopped", *"-----"]
+
+
+def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
+    def order(column: str) -> list[str]:
+        return [row["version"] + row["name"][0] for row in table(capsys, root, "--sort", column)]
+
+    assert order("best") == order("val/acc") == order("best val/acc") == ["2m", "0m", "0s", "10m"]
+    assert order("test/acc") == ["0m", "2m", "0s", "10m"]
+    assert order("lr") == ["2m", "0m", "10m", "0s"]
+    assert order("status") == ["0m", "2m", "0s", "10m"]
+    assert order("version") == ["0m", "0s", "2m", "10m"]
+    progress = root / "mlp" / "version_0" / "progress.json"
+    progress.write_text(progress.read_text().replace("val/acc", "val/loss").replace("max", "min"))
+    assert order("val/loss") == ["0m", "2m", "10m", "0s"]
+    assert "is it best val/acc or best val/loss?" in fails(capsys, root, 2, "--sort", "best")
+
+
+def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(root.parent)
+    call(root, "mlp", "--best")
+    assert (
+        capsys.readouterr().out == "logs/mlp/version_2/checkpoints/best.ckpt\n"
+    )  # not version_0, best by test
+    for path in ("mlp/version_0", "mlp/version_2"):
+        progress = root / path / "progress.json"
+        progress.write_text(
+            progress.read_text().replace("val/acc", "val/loss").replace("max", "min")
+        )
+    call(root, "mlp", "--best")
+    assert "mlp/version_0" in capsys.readouterr().out
+    error = fails(capsys, root, 2, "--best")
+    assert "val/acc (max) and val/loss (min)" in error
+    (root / "mlp" / "version_0" / "checkpoints" / "best.ckpt").unlink()
+    assert "has no best.ckpt" in fails(capsys, root, 1, "mlp", "--best")
+    call(root, "mlp/version_10", "--best")  # the only one, without a metric
+    assert "version_10" in capsys.readouterr().out
+
+
+def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys: Any) -> None:
+    write_run(root, "=cmd/version_0", best=0.123456789)
+    file = tmp_path / "runs.csv"
+    call(root, "--csv", str(file))
+    assert capsys.readouterr().out == f"5 runs in {file}\n"
+    with file.open() as lines:
+        first = next(csv.DictReader(lines))
+    assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
+
+
+def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(
+    root: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    write_run(root, "wide/version_0", **{f"setting_{i}": "x" * 50 for i in range(4)})
+    call(root)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert "x" * 50 in lines[-1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    call(root)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines].count(["name", "version"]) > 2
+    assert sum(line.startswith("wide") for line in lines) == lines.count("") + 1
+
+
+def test_a_link_and_a_folder_elsewhere_hold_no_runs(root: Path, capsys: Any) -> None:
+    outside = write_run(root.parent, "outside/version_0")
+    (root / "linked").symlink_to(outside.parent)
+    for name in ("linked", "../outside", str(outside), "linked/version_0"):
+        assert "no run below" in fails(capsys, root, 2, name)
+
+
+def test_a_held_lock_means_running(root: Path, capsys: Any) -> None:
+    with FileLock(root / "mlp" / "version_0" / ".lock"):
+        assert table(capsys, root, "mlp/version_0")[0]["status"] == "running"
+    (root / "mlp" / "version_0" / ".lock").touch()  # of a process that was killed
+    assert table(capsys, root, "mlp/version_0")[0]["status"] == "finished"
+
+
+def test_a_hundred_runs_need_no_torch_and_no_time(tmp_path: Path) -> None:
+    for i in range(100):
+        write_run(tmp_path, f"sweep/trial_{i}/version_0", lr=i, best=i / 100, test=0.5)
+    flags = ["--trainer.default_root_dir", str(tmp_path)]
+    code = f"import runpy, sys; sys.path[0] = 'scripts'; sys.argv[1:] = {flags!r}\n"
+    code += "runpy.run_path('scripts/runs.py', run_name='__main__')\n"
+    code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
+    start = time.monotonic()
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True
+    )
+    assert time.monotonic() - start < 20
+    assert len(found.stdout.splitlines()) == 102
+    assert found.stdout.splitlines()[-1] == "set()"
+
+
+def status(capsys: Any, root: Path) -> tuple[str, str]:
+    capsys.readouterr()
+    (row,) = table(capsys, root)
+    return row["status"], row["epochs"]
+
+
+class FullDisk(Callback):
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise UserError("the disk is full")
+
+
+def test_the_status_and_the_best_value_of_real_runs(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    """Finished, trained further until an error, finished again; the best value is what best.ckpt
+    was chosen by."""
+    train()
+    assert status(capsys, tmp_path) == ("finished", "2")
+    with pytest.raises(SystemExit):
+        train(
+            "--ckpt_path",
+            "last",
+            "--trainer.max_epochs",
+            4,
+            "--trainer.callbacks",
+            "test_runs.FullDisk",
+        )
+    assert status(capsys, tmp_path) == ("stopped", "2")
+    (row,) = table(capsys, tmp_path)
+    assert "test/acc" not in row
+    assert float(row["best val/acc"]) > 0  # of before
+    found = train("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    assert status(capsys, tmp_path) == ("finished", "3")
+    (row,) = table(capsys, tmp_path)
+    assert float(row["test/acc"]) == found["test/acc"]
+    events = EventAccumulator(str(tmp_path / "tiny" / "version_0")).Reload()
+    assert float(row["best val/acc"]) == pytest.approx(
+        max(point.value for point in events.Scalars("val/acc"))
+    )
+    assert len(events.Scalars("val/acc")) == 3
+    curves = script("learning_curves").read_curves(tmp_path / "tiny" / "version_0")
+    assert curves["acc", "val"][1] == [point.value for point in events.Scalars("val/acc")]
+    assert {"loss", "acc"} == {measure for measure, _ in curves}
+
+
+@pytest.mark.slow
+def test_without_a_metric_to_go_by_there_is_no_best_value(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    train("--monitor", "null", "--trainer.max_epochs", 1)
+    capsys.readouterr()
+    (row,) = table(capsys, tmp_path)
+    assert "best val/acc" not in row
+    call(tmp_path, "--best")
+    assert capsys.readouterr().out.endswith("tiny/version_0/checkpoints/best.ckpt\n")
+
+
+@pytest.mark.slow
+def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
+    process = programs.start(
+        [*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL
+    )
+    folder = tmp_path / "tiny" / "version_0"
+    while not (folder / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
+        time.sleep(0.05)
+    assert is_running(folder)
+    assert status(capsys, tmp_path)[0] == "running"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    found, epochs = status(capsys, tmp_path)
+    assert found == "stopped"
+    train("--ckpt_path", "last", "--trainer.max_epochs", int(epochs) + 2)
+    assert status(capsys, tmp_path) == ("finished", str(int(epochs) + 2))
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(
+    train: Train, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """On runs of a smaller network and data, by the names of the page."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
+        train("--name", name, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "logs")
+    for command in commands(PAGE):
+        if inner := re.search(r"\$\((.*)\)", command):
+            capsys.readouterr()
+            run(inner[1], tmp_path)
+            command = command.replace(inner[0], capsys.readouterr().out.strip())
+        run(command, tmp_path)
+    assert (tmp_path / "logs" / "mnist_mlp" / "version_1" / "report.csv").exists()
+    assert (tmp_path / "runs.csv").read_text().count("mnist_mlp") == 2
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])
+def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
+    with SummaryWriter(str(root / "mlp" / "version_2")) as writer:
+        for step in range(3):
+            writer.add_scalar("val_loss", 1 / (1 + step), step)
+    call(root, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
+    assert {"pdf": b"%PDF", "svg": b"<?xml"}[kind] == (tmp_path / f"x.{kind}").read_bytes()[
+        : 4 + (kind == "svg")
+    ]
+    assert "Without curves: mlp/version_0, mlp/version_10" in capsys.readouterr().out
+
+
+def test_a_plot_takes_any_name(tmp_path: Path) -> None:
+    for name in (r"$\frac$", "_x", "日本"):
+        with SummaryWriter(str(write_run(tmp_path, f"{name}/version_0"))) as writer:
+            writer.add_scalar("val/loss", 1, 0)
+    call(tmp_path, "--plot", str(tmp_path / "x.svg"))
+    assert "_x/version_0" in (tmp_path / "x.svg").read_text()

@@ -1,0 +1,164 @@
+"""The code of a run: commit, changes, and files that git does not know yet."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lightbase.run.record import LARGEST, source
+
+GIT = shutil.which("git")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    (root / "example").mkdir(parents=True)
+    (root / "example" / "old.py").write_text("x = 1\n")
+    (root / ".gitignore").write_text("*.npz\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    return root
+
+
+def git(root: Path, *args: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *args], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_clean_checkout_has_no_patch(repository: Path) -> None:
+    assert source(repository) == (git(repository, "rev-parse", "HEAD").strip(), "")
+
+
+def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(
+    repository: Path, tmp_path: Path
+) -> None:
+    code = {
+        "example/old.py": "x = 2\n",
+        "example/data/new über.py": "y = 3\n",
+        "mine.py": "z = 4\n",
+    }
+    for name, text in code.items():
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(text)
+    (repository / "example" / "weights.npz").write_text("ignored")
+    (repository / "example" / "large.txt").write_text("x" * (LARGEST + 1))
+    (repository / "notes.txt").write_text("no code")
+    before = git(repository, "status", "--porcelain")
+    commit, patch = source(repository)
+    assert git(repository, "status", "--porcelain") == before
+    assert patch.splitlines()[0].endswith("not here: example/large.txt")
+    (tmp_path / "code.diff").write_text(patch)
+    copy = tmp_path / "copy"
+    git(tmp_path, "clone", "-q", str(repository), str(copy))
+    git(copy, "checkout", "-q", commit)
+    git(copy, "apply", str(tmp_path / "code.diff"))
+    assert {name: (copy / name).read_text() for name in code} == code
+    assert not (copy / "notes.txt").exists()
+
+
+def test_without_a_repository_or_a_commit_nothing_is_recorded(tmp_path: Path) -> None:
+    for _ in range(2):
+        text, patch = source(tmp_path)
+        assert text.startswith("not recorded (git rev-parse: fatal: "), text
+        assert patch == ""
+        git(tmp_path, "init", "-q")
+        source.cache_clear()
+
+
+def test_what_git_cannot_add_does_not_hide_the_rest(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    code = repository / "example"
+    (code / "old.py").write_text("x = 2\n")
+    (code / "staged.py").write_text("y = 3\n")
+    git(repository, "add", "-A")
+    (code / ".#old.py").symlink_to("user@host.1234:567")  # Emacs marks an unsaved file so
+    (code / "inner").mkdir()
+    git(code / "inner", "init", "-q")
+    (code / "inner" / "x.py").write_text("")
+    (repository / ".git" / "index").write_bytes(b"garbage")
+    text, patch = source(repository)
+    assert text == commit
+    assert "+x = 2" in patch
+    assert "+y = 3" in patch
+
+
+@pytest.fixture
+def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a shell script in the place of git."""
+
+    def fake(program: str) -> None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return fake
+
+
+@pytest.mark.linux
+def test_a_file_that_vanishes_before_git_adds_it(repository: Path, fake_git: Any) -> None:
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    new = repository / "example" / "new.py"
+    new.write_text("")
+    fake_git(f'case "$*" in *" add "*) rm {new};; esac\nexec {GIT} "$@"')
+    assert source(repository)[0].startswith(f"{commit}, changes not recorded (git add: fatal: ")
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("exit 0", "git rev-parse: printed nothing"),
+        (
+            "echo 'fatal: detected dubious ownership' >&2; exit 128",
+            "git rev-parse: fatal: detected",
+        ),
+        ("kill -9 $$", "git rev-parse: status -9"),
+        ("exec nothing", "git rev-parse: "),
+    ],
+)
+def test_a_git_that_fails(repository: Path, fake_git: Any, program: str, reason: str) -> None:
+    fake_git(program)
+    text, patch = source(repository)
+    assert text.startswith(f"not recorded ({reason}"), text
+    assert patch == ""
+
+
+@pytest.mark.linux
+def test_a_git_that_hangs_is_ended_with_its_children(
+    repository: Path, tmp_path: Path, fake_git: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightbase.run.record.SECONDS", 1)
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    fake_git(
+        f'case "$*" in *diff*) sleep 60 & echo $! > {tmp_path}/child; wait; esac\nexec {GIT} "$@"'
+    )
+    start = time.monotonic()
+    assert source(repository) == (f"{commit}, changes not recorded (git takes longer than 1 s)", "")
+    assert time.monotonic() - start < 10
+    child = int((tmp_path / "child").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() - start < 20
+            time.sleep(0.01)
+
+
+@pytest.mark.linux
+def test_a_training_writes_down_what_git_did_not_tell(
+    train: Any, tmp_path: Path, fake_git: Any
+) -> None:
+    fake_git("exit 3")
+    source.cache_clear()
+    train("--trainer.max_steps", 1)
+    source.cache_clear()
+    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
+    assert "git commit: not recorded (git rev-parse: status 3)\n" in text

@@ -1,0 +1,371 @@
+"""Where a step's time goes: each phase is found, the phases add up to the wall time, validations
+are left out."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.data.synthetic import SyntheticImages
+from example.models.mlp import MLP
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from test_training import curves
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from lightbase.data.batches import TensorBatches
+from lightbase.watch import step_timer
+from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, learn, shares, total
+
+Train = Callable[..., dict[str, Any]]
+SLEEP_S = 0.004
+
+
+class SlowSamples(TensorBatches):
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        time.sleep(
+            3 * SLEEP_S * len(indices) / 16
+        )  # against what else a loaded machine does between epochs
+        return super().__getitems__(indices)
+
+    def select(self, index: Tensor) -> "SlowSamples":
+        return SlowSamples(self.inputs[index], self.targets[index])
+
+
+class SlowLoading(SyntheticImages):
+    def _samples(self, split: Any) -> SlowSamples:
+        return SlowSamples(*self.load(split))
+
+
+class SlowTransforms(SyntheticImages):
+    def normalize(self, inputs: Tensor) -> Tensor:
+        time.sleep(SLEEP_S)
+        return super().normalize(inputs)
+
+
+class SlowForward(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(SLEEP_S)
+        return super().forward(x)
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        time.sleep(SLEEP_S)
+        return gradient
+
+
+class SlowBackward(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return Sleep.apply(super().forward(x))
+
+
+class SlowOptimizer(SGD):
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = closure() if closure else None
+        time.sleep(SLEEP_S)
+        return super().step() or loss
+
+
+class SlowCallback(Callback):
+    def on_train_batch_start(self, *args: Any) -> None:
+        time.sleep(SLEEP_S)
+
+
+class Keep(Callback):
+    """The timer, and the wall time of the training without its validations and with them."""
+
+    timer: StepTimer
+    wall: float
+    whole: float
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        Keep.timer = next(
+            callback for callback in trainer.callbacks if isinstance(callback, StepTimer)
+        )
+        self.start, self.validation = time.perf_counter(), 0.0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validation_start = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.validation += time.perf_counter() - self.validation_start
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        Keep.whole = time.perf_counter() - self.start
+        Keep.wall = Keep.whole - self.validation
+
+
+HERE = "test_step_timer"
+FLAGS = ("--step_timer", "true", "--trainer.callbacks", f"{HERE}.Keep", "--num_threads", 1)
+SLOW: dict[str, tuple[str, tuple[object, ...]]] = {
+    "loader": ("data_loading", ("--data", f"{HERE}.SlowLoading")),
+    "transforms": ("transfer_transforms", ("--data", f"{HERE}.SlowTransforms")),
+    "forward": ("forward", ("--model.net", f"{HERE}.SlowForward")),
+    "backward": ("backward", ("--model.net", f"{HERE}.SlowBackward")),
+    "optimiser": ("optimizer", ("--model.optimizer", f"{HERE}.SlowOptimizer")),
+    "logging": ("logging", ("--trainer.log_every_n_steps", 1)),
+}
+STEPS = {
+    "single steps": ("--steps_per_execution", 1),
+    "several steps": ("--steps_per_execution", 8),
+    "accumulation": ("--trainer.accumulate_grad_batches", 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        pytest.param(name, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow)
+        for i, name in enumerate(SLOW)
+        for j, steps in enumerate(STEPS)
+    ],
+)
+def test_what_is_slow_is_found(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    steps: str,
+) -> None:
+    phase, flags = SLOW[name]
+    if name == "logging":
+        write = TensorBoardLogger.log_metrics
+
+        def slow(*args: Any, **kwargs: Any) -> None:
+            time.sleep(2 * SLEEP_S)
+            write(*args, **kwargs)
+
+        monkeypatch.setattr(TensorBoardLogger, "log_metrics", slow)
+    check(train, tmp_path, phase, *flags, *STEPS[steps])
+    table = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ms")]
+    assert [line[2:26].strip() for line in table] == list(PHASES.values())
+    percents = {line[2:26].strip(): float(line.split("%")[0].split()[-1]) for line in table}
+    assert max(percents, key=lambda label: percents[label]) == PHASES[phase]
+    assert sum(percents.values()) == pytest.approx(100, abs=0.5)
+
+
+def test_callbacks_are_other(train: Train, tmp_path: Path) -> None:
+    check(train, tmp_path, "other", "--trainer.callbacks+", f"{HERE}.SlowCallback")
+
+
+def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
+    train(*FLAGS, *flags)
+    timer = Keep.timer
+    row = timer.sum()
+    # with the validations, whose time outside of Keep's two hooks varies by more than the timer
+    # misses
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(
+        Keep.whole, rel=0.05, abs=0.003
+    )
+    assert total(row) + row["between"] < Keep.wall + 0.003
+    found = shares(row)
+    assert max(found, key=lambda name: found[name]) == phase
+    assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
+    curve = curves(tmp_path / "tiny" / "version_0")
+    for name, share in shares(timer.epochs[0]).items():
+        assert curve[f"watch/step_time/{name}_percent"][0][1] == pytest.approx(
+            100 * share, rel=1e-4
+        )
+    assert sum(curve[f"watch/step_time/{name}_percent"][-1][1] for name in PHASES) == pytest.approx(
+        100, abs=0.01
+    )
+
+
+def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
+    slow = (
+        "--data",
+        f"{HERE}.SlowTransforms",
+        "--data.val_fraction",
+        0.6,
+        "--trainer.val_check_interval",
+        2,
+    )
+    train(*FLAGS, *slow)
+    row = Keep.timer.sum()
+    assert row["validation"] > 2 * total(row)
+    # Lightning does more for a validation than lies between the two hooks
+    assert total(row) + row["between"] < Keep.wall + 0.01
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(Keep.whole, rel=0.05)
+    assert shares(row)["transfer_transforms"] > 0.3
+
+
+class SlowEnd(Callback):
+    """What takes time between epochs, such as a large checkpoint."""
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        time.sleep(1)
+
+
+@pytest.mark.slow
+def test_what_lies_between_epochs_is_no_part_of_a_step(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[list[float], list[str], str]] = []
+    monkeypatch.setattr(step_timer.charts, "pie", lambda *args: drawn.append(args))
+    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
+    flags = (
+        "--trainer.callbacks+",
+        f"{HERE}.SlowEnd",
+        "--figures_every_n_epochs",
+        1,
+        "--trainer.max_epochs",
+        1,
+    )
+    train(*FLAGS, *flags)
+    ((pie, labels, title),) = drawn
+    shown = capsys.readouterr().out
+    (line,) = re.findall(r"Where the time of training went .*", shown)
+    step_ms, between_s = map(
+        float, re.findall(r"steps of ([\d.]+) ms.* and ([\d.]+) s between epochs", line)[0]
+    )
+    assert between_s == pytest.approx(1, abs=0.5)
+    assert step_ms < 1000 / 19  # of one epoch of 19 steps
+    assert title == f"Epoch 1: a step of {step_ms:.2f} ms"  # the table of one epoch is its pie
+    table = [float(percent) for percent in re.findall(r"^  .*?([\d.]+)%", shown, re.M)]
+    assert table == pytest.approx([100 * share for share in pie], abs=0.06)
+    assert [label.rpartition(" ")[0] for label in labels] == list(PHASES.values())
+
+
+@pytest.mark.slow
+def test_epochs_before_a_resume_stay_in_the_chart(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1]))
+    )
+    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
+    train(*FLAGS, "--figures_every_n_epochs", 5)
+    train(*FLAGS, "--figures_every_n_epochs", 2, "--ckpt_path", "last", "--trainer.max_epochs", 5)
+    assert drawn == [2, 4, 5]
+    assert len(Keep.timer.epochs) == 5
+    assert Keep.timer.sum()["num_steps"] == 3 * 19
+
+
+def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train(
+        "--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler"
+    )
+    shown = capsys.readouterr().out
+    assert "Step timer: off beside the SimpleProfiler" in shown
+    assert "Where the time of training went" not in shown
+
+
+def test_what_lightning_says_is_understood() -> None:
+    assert learn("[Strategy]SingleDeviceStrategy.training_step") == ("forward", None, None)
+    assert learn("[_TrainingEpochLoop].train_dataloader_next") == ("data_loading", "steps", "other")
+    assert learn("[Callback]TrainingProgressBar.on_train_batch_end") == ("logging", None, None)
+    assert learn("[Callback]RandomState.on_train_batch_end") is None
+    assert learn("[Strategy]SingleDeviceStrategy.validation_step") is None
+
+
+class StandInEvent:
+    """A CUDA event of a GPU that works off what it was given, later than the CPU gives it."""
+
+    now = 0.0
+    waits = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = StandInEvent.now
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        StandInEvent.waits += 1
+
+    def elapsed_time(self, end: "StandInEvent") -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def gpu_clock(monkeypatch: pytest.MonkeyPatch) -> PhaseClock:
+    monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
+    StandInEvent.now, StandInEvent.waits = 0.0, 0
+    clock = PhaseClock()
+    clock.begin(torch.device("cuda"))
+    return clock
+
+
+def turn(clock: PhaseClock, forwards: list[float]) -> None:
+    """An epoch of calls whose forward takes so many seconds."""
+    clock.start("run_training_epoch")
+    for forward in forwards:
+        for action, seconds in (
+            *(
+                ("[_TrainingEpochLoop].train_dataloader_next", 1),
+                ("[Strategy]S.batch_to_device", 2),
+            ),
+            *(("[Strategy]S.training_step", forward), ("[Strategy]S.backward", 4)),
+        ):
+            clock.start(action)
+            StandInEvent.now += seconds
+            clock.stop(action)
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3, 10])
+def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(
+    monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    clock = gpu_clock(monkeypatch)
+    for _ in range(3):
+        turn(clock, [30, *[3] * 9][:num_calls])  # the first one is slow
+        clock.start("[Callback]StepTimer.on_train_epoch_end")
+        found = clock.take()
+        assert found["other"] == 0
+        assert found["forward"] / found["backward"] == pytest.approx(
+            30 / 4 if num_calls == 1 else 3 / 4
+        )
+
+
+def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = gpu_clock(monkeypatch)
+    turn(clock, [3] * 50)
+    assert StandInEvent.waits == 0  # within the epoch
+    clock.start("[Callback]StepTimer.on_train_epoch_end")
+    found = clock.take()
+    assert StandInEvent.waits == 5  # calls 2, 13, 24, 35 and 46
+    assert found["backward"] / found["forward"] == pytest.approx(4 / 3)
+    assert found["forward"] / found["data_loading"] == pytest.approx(3)
+    assert found["transfer_transforms"] / found["data_loading"] == pytest.approx(2)
+
+
+@pytest.mark.gpu
+def test_a_slow_network_is_found_on_a_gpu(train: Train) -> None:
+    train(
+        *FLAGS,
+        "--trainer.accelerator",
+        "gpu",
+        "--model.net",
+        f"{HERE}.HeavyForward",
+        "--data.num_train",
+        20_000,
+    )
+    found = shares(Keep.timer.sum())
+    assert found["forward"] > 0.6  # its kernels run long after they were launched
+
+
+class HeavyForward(MLP):
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.randn(4096, 4096), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for _ in range(10):
+                self.weight @ self.weight
+        return super().forward(x)

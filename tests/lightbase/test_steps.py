@@ -1,0 +1,363 @@
+"""Several optimiser steps in one call: the same weights, curves and counts as one step at a
+time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from test_training import checkpoint, curves, equal, weights
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightbase.curves import MayMissSteps
+from lightbase.data.transforms import random_crop, random_flip
+
+Train = Callable[..., dict[str, Any]]
+
+SETTINGS: dict[str, tuple[object, ...]] = {
+    "plain": (),
+    "all samples": ("--data.drop_last", "false"),
+    "workers": ("--data.num_workers", 1),
+    "bf16": ("--trainer.precision", "bf16-mixed"),
+    "cosine": ("--model.scheduler", "CosineAnnealingLR"),
+    "warm-up": (
+        *("--model.scheduler", "WarmupCosineLR", "--model.scheduler_args.warmup_steps", 9),
+        *("--model.scheduler_interval", "step"),
+    ),
+    "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
+    "every step logged": ("--trainer.log_every_n_steps", 1),
+    "some batches": ("--trainer.limit_train_batches", 7),
+    "the same batches": ("--trainer.overfit_batches", 3, "--trainer.log_every_n_steps", 2),
+    "own logging": ("--model", "test_steps.LogsItself"),
+    "a step that is skipped": ("--model", "test_steps.SkipsSome"),
+    "random changes": ("--data", "test_steps.Changed"),
+}
+QUICK = ("a step that is skipped", "random changes")
+
+
+class LogsItself(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("own/every_step", loss)
+        self.log("own/both", 2 * loss, on_step=True, on_epoch=True)
+        self.log("own/index", float(batch_idx), on_step=False, on_epoch=True)
+        return loss
+
+
+class SkipsSome(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor] | None:  # type: ignore[override]
+        loss = self.criterion(self.net(batch[0]), batch[1])
+        return None if self.global_step % 3 == 1 else {"loss": loss, "more": loss.detach()}
+
+
+class Changed(SyntheticImages):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return random_flip(random_crop(inputs, 1))
+
+
+class Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.loss = nn.MSELoss()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.loss(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss(self.layer(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+class PlainData(LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
+@pytest.mark.parametrize("num_steps", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS],
+)
+def test_several_steps_at_once_change_nothing(
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    num_steps: int,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--trainer.max_epochs", 3, *SETTINGS[name])
+    folder, one = trained(*flags)
+    several = train(*flags, "--name", "several", "--steps_per_execution", num_steps)
+    folders = folder, tmp_path / "several" / "version_0"
+    assert equal(*map(weights, folders))
+    assert equal(*(weights(folder, "best") for folder in folders))
+    assert curves(folders[0]) == curves(folders[1])
+    assert {**one, "train_seconds": 0} == {**several, "train_seconds": 0}
+    assert checkpoint(folders[1])["global_step"] == one["steps"]
+    assert "One step at a time" not in capsys.readouterr().out
+
+
+def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_path: Path) -> None:
+    config = tmp_path / "plain.yaml"
+    config.write_text(
+        "model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, "
+        "max_epochs: 3}"
+    )
+    flags = (
+        "--trainer.log_every_n_steps",
+        5,
+        "--monitor",
+        "val_loss",
+        "--step_timer",
+        "false",
+        "--device_monitor",
+        "false",
+        "--name",
+    )
+    for name, num_steps in (("one", 1), ("several", 4)):
+        train(*flags, name, "--steps_per_execution", num_steps, config=str(config))
+    folders = tmp_path / "one" / "version_0", tmp_path / "several" / "version_0"
+    assert equal(*map(weights, folders))
+    assert curves(folders[0]) == curves(folders[1])
+
+
+class Stops(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.trainer.should_stop = batch_idx == 9
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_ends_the_training_is_the_last_one(train: Train, tmp_path: Path) -> None:
+    for name, num_steps in (("one", 1), ("several", 4)):
+        flags = ("--model", "test_steps.Stops", "--steps_per_execution", num_steps)
+        assert train(*flags, "--name", name)["steps"] == 10
+    assert equal(
+        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
+    )
+
+
+@pytest.mark.parametrize(
+    "max_steps",
+    [1, pytest.param(12, marks=pytest.mark.slow), 31, pytest.param(38, marks=pytest.mark.slow)],
+)
+def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int) -> None:
+    for name, num_steps in (("one", 1), ("several", 8)):
+        flags = ("--trainer.max_steps", max_steps, "--steps_per_execution", num_steps)
+        assert train(*flags, "--name", name)["steps"] == max_steps
+    assert equal(
+        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
+    )
+
+
+def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (
+        "--trainer.max_epochs",
+        3,
+        "--trainer.callbacks",
+        "test_training.Terminate",
+        "--steps_per_execution",
+        4,
+    )
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 11)
+    with pytest.raises(SystemExit):
+        train(*flags, "--name", "cut")
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert checkpoint(folders[1])["global_step"] == 19 + 3 * 4
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+    assert curves(folders[0]) == curves(folders[1])
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
+    flags = ("--steps_per_execution", 6, "--model.scheduler", "CosineAnnealingLR")
+    train(*flags, "--trainer.max_epochs", 2)
+    train(*flags, "--trainer.max_epochs", 4, "--ckpt_path", "last")
+    train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
+    found, expected = (checkpoint(tmp_path / name / "version_0") for name in ("tiny", "whole"))
+    assert found["global_step"] == expected["global_step"] == 76
+    assert found["lr_schedulers"][0]["last_epoch"] == 4
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
+    for name, numbers in (("one", (1, 1)), ("other", (6, 4))):
+        for epochs, num_steps in zip((1, 3), numbers, strict=True):
+            flags = (
+                "--trainer.max_epochs",
+                epochs,
+                "--steps_per_execution",
+                num_steps,
+                "--name",
+                name,
+            )
+            train(*flags, *(("--ckpt_path", "last") if epochs == 3 else ()))
+    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "other" / "version_0"))
+
+
+class Seen:
+    """Counts how often a hook is called."""
+
+    calls = 0
+
+    @classmethod
+    def count(cls, *_: Any) -> None:
+        cls.calls += 1
+
+
+class HookedModel(Classifier):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        Seen.count()
+
+
+class HookedCallback(Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        Seen.count()
+
+
+class Clips(Classifier):
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        Seen.count()
+
+
+class Averages(EMAWeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        if step_idx is not None:
+            Seen.count()
+        return super().should_update(step_idx, epoch_idx)
+
+
+class ByHand(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        Seen.count()
+
+
+class OwnSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        Seen.count()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--trainer.accumulate_grad_batches", 2), "trainer.accumulate_grad_batches 2"),
+        (("--trainer.gradient_clip_val", 0.5), "trainer.gradient_clip_val 0.5"),
+        (("--trainer.val_check_interval", 0.5), "trainer.val_check_interval 0.5"),
+        (("--trainer.profiler", "simple"), "trainer.profiler"),
+        (("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 3), "the optimiser LBFGS"),
+        (("--model.optimizer", "test_steps.OwnSGD"), "the optimiser OwnSGD"),
+        (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
+        (("--model", "test_steps.Clips"), "configure_gradient_clipping of Clips"),
+        (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
+        (
+            ("--trainer.callbacks", "test_steps.HookedCallback"),
+            "on_train_batch_end of HookedCallback",
+        ),
+        (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
+    ],
+)
+@pytest.mark.slow
+def test_what_needs_single_steps_gets_them_and_says_so(
+    train: Train,
+    tmp_path: Path,
+    flags: tuple[object, ...],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import test_steps  # as the command line imports it
+
+    monkeypatch.setattr(test_steps.Seen, "calls", 0)
+    flags = (*flags, "--trainer.log_every_n_steps", 1)
+    several = train(*flags, "--steps_per_execution", 4, "--name", "several")
+    assert (
+        f"One step at a time: --steps_per_execution 4 does not go with {named}"
+        in capsys.readouterr().out
+    )
+    if "test_steps." in str(flags):
+        assert test_steps.Seen.calls >= several["steps"] == 38
+    one = train(*flags, "--name", "one")
+    assert {**one, "train_seconds": 0} == {**several, "train_seconds": 0}
+
+
+class Relaxed(MayMissSteps):
+    def on_train_batch_end(self, *_: Any) -> None:
+        Seen.count()
+
+
+def test_a_callback_may_say_that_it_need_not_see_every_step(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import test_steps
+
+    monkeypatch.setattr(test_steps.Seen, "calls", 0)
+    train("--trainer.callbacks", "test_steps.Relaxed", "--steps_per_execution", 4)
+    assert test_steps.Seen.calls == 2 * 5  # 19 steps an epoch
+    assert "One step at a time" not in capsys.readouterr().out
+
+
+class Ask(Callback):
+    answer: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        Ask.answer = trainer.estimated_stepping_batches
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ("--trainer.max_steps", 23),
+        *(
+            pytest.param(limits, marks=pytest.mark.slow)
+            for limits in ((), ("--trainer.max_epochs", -1))
+        ),
+    ],
+)
+def test_the_estimated_number_of_steps_is_that_of_single_steps(
+    train: Train, limits: tuple[object, ...]
+) -> None:
+    limits = (*limits, "--trainer.max_steps", 30) if -1 in limits else limits
+    answers = []
+    for num_steps in (1, 4):
+        train("--trainer.callbacks", "test_steps.Ask", "--steps_per_execution", num_steps, *limits)
+        import test_steps
+
+        answers.append(test_steps.Ask.answer)
+    assert answers[0] == answers[1] == {(): 38, 2: 23, 4: 30}[len(limits) or ()]

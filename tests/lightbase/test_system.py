@@ -1,0 +1,643 @@
+"""What a user's subclass of the Classifier or BaseModule assigns and overrides takes effect, and
+breaks nothing."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
+from example.models.mlp import MLP
+from lightning import Trainer, seed_everything
+from paths import script
+from test_training import Terminate, curves, equal, weights
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
+
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.resume.state import load_run
+
+Train = Callable[..., dict[str, Any]]
+HERE = "test_system"
+ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
+PLATEAU += (
+    "--model.scheduler_args.threshold",
+    1000,
+    "--model.scheduler_args.threshold_mode",
+    "abs",
+)
+
+
+def folder(tmp_path: Path, name: str = "tiny") -> Path:
+    return tmp_path / name / "version_0"
+
+
+def evaluate(tmp_path: Path, name: str = "tiny") -> dict[str, Any]:
+    path = folder(tmp_path, name) / "checkpoints" / "best.ckpt"
+    return script("evaluate").main(["--ckpt_path", str(path)])
+
+
+def of_test(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name.startswith("test")}
+
+
+# what a subclass assigns
+
+
+class Weighted(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
+
+
+def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_path: Path) -> None:
+    """Against a plain loop over the same batches."""
+    result = train("--model", f"{HERE}.Weighted", *ONE_EPOCH)
+    criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
+    seed_everything(42, workers=True)
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
+    net = MLP([192, 16, 4])
+    data.setup("fit")
+    data.setup("test")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses = []
+    for indices in EpochBatchSampler(315, 16, shuffle=True, drop_last=True, seed=42):
+        x, y = data.splits["train"].__getitems__(indices)
+        loss = criterion(net(data.normalize(x)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = curves(folder(tmp_path))
+    assert [value for _, value in found["train/loss"]] == pytest.approx(losses, rel=1e-4)
+
+    def mean_loss(split: str) -> float:
+        x, y = data.splits[split].inputs, data.splits[split].targets
+        with torch.no_grad():
+            logits = net(data.normalize(x))
+        sums = [
+            criterion(*part).item() * len(part[1])
+            for part in zip(logits.split(16), y.split(16), strict=True)
+        ]
+        return sum(sums) / len(y)
+
+    assert found["val/loss"][0][1] == pytest.approx(mean_loss("val"), rel=1e-4)
+    assert result["test/loss"] == pytest.approx(mean_loss("test"), rel=1e-4)
+    assert evaluate(tmp_path) == of_test(result)
+
+
+class OwnMetrics(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        f1, accuracy = MulticlassF1Score(4), MulticlassAccuracy(4, average="micro")
+        self.metrics = {
+            "collection": MetricCollection({"f1": f1, "accuracy": accuracy}),
+            "dict": {"f1": f1, "accuracy": accuracy},
+            "single": f1,
+            "none": {},
+        }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("collection", {"f1", "accuracy"}),
+        pytest.param("dict", {"f1", "accuracy"}, marks=pytest.mark.slow),
+        ("single", {"MulticlassF1Score"}),
+        pytest.param("none", set(), marks=pytest.mark.slow),
+    ],
+)
+def test_the_metrics_that_are_assigned_are_measured(
+    train: Train, tmp_path: Path, kind: str, names: set[str]
+) -> None:
+    result = train("--model", f"{HERE}.OwnMetrics", "--model.kind", kind)
+    assert of_test(result).keys() == {
+        "test/loss",
+        "test/num_samples",
+        *(f"test/{name}" for name in names),
+    }
+    found = curves(folder(tmp_path))
+    for stage in ("train", "val"):
+        assert {tag for tag in found if tag.startswith(stage)} == {
+            f"{stage}/{name}" for name in {"loss", *names}
+        }
+    assert evaluate(tmp_path) == of_test(result)
+
+
+class OwnOptimizer(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if kind == "lr":
+            self.lr = 0.05
+            return
+        self.lr, self.optimizer_args = (0.05, {}) if kind != "object" else (1.0, {})
+        choices: dict[str, Callable[[], Any]] = {
+            "name": lambda: "SGD",
+            "class": lambda: SGD,
+            "partial": lambda: partial(SGD, momentum=0.5),
+            "callable": lambda: (
+                lambda parameters, lr: SGD(
+                    [p for p in parameters if p.requires_grad], lr, momentum=0.5
+                )
+            ),
+            "object": lambda: SGD(self.parameters(), lr=0.05),
+        }
+        self.optimizer = choices[kind]()
+
+
+PLAIN = ("--model.optimizer", "SGD", "--model.lr", 0.05)
+MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        pytest.param("lr", ("--model.lr", 0.05), marks=pytest.mark.slow),
+        ("name", PLAIN),
+        pytest.param("class", PLAIN, marks=pytest.mark.slow),
+        pytest.param("partial", MOMENTUM, marks=pytest.mark.slow),
+        pytest.param("callable", MOMENTUM, marks=pytest.mark.slow),
+        ("object", PLAIN),
+    ],
+)
+def test_the_optimizer_that_is_assigned_trains_and_resumes(
+    train: Train,
+    trained: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    kind: str,
+    flags: tuple[object, ...],
+) -> None:
+    own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
+    train(*own, "--trainer.max_epochs", 1)
+    train(*own, "--ckpt_path", "last", "--trainer.max_epochs", 2)
+    found, expected = weights(folder(tmp_path)), weights(trained(*flags)[0])
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)  # a fused step rounds otherwise
+    rates = [rate for _, rate in curves(folder(tmp_path))["lr"]]
+    assert rates == pytest.approx([0.05] * len(rates))
+
+
+class OwnScheduler(Classifier):
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if kind == "name":
+            self.scheduler, self.scheduler_args = "StepLR", {"step_size": 1}
+        else:
+            self.optimizer = SGD(self.parameters(), lr=self.lr)
+            self.scheduler = StepLR(self.optimizer, step_size=1)
+
+
+@pytest.mark.parametrize("kind", ["name", pytest.param("object", marks=pytest.mark.slow)])
+def test_the_scheduler_that_is_assigned_steps_and_resumes(
+    train: Train, tmp_path: Path, kind: str
+) -> None:
+    flags = (
+        "--model",
+        f"{HERE}.OwnScheduler",
+        "--model.kind",
+        kind,
+        "--trainer.log_every_n_steps",
+        19,
+    )
+    train(*flags, "--trainer.max_epochs", 2)
+    train(*flags, "--trainer.max_epochs", 3, "--ckpt_path", "last")
+    assert [rate for _, rate in curves(folder(tmp_path))["lr"]] == pytest.approx([1e-2, 1e-3, 1e-4])
+
+
+class OwnAttributes(Classifier):
+    """Names that a template might have used for itself."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.loss: Any = nn.Linear(2, 3)
+        self.prepare: Any = 3
+        self.step: Any = "step"
+        self.result: Any = {"a": 1}
+
+    def on_train_end(self) -> None:
+        assert isinstance(self.loss, nn.Linear)
+        assert (self.prepare, self.step, self.result) == (3, "step", {"a": 1})
+
+
+class OwnMethods(Classifier):
+    def loss(self) -> None:
+        raise AssertionError("nobody calls this")
+
+    prepare = step = result = loss
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("OwnAttributes", marks=pytest.mark.slow), "OwnMethods"]
+)
+def test_names_are_the_users_own(train: Train, tmp_path: Path, name: str) -> None:
+    result = train("--model", f"{HERE}.{name}")
+    assert {"test/loss", "test/acc"} <= result.keys()
+    assert evaluate(tmp_path) == of_test(result)
+    assert (
+        train("--model", f"{HERE}.{name}", "--ckpt_path", "last", "--trainer.max_epochs", 3)[
+            "epochs"
+        ]
+        == 3
+    )
+
+
+# what a subclass overrides
+
+
+class NoSuper(Classifier):
+    """Every hook that the curves, the schedule and the resume could have lived in, without
+    super()."""
+
+    num_calls = 0
+
+    def count(self, *_: Any, **__: Any) -> None:
+        NoSuper.num_calls += 1
+
+    setup = on_fit_start = on_fit_end = on_train_start = on_train_end = count
+    on_train_epoch_start = on_train_epoch_end = on_train_batch_start = on_train_batch_end = count
+    on_validation_start = on_validation_end = on_validation_epoch_start = (
+        on_validation_epoch_end
+    ) = count
+    on_validation_batch_start = on_validation_batch_end = on_test_batch_start = (
+        on_test_batch_end
+    ) = count
+    on_test_start = on_test_end = on_test_epoch_start = on_test_epoch_end = teardown = count
+    on_save_checkpoint = on_load_checkpoint = on_before_zero_grad = on_after_backward = count
+
+    def configure_callbacks(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        PLATEAU,
+        pytest.param((*PLATEAU, "--model.scheduler_args.mode", "max"), marks=pytest.mark.slow),
+    ],
+    ids=["min", "max"],
+)
+def test_hooks_may_be_overridden_without_super(
+    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (*flags, "--trainer.max_epochs", 3)
+    plain = train(*flags, "--name", "plain")
+    flags += ("--model", f"{HERE}.NoSuper", "--trainer.callbacks", "test_training.Terminate")
+    monkeypatch.setattr(Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train(*flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    monkeypatch.setattr(NoSuper, "num_calls", 0)
+    resumed = train(*flags, "--ckpt_path", "last")
+    assert NoSuper.num_calls > 100
+    assert {**resumed, "train_seconds": 0} == {**plain, "train_seconds": 0}
+    folders = folder(tmp_path), folder(tmp_path, "plain")
+    assert equal(*map(weights, folders))
+    found, expected = map(curves, folders)
+    assert found == expected
+    assert found["lr"][-1][1] == pytest.approx(1e-3)  # after a validation that is not good enough
+
+
+class OwnCallbacks(Classifier):
+    def configure_callbacks(self) -> list[Any]:
+        return [Terminate()]
+
+
+def test_callbacks_of_the_model_come_beside_ours(train: Train, tmp_path: Path) -> None:
+    train("--model", f"{HERE}.OwnCallbacks", "--name", "own")
+    train()
+    assert curves(folder(tmp_path, "own")) == curves(folder(tmp_path))
+
+
+# metrics of any kind
+
+
+METRICS = """
+model:
+  metrics:
+    f1: {class_path: torchmetrics.classification.MulticlassF1Score}
+    auroc: {class_path: torchmetrics.classification.MulticlassAUROC}
+    recall: {class_path: torchmetrics.classification.MulticlassRecall, init_args: {average: none}}
+"""
+
+
+def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.yaml").write_text(METRICS)
+    result = train("--config", tmp_path / "metrics.yaml")
+    names = {"loss", "f1", "auroc"}
+    classes = {
+        f"recall/{name}" for name in SyntheticImages(num_classes=4).classes
+    }  # one number for each class
+    keys = {f"test/{name}" for name in (*names, "num_samples")} | {
+        f"test_{name}" for name in classes
+    }
+    assert {name for name in result if name.startswith("test")} == keys
+    summary = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("Test of")
+    )
+    for name in ("f1", "auroc"):
+        assert f"test/{name} {result[f'test/{name}']:.4f}" in summary
+    found = curves(folder(tmp_path))
+    for stage in ("train", "val"):
+        tags = {f"{stage}/{name}" for name in names} | {f"{stage}_{name}" for name in classes}
+        assert {tag for tag in found if tag.startswith(stage)} == tags
+    assert evaluate(tmp_path) == of_test(result)
+
+
+def test_metrics_are_those_of_torchmetrics_on_the_whole_test_set(
+    train: Train, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.yaml").write_text(METRICS)
+    result = train("--config", tmp_path / "metrics.yaml")
+    run = load_run(folder(tmp_path) / "checkpoints" / "best.ckpt")
+    data: Any = run.datamodule
+    data.setup("test")
+    with torch.no_grad():
+        logits = run.model.eval()(data.normalize(data.splits["test"].inputs))
+    targets = data.splits["test"].targets
+    assert result["test/f1"] == pytest.approx(
+        MulticlassF1Score(4)(logits, targets).item(), rel=1e-6
+    )
+    recalls = MulticlassRecall(4, average="none")(logits, targets)
+    for name, recall in zip(data.classes, recalls, strict=True):
+        assert result[f"test_recall/{name}"] == pytest.approx(recall.item(), rel=1e-6)
+
+
+# without the engine
+
+
+def make_classifier() -> tuple[Classifier, tuple[Tensor, Tensor]]:
+    return Classifier(MLP([12, 4]), num_classes=4), (torch.rand(8, 3, 2, 2), torch.randint(4, (8,)))
+
+
+def test_the_steps_work_without_a_trainer() -> None:
+    model, batch = make_classifier()
+    loss = model.training_step(batch, 0)
+    assert loss.item() == pytest.approx(
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).item()
+    )
+    assert model.validation_step(batch, 0).shape == (8, 4)
+    assert model.predict_step(batch, 0).sum(1).tolist() == pytest.approx([1] * 8)
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    model, _ = make_classifier()
+    with pytest.raises(ValueError, match=r"'training'.*train, val or test"):
+        model.track("training", torch.zeros(()))
+
+
+@pytest.mark.filterwarnings(
+    r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
+)  # a call inside Lightning 2.6
+def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
+    data = SyntheticImages(
+        image_shape=(3, 2, 2), num_classes=4, num_train=100, num_test=20, batch_size=10
+    )
+    model, _ = make_classifier()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()
+    assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
+
+
+# what the arguments name
+
+
+def centre(net: MLP, inputs: Tensor) -> None:
+    """Shifts the outputs so that their means over the inputs are 0; counts its calls."""
+    net.layers[-1].bias -= net(inputs).mean(0)
+    calls.append(inputs)
+
+
+calls: list[Tensor] = []
+
+
+def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
+    train: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls.clear()
+    flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
+    train("--model.optimizer", "SGD", "--model.lr", 1e-30, *flags)
+    (inputs,) = calls
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
+    data.setup("fit")
+    assert torch.equal(inputs, data.normalize(data.splits["train"].inputs))
+    run = load_run(folder(tmp_path) / "checkpoints" / "last.ckpt")
+    assert run.model.net(inputs).mean(0).abs().max() < 1e-5
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert len(calls) == 1
+    assert equal(weights(folder(tmp_path)), run.model.state_dict())  # those of the checkpoint
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last", "--model.initializer", "null", "--trainer.max_epochs", 3)
+    assert "--model.initializer None: a resume goes on with" in capsys.readouterr().err
+    monkeypatch.delattr(sys.modules[HERE], "centre")  # an evaluation does not need it
+    assert evaluate(tmp_path)["test/num_samples"] == 75
+
+
+@pytest.mark.slow
+def test_a_run_with_initializer_and_groups_goes_on_as_if_it_had_not_stopped(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (
+        *(
+            "--model.initializer",
+            f"{HERE}.centre",
+            "--model.parameter_groups.norms_and_biases",
+            "{lr: 0.1}",
+        ),
+        *("--model.scheduler", "OneCycleLR"),
+    )
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr(Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train(*flags, "--trainer.callbacks", "test_training.Terminate")
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    train("--ckpt_path", "last")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "whole")))
+
+
+class OwnGroups(Classifier):
+    def __init__(self, which: str, kind: str = "name", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parameter_groups = {which: {"lr": 0.1}} | (
+            {} if kind == "name" else {"layers": {"wieght_decay": 1}}
+        )
+        self.optimizer = {"name": "Adam", "class": SGD, "object": SGD(self.parameters(), lr=0.05)}[
+            kind
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("class", "did you mean weight_decay"), ("object", "an object has its own")],
+)
+def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
+    train: Train, capsys: pytest.CaptureFixture[str], kind: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        train("--model", f"{HERE}.OwnGroups", "--model.which", "layers.1", "--model.kind", kind)
+    assert message in capsys.readouterr().err
+
+
+def test_the_state_of_a_parameter_is_not_given_to_another(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same shapes: torch would not notice that the class has changed."""
+    flags = ("--model", f"{HERE}.OwnGroups", "--model.net.sizes", "[192,192,192,4]", *ONE_EPOCH)
+    train(*flags, "--model.which", "layers.1")
+    build = OwnGroups.__init__
+
+    def changed(self: OwnGroups, which: str, **kwargs: Any) -> None:
+        build(self, "layers.3", **kwargs)
+
+    monkeypatch.setattr(OwnGroups, "__init__", changed)
+    with pytest.raises(SystemExit):
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert "with other model.parameter_groups" in capsys.readouterr().err
+
+
+class OwnTest(Classifier):
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.track("test", self.criterion(self.net(batch[0]), batch[1]))
+
+
+def test_views_that_a_test_step_does_not_take_are_said(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", f"{HERE}.OwnTest", "--model.test_views", f"{HERE}.halved", *ONE_EPOCH)
+    assert (
+        "test_views had no effect: test_step of OwnTest does not call self(x)"
+        in capsys.readouterr().out
+    )
+
+
+def none_at_all(inputs: Tensor) -> list[Tensor]:
+    return []
+
+
+def random_views(inputs: Tensor) -> list[Tensor]:
+    return [inputs, torch.rand_like(inputs)]
+
+
+@pytest.mark.slow
+def test_random_views_change_no_training(train: Train, tmp_path: Path) -> None:
+    augmented = ("--data", f"{HERE}.Noisy", *ONE_EPOCH)
+    train(*augmented)
+    train(*augmented, "--model.test_views", f"{HERE}.random_views", "--name", "views")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
+
+
+class Noisy(SyntheticImages):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return torch.where(torch.rand(inputs.shape) < 0.1, 0, inputs)
+
+
+class NamedViews(Classifier):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.test_views, self.initializer = f"{HERE}.halved", f"{HERE}.centre"  # type: ignore[assignment]
+
+
+def test_functions_may_be_assigned_by_their_paths(train: Train) -> None:
+    calls.clear()
+    named = train("--model", f"{HERE}.NamedViews")
+    flags = ("--model.test_views", f"{HERE}.halved", "--model.initializer", f"{HERE}.centre")
+    assert of_test(named) == of_test(train(*flags, "--name", "flags"))
+    assert len(calls) == 2
+
+
+def halved(inputs: Tensor) -> list[Tensor]:
+    return [inputs, inputs / 2]
+
+
+@pytest.mark.slow
+def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(
+    train: Train, tmp_path: Path
+) -> None:
+    plain = train()
+    result = train("--model.test_views", f"{HERE}.halved", "--name", "views")
+    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
+    assert curves(folder(tmp_path))["val/loss"] == curves(folder(tmp_path, "views"))["val/loss"]
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, num_test=75, noise=0.05
+    )
+    data.setup("test")
+    model = load_run(folder(tmp_path, "views") / "checkpoints" / "best.ckpt").model.eval()
+    x, y = data.normalize(data.splits["test"].inputs), data.splits["test"].targets
+    with torch.no_grad():
+        logits = (model.net(x) + model.net(x / 2)) / 2
+        torch.testing.assert_close(model.predict_step((x, y), 0), logits.softmax(1))
+    assert result["test/loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, y).item(), rel=1e-5
+    )
+    assert result["test/loss"] != pytest.approx(plain["test/loss"], rel=1e-3)
+    # the same from the checkpoint, and each as the other
+    assert evaluate(tmp_path, "views") == of_test(result)
+    path = ("--ckpt_path", str(folder(tmp_path) / "checkpoints" / "best.ckpt"))
+    assert script("evaluate").main([*path, "--model.test_views", f"{HERE}.halved"]) == of_test(
+        result
+    )
+    path = ("--ckpt_path", str(folder(tmp_path, "views") / "checkpoints" / "best.ckpt"))
+    assert script("evaluate").main([*path, "--model.test_views", "null"]) == of_test(plain)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        (
+            "initializer",
+            "nowhere.function",
+            "model.initializer 'nowhere.function' cannot be imported",
+        ),
+        ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
+        ("test_views", "lightbase.data.transforms.mirorred", "mirorred"),
+        (
+            "test_views",
+            f"{HERE}.none_at_all",
+            "gives a list of nothing, where a list of tensors belongs",
+        ),
+        (
+            "test_views",
+            "lightbase.data.transforms.random_flip",
+            "gives a Tensor, where a list of tensors belongs",
+        ),
+        (
+            "initializer",
+            "example.models.whitened_cnn.whiten",
+            "made for a WhitenedCNN, and not for MLP",
+        ),
+    ],
+)
+def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(
+    train: Train, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(f"--model.{flag}", value)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 2

@@ -1,0 +1,1139 @@
+"""Whole runs of tests/tiny.yaml through main(args)."""
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import torch
+import yaml
+from example.data.synthetic import SyntheticImages
+from example.models.mlp import MLP
+from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from paths import REPO, TINY
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import backend_context
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from lightbase.curves import MayMissSteps
+from lightbase.data.batches import ResumableLoader
+from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import EpochBatchSampler
+from lightbase.optim import build_optimizer
+
+Train = Callable[..., dict[str, Any]]
+Trained = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return checkpoint(folder, name)["state_dict"]
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    # sorted: event files of one second may be read in either order
+    return {
+        tag: sorted((event.step, event.value) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path) -> None:
+    result = train("--trainer.max_epochs", 6, "--data.num_train", 1000)
+    folder = tmp_path / "tiny" / "version_0"
+    assert result["test/acc"] > 0.6  # chance is 0.25
+    assert result["test/num_samples"] == 75
+    assert result["epochs"] == 6
+    assert result["steps"] == 6 * (900 // 16)
+    assert result["train_seconds"] > 0
+    assert json.loads((folder / "metrics.json").read_text()) == result
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "last.ckpt",
+    ]
+    environment = (folder / "environment.txt").read_text()
+    for word in (
+        "torch: ",
+        "lightning: ",
+        "python: ",
+        "git commit: ",
+        "processes: 1",
+        "Device: CPU",
+    ):
+        assert word in environment
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["num_train"] == 1000
+    assert config["data"]["init_args"]["val_fraction"] == 0.1  # defaults too
+    assert config["seed_everything"] == 42
+
+
+def test_the_curves_are_written_on_log_steps_and_every_epoch(train: Train, tmp_path: Path) -> None:
+    result = train()
+    found = curves(tmp_path / "tiny" / "version_0")
+    steps = 2 * (315 // 16)
+    log_steps = sorted({*range(4, steps, 5), 18, 37})
+    for tag in ("train/loss", "train/acc", "lr"):
+        assert [step for step, _ in found[tag]] == log_steps
+    for tag in ("val/loss", "val/acc"):
+        assert [step for step, _ in found[tag]] == [steps // 2 - 1, steps - 1]
+    assert found["test/acc"] == [(steps, pytest.approx(result["test/acc"]))]
+    assert "test/loss" in found
+    assert found["lr"][0][1] == pytest.approx(0.01)
+
+
+def test_hyper_parameters_are_in_the_hparams_tab(train: Train, tmp_path: Path) -> None:
+    train()
+    events = EventAccumulator(str(tmp_path / "tiny" / "version_0"))
+    events.Reload()
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    for word in (
+        b"model.lr",
+        b"model.optimizer",
+        b"Adam",
+        b"example.models.mlp.MLP",
+        b"data.batch_size",
+        b"seed",
+    ):
+        assert word in content
+
+
+def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_path: Path) -> None:
+    for lr, batch_size in ((0.01, 16), (0.02, 16), (0.02, 32)):
+        train("--model.lr", lr, "--data.batch_size", batch_size, "--trainer.max_epochs", 1)
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = MultiplexerDataProvider(runs, str(tmp_path))
+    tab = backend_context.Context(
+        TBContext(data_provider=provider)
+    )  # as TensorBoard reads a folder for it
+    experiment = tab.experiment_from_metadata(
+        RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
+    )
+    assert [info.name for info in experiment.hparam_infos if info.differs] == [
+        "data.batch_size",
+        "model.lr",
+    ]
+    assert {"val/acc", "test/loss"} <= {info.name.tag for info in experiment.metric_infos}
+
+
+def test_hyper_parameters_go_to_every_logger(train: Train, tmp_path: Path) -> None:
+    loggers = ["lightning.pytorch.loggers.CSVLogger", "lightning.pytorch.loggers.TensorBoardLogger"]
+    config = tmp_path / "loggers.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "trainer": {
+                    "logger": [
+                        {"class_path": kind, "init_args": {"save_dir": str(tmp_path / kind)}}
+                        for kind in loggers
+                    ]
+                }
+            }
+        )
+    )
+    train("--config", config, "--model.lr", 0.02)
+    found = sorted(tmp_path.rglob("hparams.yaml"))
+    assert len(found) == 2
+    assert all(yaml.safe_load(path.read_text())["model.lr"] == 0.02 for path in found)
+    (rows,) = tmp_path.rglob("metrics.csv")
+    assert "train/loss" in rows.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "epochs"),
+    [
+        (5, 0.26),
+        pytest.param(19, 1, marks=pytest.mark.slow),
+        (30, 1.58),
+        pytest.param(38, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], max_steps: int, epochs: float
+) -> None:
+    result = train("--trainer.max_steps", max_steps)
+    assert result["epochs"] == epochs
+    shown = capsys.readouterr().out
+    assert f"Trained {epochs} epochs, {max_steps} steps in " in shown
+    has_best = (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").exists()
+    assert has_best == (max_steps >= 19)
+    assert ("No validation was made, so there is no best.ckpt" in shown) != has_best
+    assert (
+        train("--trainer.max_steps", max_steps, "--ckpt_path", "last")["epochs"] == epochs
+    )  # nothing is left to do
+
+
+@pytest.mark.parametrize("max_steps", [5, 19, 30])
+@pytest.mark.parametrize("later", [57, -1])
+@pytest.mark.slow
+def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
+    train: Train, trained: Trained, tmp_path: Path, max_steps: int, later: int
+) -> None:
+    flags = (
+        "--trainer.max_epochs",
+        3,
+        "--model.scheduler",
+        "StepLR",
+        "--model.scheduler_args.step_size",
+        1,
+    )
+    whole, _ = trained(*flags, "--trainer.max_steps", later)
+    train(*flags, "--trainer.max_steps", max_steps)
+    result = train("--ckpt_path", "last", "--trainer.max_steps", later)
+    assert (result["epochs"], result["steps"]) == (3, 57)
+    assert equal(weights(whole), weights(tmp_path / "tiny" / "version_0"))
+
+
+def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(
+    train: Train, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train("--seed_everything", seed, "--name", name)
+    found = {name: curves(tmp_path / name / "version_0") for name in "abc"}
+    assert found["a"] == found["b"]
+    assert found["a"]["train/loss"] != found["c"]["train/loss"]
+    assert equal(weights(tmp_path / "a" / "version_0"), weights(tmp_path / "b" / "version_0"))
+
+
+def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Path) -> None:
+    """Against a plain loop over the same batches."""
+    train("--trainer.max_epochs", 1)
+    found = curves(tmp_path / "tiny" / "version_0")
+
+    seed_everything(42, workers=True)
+    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, noise=0.05)
+    net = MLP([192, 16, 4])
+    data.setup("fit")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses: list[float] = []
+    correct: list[int] = []
+    for indices in EpochBatchSampler(315, 16, shuffle=True, drop_last=True, seed=42):
+        x, y = data.splits["train"].__getitems__(indices)
+        logits = net(data.normalize(x))
+        loss = nn.functional.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        correct.append(int((logits.argmax(1) == y).sum()))
+    assert [step for step, _ in found["train/loss"]] == [4, 9, 14, 18]
+    for i, (_, value) in enumerate(found["train/loss"]):
+        assert value == pytest.approx(statistics.mean(losses[5 * i : 5 * i + 5]), rel=1e-5)
+    for i, (_, value) in enumerate(found["train/acc"]):
+        assert value == pytest.approx(statistics.mean(correct[5 * i : 5 * i + 5]) / 16)
+
+
+RESUMES = [
+    (
+        "--model.net",
+        "test_training.Noisy",
+        "--model.scheduler",
+        "WarmupCosineLR",
+        "--model.scheduler_interval",
+        "step",
+    ),
+    ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
+    (
+        "--data.num_workers",
+        2,
+        "--model.scheduler",
+        "FinalDecayLR",
+        "--model.scheduler_interval",
+        "step",
+    ),
+    (
+        *("--trainer.accumulate_grad_batches", 3, "--model.scheduler", "StepLR"),
+        *("--model.scheduler_args.step_size", 1, "--model.scheduler_args.gamma", 0.5),
+    ),
+    ("--trainer.val_check_interval", 0.3),
+    ("--trainer.check_val_every_n_epoch", 2),
+    ("--data.val_fraction", 0),
+    ("--trainer.limit_val_batches", 0),
+]
+
+
+class Noisy(nn.Module):
+    """A network with dropout, whose random numbers must go on where they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.5), nn.Linear(16, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+CONTINUED = [
+    ("Adam", "CosineAnnealingLR", "epoch", {}),
+    ("SGD", "OneCycleLR", "step", {}),
+    ("Adam", "OneCycleLR", "step", {}),  # moves the momentum too, which is elsewhere in Adam
+    ("SGD", "WarmupCosineLR", "step", {"warmup_steps": 5}),
+    ("Adam", "FinalDecayLR", "step", {}),
+    ("SGD", "StepLR", "epoch", {"step_size": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "interval", "args"),
+    CONTINUED,
+    ids=[" ".join(row[:2]) for row in CONTINUED],
+)
+@pytest.mark.slow
+def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
+    train: Train,
+    tmp_path: Path,
+    optimizer: str,
+    scheduler: str,
+    interval: str,
+    args: dict[str, Any],
+) -> None:
+    flags = [
+        "--model.optimizer",
+        optimizer,
+        "--trainer.log_every_n_steps",
+        1,
+        "--model.scheduler",
+        scheduler,
+    ]
+    flags += ["--model.scheduler_interval", interval]
+    for key, value in args.items():
+        flags += [f"--model.scheduler_args.{key}", value]
+    train(*flags, "--trainer.max_epochs", 1)
+    train(*flags, "--trainer.max_epochs", 3, "--ckpt_path", "last")
+    train(*flags, "--trainer.max_epochs", 3, "--name", "whole")
+    found, expected = (curves(tmp_path / name / "version_0")["lr"] for name in ("tiny", "whole"))
+    assert [step for step, _ in found] == list(range(57))
+    assert [rate for _, rate in found[19:]] == pytest.approx([rate for _, rate in expected[19:]])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
+    train: Train, tmp_path: Path, mode: str
+) -> None:
+    flags = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.mode", mode)
+    # after the first validation nothing is good enough
+    flags += (
+        "--model.scheduler_args.threshold_mode",
+        "abs",
+        "--model.scheduler_args.threshold",
+        1000,
+    )
+    flags += ("--model.scheduler_args.patience", 0)
+    train(*flags, "--trainer.log_every_n_steps", 19, "--trainer.max_epochs", 4)
+    rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
+    assert rates == pytest.approx([1e-2, 1e-2, 1e-3, 1e-4])
+
+
+def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
+    flags = (
+        "--trainer.log_every_n_steps",
+        1,
+        "--model.scheduler",
+        "CosineAnnealingLR",
+        "--trainer.max_epochs",
+        -1,
+    )
+    train(*flags, "--trainer.max_steps", 38)
+    rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
+    assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
+
+
+@pytest.mark.slow
+def test_a_run_that_patience_has_stopped_does_not_start_again_without_more_patience(
+    train: Train,
+) -> None:
+    flags = ("--trainer.max_epochs", 50, "--model.lr", 1e-9)
+    assert train(*flags, "--patience", 2)["epochs"] == 3
+    assert train(*flags, "--patience", 2, "--ckpt_path", "last")["epochs"] == 3
+    assert train(*flags, "--patience", 4, "--ckpt_path", "last")["epochs"] == 5
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trainer.check_val_every_n_epoch", 2),
+        ("--trainer.val_check_interval", 0.3),
+        ("--trainer.limit_val_batches", 0, "--trainer.val_check_interval", 0.5),
+    ],
+)
+def test_without_selection_best_is_the_last_epoch(
+    train: Train, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    train("--data.val_fraction", 0, "--trainer.max_epochs", 3, *flags)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder, "best"), weights(folder, "last"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [RESUMES[0], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[1:])],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
+    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
+    whole = train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", 2)
+    cut = [
+        *flags,
+        "--trainer.max_epochs",
+        4,
+        "--name",
+        "cut",
+        "--trainer.callbacks",
+        "test_training.Interrupt",
+    ]
+    with pytest.raises(InterruptedRunError):
+        train(*cut)
+    monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
+    resumed = train(*cut, "--ckpt_path", "last")
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert not (tmp_path / "cut" / "version_1").exists()
+    assert equal(*map(weights, folders))
+    assert equal(*(weights(folder, "best") for folder in folders))
+    expected, found = map(curves, folders)
+    assert found == expected
+    assert {**resumed, "train_seconds": 0} == {**whole, "train_seconds": 0}
+
+
+class InterruptedRunError(Exception):
+    """Stands for whatever ends a process in the middle of an epoch."""
+
+
+class Interrupt(Callback):
+    at_epoch: int | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.current_epoch == self.at_epoch and trainer.fit_loop.epoch_loop.batch_idx == 7:
+            raise InterruptedRunError
+
+
+class Terminate(MayMissSteps):
+    """Sends SIGTERM, or another signal, to the own process when a batch of the second epoch
+    ends."""
+
+    at_batch: int | None = None
+    number = signal.SIGTERM
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == self.at_batch:
+            signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(
+    "at_batch",
+    [
+        pytest.param(0, id="first", marks=pytest.mark.slow),
+        pytest.param(7, id="middle"),
+        pytest.param(17, id="last but one", marks=pytest.mark.slow),
+        pytest.param(18, id="last", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.linux
+def test_sigterm_keeps_the_state_between_two_batches(
+    train: Train,
+    trained: Trained,
+    tmp_path: Path,
+    at_batch: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate")
+    whole, _ = trained(*flags)
+    monkeypatch.setattr("test_training.Terminate.at_batch", at_batch)
+    with pytest.raises(SystemExit) as caught:
+        train(*flags, "--name", "cut")
+    assert caught.value.code == 143
+    assert "--ckpt_path last" in capsys.readouterr().err
+    folders = whole, tmp_path / "cut" / "version_0"
+    # after the last batch comes the validation, then one more batch: Lightning cannot go on from a
+    # validation
+    assert checkpoint(folders[1])["global_step"] == (
+        38 + 1 if at_batch == 18 else 19 + at_batch + 1
+    )
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+    assert equal(*(weights(folder, "best") for folder in folders))
+    expected, found = map(curves, folders)
+    assert found == expected
+
+
+class Shaken(Dataset[tuple[torch.Tensor, int]]):
+    """Images that each reading changes at random."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3, 8, 8) + random.random() + i / 120, i % 4
+
+
+class Dropping(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(192, 4))
+
+
+class OurLoader(LightningDataModule):
+    """A plain data module with our loader, of a Dataset that knows nothing of it."""
+
+    def __init__(self, num_workers: int = 0) -> None:
+        super().__init__()
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> ResumableLoader:
+        how = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
+        return ResumableLoader(Shaken(), EpochBatchSampler(120, 10, shuffle=True), **how)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Shaken(), batch_size=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("--model.scheduler", "CosineAnnealingLR"), id="scheduler"),
+    ],
+)
+@pytest.mark.linux
+def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+    flags: tuple[str, ...],
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = yaml.safe_load(Path(TINY).read_text())
+    config["data"] = {
+        "class_path": "test_training.OurLoader",
+        "init_args": {"num_workers": num_workers},
+    }
+    config["model"]["net"] = "test_training.Dropping"
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+
+    def run(*more: object) -> None:
+        args = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate", *flags)
+        train(*args, *more, config=str(tmp_path / "own.yaml"))
+
+    run("--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 7)
+    with pytest.raises(SystemExit):
+        run("--name", "cut")
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    run("--name", "cut", "--ckpt_path", "last")
+    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "status"),
+    [
+        pytest.param(signal.SIGINT, "Ctrl-C", 130, marks=pytest.mark.slow),
+        (signal.SIGHUP, "SIGHUP", 129),
+    ],
+)
+@pytest.mark.linux
+def test_ctrl_c_and_a_closed_terminal_keep_the_state_as_well(
+    train: Train,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    name: str,
+    status: int,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ("--trainer.callbacks", "test_training.Terminate")
+    whole, _ = trained(*flags)
+    monkeypatch.setattr("test_training.Terminate.at_batch", 7)
+    monkeypatch.setattr("test_training.Terminate.number", number)
+    handlers = list(map(signal.getsignal, signal.valid_signals()))
+    with pytest.raises(SystemExit) as caught:
+        train(*flags, "--name", "cut")
+    assert caught.value.code == status
+    assert capsys.readouterr().err == f"Stopped by {name}; go on with --ckpt_path last\n"
+    assert list(map(signal.getsignal, signal.valid_signals())) == handlers
+    folders = whole, tmp_path / "cut" / "version_0"
+    assert checkpoint(folders[1])["global_step"] == 19 + 7 + 1
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+    assert curves(folders[0]) == curves(folders[1])
+
+
+@pytest.mark.linux
+def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        "lightbase.run.train.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C\n"
+    assert not list(tmp_path.iterdir())
+
+
+class TerminateTest(Callback):
+    def on_test_batch_start(self, *_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.linux
+def test_ctrl_c_in_the_test_says_how_to_test_again(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.callbacks", "test_training.TerminateTest")
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C; go on with --ckpt_path last\n"
+    monkeypatch.setattr(TerminateTest, "on_test_batch_start", Callback.on_test_batch_start)
+    assert (
+        train("--trainer.callbacks", "test_training.TerminateTest", "--ckpt_path", "last")["steps"]
+        == 38
+    )
+
+
+class Sleep(Callback):
+    """Sleeps for a minute in the second step."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == 2:
+            print("sleeping", flush=True)
+            time.sleep(60)
+
+
+def begin(
+    tmp_path: Path, *args: object, new: bool = False, **options: Any
+) -> subprocess.Popen[str]:
+    """train.py on tests/tiny.yaml in a process of its own; new: torch is still to be imported."""
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "--config",
+        TINY,
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    how = {"cwd": REPO, "env": environment, "stderr": subprocess.PIPE, **options}
+    if new:
+        return subprocess.Popen([*command, *map(str, args)], text=True, **how)
+    return programs.start([*command, *map(str, args)], **how)
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    with begin(
+        tmp_path, "--trainer.callbacks", "test_training.Sleep", stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert any(line == "sleeping\n" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().endswith("a second Ctrl-C ends at once\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        assert not process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None:
+    with begin(tmp_path, new=True, stdout=subprocess.PIPE) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "Stopped by Ctrl-C\n")
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["reader", "both"])
+@pytest.mark.linux
+def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> None:
+    if closed == "reader":  # train.py | head -1
+        with begin(
+            tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline()
+            process.stdout.close()
+            _, errors = process.communicate(timeout=60)
+        assert not errors
+    else:  # train.py >&- 2>&-
+        process = begin(tmp_path, new=True, preexec_fn=lambda: os.closerange(1, 3))
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
+
+
+class EndsItsWorker(Dataset[Any]):
+    """Whose worker is killed, as by a kernel that has no memory left."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3, 8, 8), index % 4
+
+
+class DeadlyData(BaseDataModule):
+    classes = ["a", "b", "c", "d"]
+    image_shape = (3, 8, 8)
+
+    def load(self, split: str) -> Any:
+        return EndsItsWorker()
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_worker_that_dies_ends_the_run_in_two_lines(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = tmp_path / "deadly.yaml"
+    net = {"class_path": "example.models.mlp.MLP", "init_args": {"sizes": [192, 4]}}
+    data = {
+        "class_path": "test_training.DeadlyData",
+        "init_args": {"batch_size": 8, "num_workers": 1},
+    }
+    config.write_text(yaml.safe_dump({"name": "deadly", "model": {"net": net}, "data": data}))
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.accelerator", "cpu", config=str(config))
+    assert caught.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: a worker process of the data failed: DataLoader worker (pid")
+    assert "--shm-size" in second
+    assert "--data.num_workers 0" in second
+
+
+def can_mount() -> bool:
+    """Whether this machine lets us have a /dev/shm of our own."""
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> None:
+    flags = (
+        "--data.image_shape [3,64,64] --model.net.sizes [12288,4] --data.batch_size 64 "
+        "--data.num_workers 2"
+    )
+    command = shlex.join([sys.executable, "scripts/train.py", "--config", TINY, *flags.split()])
+    command += f" --trainer.default_root_dir {shlex.quote(str(tmp_path))}"
+    mounted = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {command}"
+    run = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted],
+        cwd=REPO,
+        timeout=60,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.returncode == 1
+    first, second = run.stderr.splitlines()
+    assert "unable to allocate shared memory" in first
+    assert "--shm-size" in second
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_sigterm_in_an_accumulation_waits_for_its_step(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = (
+        "--trainer.accumulate_grad_batches",
+        4,
+        "--trainer.callbacks",
+        "test_training.Terminate",
+    )
+    train(*flags, "--name", "whole")
+    monkeypatch.setattr("test_training.Terminate.at_batch", 5)
+    with pytest.raises(SystemExit):
+        train(*flags, "--name", "cut")
+    folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
+    assert checkpoint(folders[1])["global_step"] == 5 + 2  # 19 batches are 5 steps; 8 batches 2
+    monkeypatch.setattr("test_training.Terminate.at_batch", None)
+    train(*flags, "--name", "cut", "--ckpt_path", "last")
+    assert equal(*map(weights, folders))
+
+
+@pytest.mark.linux
+def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr("test_training.Terminate.at_batch", 18)
+    with pytest.raises(SystemExit) as caught:
+        train("--trainer.callbacks", "test_training.Terminate")
+    assert caught.value.code == 143
+    folder = tmp_path / "tiny" / "version_0"
+    assert checkpoint(folder)["global_step"] == 38
+    assert not (folder / "metrics.json").exists()
+    assert train("--ckpt_path", "last")["test/num_samples"] == 75
+
+
+@pytest.mark.parametrize("name", ["best", "epoch_001"])
+@pytest.mark.slow
+def test_a_new_run_can_start_from_any_other_checkpoint(
+    train: Train, tmp_path: Path, name: str
+) -> None:
+    train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
+    folder = tmp_path / "tiny" / "version_0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    train("--trainer.max_epochs", 4, "--ckpt_path", path)
+    assert checkpoint(tmp_path / "tiny" / "version_1")["epoch"] == 3
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    train("--trainer.max_epochs", 3, "--name", "fresh")
+    train("--trainer.max_epochs", 3, "--ckpt_path", path)
+    assert equal(
+        weights(tmp_path / "tiny" / "version_2"), weights(tmp_path / "fresh" / "version_0")
+    )
+
+
+def test_resuming_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_path: Path) -> None:
+    flags = ("--trainer.val_check_interval", 0.3, "--monitor", "val/loss")
+    train("--trainer.max_epochs", 1, *flags, "--model.lr", 0.2)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    step = torch.load(best, weights_only=True)["global_step"]
+    assert step % 19 != 0, "the best checkpoint of this test lies in the middle of an epoch"
+    train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--ckpt_path", best)
+    train("--trainer.max_epochs", 2, *flags, "--model.lr", 0.2, "--name", "whole")
+    assert equal(
+        weights(tmp_path / "tiny" / "version_1"), weights(tmp_path / "whole" / "version_0")
+    )
+
+
+def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train()
+    again = train("--ckpt_path", "last")
+    assert again == {**first, "train_seconds": again["train_seconds"]}
+    assert "--trainer.max_epochs 4 would go on" in capsys.readouterr().out
+    assert train("--ckpt_path", "last", "--trainer.max_epochs", 3)["epochs"] == 3
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["version_0"]
+
+
+@pytest.mark.slow
+def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> None:
+    train("--trainer.max_epochs", 3)
+    (tmp_path / "tiny").rename(tmp_path / "moved")
+    best = checkpoint(tmp_path / "moved" / "version_0", "best")["epoch"]
+    train("--name", "moved", "--ckpt_path", "last", "--trainer.max_epochs", 5)
+    assert checkpoint(tmp_path / "moved" / "version_0")["epoch"] == 4
+    assert checkpoint(tmp_path / "moved" / "version_0", "best")["epoch"] in range(best, 5)
+    score = checkpoint(tmp_path / "moved" / "version_0")["callbacks"]["RunCheckpoint/best"]
+    assert score["best_model_path"] == str(
+        tmp_path / "moved" / "version_0" / "checkpoints" / "best.ckpt"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.linux
+def test_after_a_kill_in_mid_epoch_the_same_command_goes_on_to_the_same_weights(
+    train: Train, tmp_path: Path, number: signal.Signals
+) -> None:
+    flags = ["--trainer.max_epochs", "5", "--data.num_train", "2000"]
+    process = begin(tmp_path, *flags, "--name", "killed", stdout=subprocess.PIPE, stderr=None)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Epoch 3 "):
+            break
+    time.sleep(0.03)
+    process.send_signal(number)
+    assert process.wait() == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number]
+    process.stdout.close()
+    folder = tmp_path / "killed" / "version_0"
+    assert not (folder / "metrics.json").exists()
+    if number == signal.SIGTERM:
+        assert checkpoint(folder)["global_step"] % (1800 // 16), (
+            "the state in the middle of the epoch is kept"
+        )
+    time.sleep(1)  # TensorBoard reads event files in the order of their seconds
+    train(*flags, "--name", "killed", "--ckpt_path", "last")
+    train(*flags, "--name", "whole")
+    assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
+    assert curves(folder) == curves(tmp_path / "whole" / "version_0")
+
+
+def test_nothing_is_selected_on_test_data(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--data.val_fraction", 0, "--trainer.max_epochs", 3, "--model.lr", 0.5)
+    folder = tmp_path / "tiny" / "version_0"
+    assert equal(weights(folder, "best"), weights(folder, "last"))
+    assert checkpoint(folder, "best")["epoch"] == 2
+    assert "measured on the test set" in capsys.readouterr().out
+    assert len(curves(folder)["val/acc"]) == 3
+
+
+def test_best_is_the_best_epoch_by_the_monitor(train: Train, tmp_path: Path) -> None:
+    train(
+        "--trainer.max_epochs",
+        5,
+        "--monitor",
+        "val/loss",
+        "--keep_every_epoch",
+        "true",
+        "--model.lr",
+        0.05,
+    )
+    folder = tmp_path / "tiny" / "version_0"
+    losses = [value for _, value in curves(folder)["val/loss"]]
+    assert checkpoint(folder, "best")["epoch"] == losses.index(min(losses))
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("epoch_*"))
+    assert kept == [f"epoch_{i:03d}.ckpt" for i in range(5)]
+
+
+def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
+    flags = ("--trainer.max_epochs", 50, "--patience", 2, "--model.lr", 1e-9)
+    assert train(*flags)["epochs"] == 3
+    # by the clock: after every batch
+    assert train(*flags, "--trainer.val_check_interval", "00:00:00:00")["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trainer.fast_dev_run", "true"),
+        ("--trainer.enable_checkpointing", "false"),
+        ("--trainer.logger", "false"),
+        ("--trainer.limit_val_batches", 0),
+        ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
+        ("--trainer.max_steps", 5),
+        ("--trainer.precision", "bf16-mixed"),
+        ("--trainer.precision", "64-true"),
+        ("--trainer.log_every_n_steps", 0),
+        ("--trainer.enable_progress_bar", "true"),
+        (
+            "--model.criterion",
+            "torch.nn.CrossEntropyLoss",
+            "--model.criterion.label_smoothing",
+            0.1,
+        ),
+        ("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 5),
+        ("--data.num_workers", 2),
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in (
+                ("--trainer.max_time", "00:00:10:00"),
+                ("--trainer.precision", "bf16-true"),
+                ("--trainer.gradient_clip_val", 0.1),
+                ("--trainer.accumulate_grad_batches", 2),
+                ("--trainer.num_sanity_val_steps", 0),
+                ("--trainer.enable_model_summary", "true"),
+                ("--trainer.profiler", "simple"),
+                ("--trainer.deterministic", "true"),
+                ("--trainer.callbacks", "lightning.pytorch.callbacks.LearningRateMonitor"),
+                ("--model.optimizer", "AdamW", "--model.optimizer_args.weight_decay", 0.1),
+                ("--seed_everything", "true"),
+                ("--data.drop_last", "false"),
+            )
+        ),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_flags_work_through_to_the_end(
+    train: Train, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    result = train("--trainer.max_epochs", 1, *flags)
+    assert result["test/num_samples"] == (16 if "fast_dev_run" in flags[0] else 75)
+    folder = tmp_path / "tiny" / "version_0"
+    if "fast_dev_run" in flags[0]:
+        assert not list(tmp_path.iterdir())
+        return
+    assert (folder / "metrics.json").exists()
+    assert bool(list(folder.glob("events*"))) == (flags[0] != "--trainer.logger")
+    assert (folder / "checkpoints").exists() == (flags[0] != "--trainer.enable_checkpointing")
+
+
+@pytest.mark.slow
+def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
+    flags = (
+        "--trainer.overfit_batches",
+        1,
+        "--trainer.log_every_n_steps",
+        1,
+        "--trainer.limit_val_batches",
+        0,
+    )
+    train(*flags, "--trainer.max_epochs", 30, "--model.lr", 0.02)
+    assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
+
+
+@pytest.mark.parametrize(
+    "precision", [pytest.param("16-mixed", marks=pytest.mark.slow), "bf16-mixed"]
+)
+def test_bf16_on_a_cpu_without_it_is_told_to_be_slow(
+    train: Train,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for has_it in (False, True):
+        monkeypatch.setattr("lightbase.cli.training_cli.has_bf16", lambda has_it=has_it: has_it)
+        train("--trainer.precision", precision, "--trainer.fast_dev_run", "true")
+        line = (
+            "This CPU has no bf16 instructions: bf16-mixed is up to ten times slower here "
+            "than 32-true"
+        )
+        assert (line in capsys.readouterr().out) != has_it
+
+
+def test_16_mixed_on_the_cpu_says_what_happens_instead(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--trainer.precision", "16-mixed")
+    assert "16-mixed needs a GPU: training in bf16-mixed" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
+def test_training_on_a_gpu(train: Train, tmp_path: Path, precision: str) -> None:
+    result = train(
+        *("--trainer.accelerator", "gpu", "--trainer.devices", 1, "--trainer.precision", precision),
+        *("--trainer.max_epochs", 6, "--data.num_train", 1000),
+    )
+    assert result["test/acc"] > 0.6
+    saved = checkpoint(tmp_path / "tiny" / "version_0")
+    assert ("MixedPrecision" in saved) == (precision == "16-mixed")  # the GradScaler's state
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    processes = [begin(tmp_path, stdout=subprocess.DEVNULL, stderr=None) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["version_0", "version_1"]
+    assert all((path / "metrics.json").exists() for path in (tmp_path / "tiny").iterdir())
+
+
+def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path) -> None:
+    first = train("--model.lr", 0.02, "--data.batch_size", 8, "--seed_everything", 3)
+    again = train(config=str(tmp_path / "tiny" / "version_0" / "config.yaml"))
+    assert again == {**first, "train_seconds": again["train_seconds"]}
+    assert equal(*(weights(tmp_path / "tiny" / f"version_{i}") for i in range(2)))
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(
+    train: Train, tmp_path: Path
+) -> None:
+    plain = train("--trainer.max_epochs", 1, "--name", "plain")
+    compiled = train(
+        "--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager"
+    )
+    assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
+    assert compiled["test/loss"] == plain["test/loss"]
+
+
+def test_an_unknown_backend_is_named(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--model.compile_net", "nothing")
+    assert caught.value.code == 2
+    assert "compile_net 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fused"), [("Adam", True), ("SGD", True), ("Adadelta", False)]
+)
+def test_optimisers_are_fused_where_they_can_be(optimizer: str, fused: bool) -> None:
+    net = MLP(sizes=[4, 2])
+    built = build_optimizer(optimizer, {}, net.parameters(), 0.1, fused=True)
+    assert bool(built.defaults.get("fused")) is fused
+    chosen = build_optimizer(optimizer, {"foreach": False}, net.parameters(), 0.1, fused=True)
+    assert not chosen.defaults.get("fused")
+
+
+@pytest.mark.slow
+def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_path: Path) -> None:
+    for name, value in (("on", "true"), ("off", "false")):
+        train("--model.net", "small.ConvNet", "--model.channels_last", value, "--name", name)
+    on, off = (weights(tmp_path / name / "version_0") for name in ("on", "off"))
+    assert on["net.conv.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert off["net.conv.weight"].is_contiguous()
+    for key, value in on.items():
+        torch.testing.assert_close(value, off[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("then", "later"), [("true", "false"), ("false", "true")])
+@pytest.mark.slow
+def test_a_resume_with_another_memory_layout_trains_the_same(
+    train: Train, tmp_path: Path, then: str, later: str
+) -> None:
+    flags = ("--model.net", "small.ConvNet", "--trainer.max_epochs")
+    for name, value in (("whole", then), ("turned", later)):
+        train(*flags, 1, "--name", name, "--model.channels_last", then)
+        train(*flags, 2, "--name", name, "--model.channels_last", value, "--ckpt_path", "last")
+    whole, turned = (weights(tmp_path / name / "version_0") for name in ("whole", "turned"))
+    for key, value in whole.items():
+        torch.testing.assert_close(value, turned[key], rtol=1e-4, atol=1e-6)
+    moments = checkpoint(tmp_path / "turned" / "version_0")["optimizer_states"][0]["state"][0][
+        "exp_avg"
+    ]
+    assert moments.stride() == turned["net.conv.weight"].stride()
+
+
+def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(
+    train: Train, tmp_path: Path
+) -> None:
+    train("--trainer.max_epochs", 1)
+    folder = tmp_path / "tiny" / "version_0"
+    content = checkpoint(folder)
+    content["optimizer_states"][0]["param_groups"][0].update(fused=None, foreach=True)
+    torch.save(content, folder / "checkpoints" / "last.ckpt")
+    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
+    (group,) = checkpoint(folder)["optimizer_states"][0]["param_groups"]
+    assert (group["fused"], group["foreach"]) == (True, None)

@@ -1,0 +1,130 @@
+"""Nothing waits for the GPU but log steps and the ends of epochs: shown on a device that stands in
+for one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
+from torch import Tensor
+from waits import Watch, stand_in
+
+from lightbase import metrics as means
+from lightbase.data.transforms import crop_and_flip
+from lightbase.run import train as run
+
+Train = Callable[..., dict[str, Any]]
+FLAGS = (
+    "--trainer.accelerator",
+    "stand_in",
+    "--trainer.log_every_n_steps",
+    7,
+    "--trainer.limit_test_batches",
+    0,
+)
+RESIDENT = ("--data.resident", "true")
+SLOW = pytest.mark.slow
+ONE = ("--trainer.strategy", "stand_in")
+SEVERAL = ("--steps_per_execution", 3)
+CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
+FEATURES = (
+    "--data",
+    "lightbase.data.tables.Features",
+    "--model.net.sizes",
+    "[10,4]",
+    "--data.num_samples",
+    300,
+)
+
+
+class Tells(Classifier):
+    """Has a curve of a number."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = self.criterion(logits, y)
+        self.track("train", loss, logits, y, half=0.5, batch=batch_idx)
+        return loss
+
+
+class Cropped(SyntheticImages):
+    def augment(self, inputs: Tensor) -> Tensor:
+        return crop_and_flip(inputs, 1, flip=True)
+
+
+class Waits(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        assert loss.item() > 0
+        return loss
+
+
+class WaitsInValidation(Classifier):
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        logits = super().validation_step(batch, batch_idx)
+        assert len(logits[batch[1] == 0]) <= len(logits)
+        return logits
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = Watch()
+    make = run.make_callbacks
+    monkeypatch.setattr(run, "make_callbacks", lambda *args: [*make(*args), watch])
+
+    with stand_in(watch.tell):
+        yield watch
+
+
+@pytest.mark.parametrize(
+    ("flags", "keep"),
+    [
+        pytest.param(
+            (*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"),
+            means.KEEP,
+            id="one step a call",
+            marks=SLOW,
+        ),
+        pytest.param(
+            (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"),
+            means.KEEP,
+            id="several steps a call",
+        ),
+        pytest.param(
+            (*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW
+        ),
+        # large outputs are measured at once
+        pytest.param((*SEVERAL, *FEATURES, *RESIDENT), 100, id="features", marks=SLOW),
+    ],
+)
+def test_only_log_steps_wait_for_the_gpu(
+    train: Train,
+    watch: Watch,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[object, ...],
+    keep: int,
+) -> None:
+    monkeypatch.setattr(means, "KEEP", keep)
+    train(*FLAGS, *flags)
+    assert watch.allowed  # or it would hear of nothing
+    assert not [
+        line for line in watch.found if "metrics.to(" not in line
+    ]  # they follow the first outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "stage"),
+    [
+        pytest.param("Waits", SEVERAL, "training", marks=SLOW),
+        pytest.param("Waits", ONE, "training", marks=SLOW),
+        pytest.param("WaitsInValidation", ONE, "validation", marks=SLOW),
+    ],
+)
+def test_a_line_that_waits_is_found(
+    train: Train, watch: Watch, model: str, flags: tuple[object, ...], stage: str
+) -> None:
+    train(*FLAGS, *flags, *RESIDENT, "--model", f"test_waits.{model}")
+    assert watch.found
+    assert all(line.startswith(stage) and "tests/test_waits.py" in line for line in watch.found)

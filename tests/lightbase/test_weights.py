@@ -1,0 +1,244 @@
+"""--model.weights: a new training starts with what fits of a file, and says what that is."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import script
+from safetensors.torch import save_file
+from small import ConvNet
+from torch import Tensor, nn
+
+from lightbase.errors import UserError
+from lightbase.transfer import LEGACY, WeightsFile, load_weights
+
+Train = Callable[..., dict[str, Any]]
+
+
+def source() -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return ConvNet(num_classes=5).state_dict()
+
+
+def loaded(path: Path, net: nn.Module | None = None) -> dict[str, Tensor]:
+    net = net or ConvNet(num_classes=5)
+    load_weights(net, str(path))
+    return net.state_dict()
+
+
+def prefixed(prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in source().items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        source(),
+        {"state_dict": source()},
+        {"epoch": 3, "model": source(), "optimizer": {"state": {0: {"exp_avg": torch.ones(4)}}}},
+        prefixed("module."),
+        {"state_dict": prefixed("net._orig_mod.") | {"criterion.weight": torch.ones(5)}},
+        {name.replace("conv.", "conv._orig_mod."): value for name, value in source().items()},
+        {"teacher": {"head.bias": torch.zeros(5)}, "student": prefixed("backbone.")},
+    ],
+    ids=["plain", "state_dict", "model", "module", "compiled", "partly compiled", "backbone"],
+)
+def test_the_usual_files_fit(
+    tmp_path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(content, tmp_path / "w.pth")
+    found = loaded(tmp_path / "w.pth")
+    assert all(torch.equal(found[name], value) for name, value in source().items())
+    out = capsys.readouterr().out
+    assert f"Weights: 4 of 4 tensors are those of {tmp_path / 'w.pth'}" in out
+    assert ("not used: criterion.weight" in out) == ("criterion.weight" in str(content))
+
+
+def test_safetensors_and_files_of_an_older_torch(tmp_path: Path) -> None:
+    save_file(source(), tmp_path / "w.safetensors")
+    torch.save(source(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert (tmp_path / "old.pth").read_bytes().startswith(LEGACY)
+    for name in ("w.safetensors", "old.pth"):
+        found = loaded(tmp_path / name)
+        assert all(torch.equal(found[name], value) for name, value in source().items())
+
+
+def test_a_backbone_finds_its_place_in_the_network(tmp_path: Path) -> None:
+    torch.save(source(), tmp_path / "w.pth")
+    found = loaded(
+        tmp_path / "w.pth", nn.ModuleDict({"backbone": ConvNet(5), "probe": nn.Linear(5, 2)})
+    )
+    assert torch.equal(found["backbone.conv.weight"], source()["conv.weight"])
+
+
+def test_what_has_another_shape_stays_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
+    net = ConvNet(num_classes=7)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert load_weights(net, str(tmp_path / "w.pth")) == {"head.weight", "head.bias"}
+    assert torch.equal(net.conv.weight, source()["conv.weight"])
+    assert torch.equal(net.head.weight, before["head.weight"])
+    out = capsys.readouterr().out
+    assert "2 of 4 tensors" in out
+    assert (
+        "left as initialised: head.weight (7, 4), in the file (5, 4), head.bias (7,), in the "
+        "file (5,)" in out
+    )
+    assert "not used: extra" in out
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return print, ("code was run",)
+
+
+def broken(path: Path, kind: str) -> None:
+    torch.save(source(), path)
+    data = bytearray(path.read_bytes())
+    if kind == "flipped":
+        at = data.index(source()["conv.weight"].numpy().tobytes())
+        data[at] ^= 1
+    contents = {
+        "code": pickle.dumps({"a": Code()}),
+        "cut": data[: len(data) // 2],
+        "flipped": data,
+        "garbage": b"no weights at all",
+        "empty": b"",
+    }
+    if kind in contents:
+        path.write_bytes(contents[kind])
+    elif kind == "module":
+        torch.save(ConvNet(), path)
+    elif kind == "list":
+        torch.save([1, 2], path)
+    elif kind == "no numbers":
+        torch.save({name: value.to("meta") for name, value in source().items()}, path)
+    elif kind == "itself":
+        around: dict[str, Any] = {}
+        around["inner"] = around
+        torch.save(around, path)
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "other":
+        torch.save({"stem.weight": torch.ones(9, 9), "num": torch.tensor(1)}, path)
+    elif kind == "missing":
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "status"),
+    [
+        ("code", "cut short or no checkpoint", 1),
+        ("module", "not safe to load", 1),
+        ("cut", "cut short", 1),
+        ("flipped", "is damaged", 1),
+        ("garbage", "no checkpoint", 1),
+        ("empty", "no checkpoint", 1),
+        ("missing", "is not there", 1),
+        ("list", "no plain tensors by name", 2),
+        ("no numbers", "no plain tensors by name", 2),
+        ("itself", "no plain tensors by name", 2),
+        ("folder", "is a folder: give a file in it", 1),
+        ("other", "none of its 2 tensors fits ConvNet", 2),
+    ],
+)
+def test_a_bad_file_is_told_in_two_lines(
+    tmp_path: Path, kind: str, message: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken(tmp_path / "w.pth", kind)
+    with pytest.raises(UserError, match=message) as caught:
+        loaded(tmp_path / "w.pth")
+    assert caught.value.status == status
+    assert len(str(caught.value).splitlines()) <= 2
+    assert "code was run" not in capsys.readouterr().out
+    (tmp_path / "w.safetensors").write_bytes(b"garbage")
+    with pytest.raises(UserError, match="no safetensors"):
+        loaded(tmp_path / "w.safetensors")
+
+
+def test_a_lazy_network_is_refused(tmp_path: Path) -> None:
+    torch.save(source(), tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"0\.weight has no shape"):
+        loaded(tmp_path / "w.pth", nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_bare_name_is_looked_for_in_torch_hubs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "hub" / "checkpoints" / "a.pth").touch()
+    assert WeightsFile("a.pth") == str(tmp_path / "hub" / "checkpoints" / "a.pth")
+    assert WeightsFile("b.pth") == str(tmp_path / "b.pth")
+    (tmp_path / "a.pth").touch()
+    assert WeightsFile("a.pth") == str(tmp_path / "a.pth")
+
+
+CONV = ("--model.net", "small.ConvNet")
+
+
+def test_a_run_starts_with_them_once(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a relative path, from another run; evaluation and resume need the file no more."""
+    train(*CONV, "--name", "first", "--trainer.max_epochs", 1)
+    best = tmp_path / "first" / "version_0" / "checkpoints" / "best.ckpt"
+    best.rename(tmp_path / "start.ckpt")
+    monkeypatch.chdir(tmp_path)
+    flags = (*CONV, "--data.num_classes", 3, "--model.weights", "start.ckpt", "--name", "second")
+    result = train(*flags, "--model.lr", 1e-9, "--trainer.max_epochs", 1)
+    out = capsys.readouterr().out
+    assert (
+        f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as "
+        "initialised: head.weight" in out
+    )
+    assert out.count("Weights: 2 of 4") == 1
+    checkpoints = tmp_path / "second" / "version_0" / "checkpoints"
+    saved = torch.load(checkpoints / "best.ckpt", weights_only=True)
+    assert saved["config"]["model"]["init_args"]["weights"] == str(tmp_path / "start.ckpt")
+    start = torch.load(tmp_path / "start.ckpt", weights_only=True)["state_dict"]
+    assert torch.allclose(
+        saved["state_dict"]["net.conv.weight"], start["net.conv.weight"], atol=1e-6
+    )
+
+    (tmp_path / "start.ckpt").rename(tmp_path / "gone.ckpt")
+    again = script("evaluate").main(["--ckpt_path", str(checkpoints / "best.ckpt")])
+    assert again == {name: value for name, value in result.items() if name.startswith("test/")}
+    train("--name", "second", "--ckpt_path", "last", "--trainer.max_epochs", 2)
+    assert "Weights:" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        train("--name", "second", "--ckpt_path", "last", "--model.weights", "gone.ckpt")
+    assert "a resume goes on with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model.weights", "nothing.pth"), "nothing.pth is not there"),
+        (
+            ("--model.weights", "a.pth", "--model.initializer", "test_weights.loaded"),
+            "--model.initializer null",
+        ),
+    ],
+)
+def test_a_mistake_leaves_no_run(
+    train: Train,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        train(*CONV, *flags)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "tiny").exists()
