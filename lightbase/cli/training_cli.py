@@ -199,7 +199,7 @@ class TrainingCLI(LightningCLI):
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""
         trainer = self.config.trainer
-        check_devices(trainer.accelerator, trainer.devices, trainer.strategy, trainer.num_nodes)
+        check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes)
 
     def build(
         self, cls: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any

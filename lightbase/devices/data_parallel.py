@@ -17,16 +17,14 @@ from lightbase.errors import UserError
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
-    """Splits the forward of the LightningModule's network, its attribute `net`, over several GPUs,
-    as torch.nn.DataParallel does.
+    """Splits the forward of the LightningModule's attribute `net` over several GPUs.
 
-    Everything else happens once, on the first GPU: the step, the loss, the metrics, the logging and
-    the optimiser; so checkpoints are those of one device. Lightning removed its own "dp" in 2.0.
-    Layers that look at the whole batch, such as BatchNorm, see the part on their GPU, and their
-    running statistics are those of the first one.
+    Step, loss, metrics, logging and optimizer run once, on the first GPU; so checkpoints are the
+    same as on one device. torch.nn.DataParallel splits in the same way; Lightning's strategy "dp"
+    was removed in 2.0. A layer that looks at the batch, such as BatchNorm, sees the part on its
+    GPU; its running statistics are those of the first GPU.
 
-    parallel_devices: the first one holds the LightningModule; filled in by the Trainer unless
-    given.
+    parallel_devices: the first one holds the LightningModule. The Trainer fills them in by default.
     """
 
     strategy_name = "dp"
@@ -36,7 +34,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__(**options)
         self.parallel_devices = list(parallel_devices or ())
-        self.any_device = parallel_devices is not None
+        self.needs_gpus = parallel_devices is None
         self.pool = ThreadPoolExecutor(64, "replica")  # a thread starts when it is first needed
 
     @property
@@ -49,14 +47,16 @@ class DataParallelStrategy(SingleDeviceStrategy):
         try:
             return self.lightning_module.get_submodule("net")
         except AttributeError as error:
-            lacks = f"which {type(self.lightning_module).__name__} lacks: call it so, or use ddp"
-            raise UserError(f"trainer.strategy dp splits the network `net`, {lacks}") from error
+            lacks = f"which {type(self.lightning_module).__name__} lacks"
+            raise UserError(
+                f"trainer.strategy dp splits the network `net`, {lacks}: call it so, or use ddp"
+            ) from error
 
     def setup_environment(self) -> None:
-        if self.root_device.type != "cuda" and not self.any_device:
+        if self.root_device.type != "cuda" and self.needs_gpus:
             raise UserError(
-                "trainer.strategy dp splits batches over GPUs: none is used; on CPUs use ddp, "
-                "or none"
+                "trainer.strategy dp splits batches over GPUs, and none is used: use ddp, or no "
+                "strategy"
             )
         if dist.is_torchelastic_launched():
             raise UserError(
@@ -66,10 +66,8 @@ class DataParallelStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         if any(is_compiled(module) for module in self.net.modules()):
-            raise UserError(
-                "trainer.strategy dp cannot split a compiled network: leave compiling out, or "
-                "use ddp"
-            )
+            way_out = "leave compiling out, or use ddp"
+            raise UserError(f"trainer.strategy dp cannot split a compiled network: {way_out}")
         super().setup(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,66 +97,59 @@ class DataParallelStrategy(SingleDeviceStrategy):
         try:
             yield
         finally:
-            del net.forward  # the class's own again
+            del net.forward  # the forward of the class is back
 
     def _forward(self, net: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        inputs: list[Tensor] = []
-        map_tensors(inputs.append, (args, kwargs))
-        batch_size = next((len(tensor) for tensor in inputs if tensor.dim()), None)
-        if batch_size is None:
-            raise UserError(
-                "trainer.strategy dp splits the tensors that `net` is called with: it has got none"
-            )
-        devices = self.parallel_devices[
-            : max(1, batch_size)
-        ]  # a batch may be smaller than the number of devices
+        devices = self.parallel_devices[: max(1, batch_size_of((args, kwargs)))]
         replicas: list[Any] = replicate(net, devices, detach=not torch.is_grad_enabled())
         calls = []
         for i, replica in enumerate(replicas):
             del replica.forward  # copied from net
             keep_channels_last(net, replica)
-            own_args, own_kwargs = map_tensors(
-                functools.partial(part, i=i, devices=devices), (args, kwargs)
-            )
-            # not its __call__: the hooks of `net` run once, around all parts
-            calls.append(
-                in_this_context(
-                    devices[i], functools.partial(replica.forward, *own_args, **own_kwargs)
-                )
-            )
+            split = functools.partial(part, i=i, devices=devices)
+            part_args, part_kwargs = map_tensors(split, (args, kwargs))
+            # not __call__: the hooks of `net` run once, around all parts
+            forward = functools.partial(replica.forward, *part_args, **part_kwargs)
+            calls.append(in_this_context(devices[i], forward))
         others = [self.pool.submit(call) for call in calls[1:]]
         outputs = [calls[0](), *(other.result() for other in others)]
-        return map_tensors(
-            lambda *parts: torch.cat([part.to(self.root_device) for part in parts]), *outputs
-        )
+        return map_tensors(self._join, *outputs)
+
+    def _join(self, *parts: Tensor) -> Tensor:
+        return torch.cat([part.to(self.root_device) for part in parts])
+
+
+def batch_size_of(values: Any) -> int:
+    """The length of the first tensor in nested tuples, lists and dicts that is not a number."""
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, values)
+    for tensor in tensors:
+        if tensor.dim():
+            return len(tensor)
+    raise UserError("trainer.strategy dp splits the tensors that `net` gets as arguments: got none")
 
 
 def keep_channels_last(net: nn.Module, replica: nn.Module) -> None:
-    """Put weights of the replica into the order that they have in `net`: torch's replicate hands on
-    flat copies."""
+    """Put the replica's weights into the order that they have in `net`: torch's copies are flat."""
+    order = torch.channels_last
     for module, copy in zip(net.modules(), replica.modules(), strict=True):
-        for name, weight in module._parameters.items():  # a replica's are plain attributes
-            if (
-                weight is not None
-                and weight.dim() == 4
-                and weight.is_contiguous(memory_format=torch.channels_last)
-            ):
-                setattr(
-                    copy, name, getattr(copy, name).contiguous(memory_format=torch.channels_last)
-                )
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() == 4 and weight.is_contiguous(memory_format=order):
+                # the weights of a replica are plain attributes
+                setattr(copy, name, getattr(copy, name).contiguous(memory_format=order))
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether by torch.compile(module) or by module.compile(), which leaves no other trace than
-    this attribute."""
-    return module._compiled_call_impl is not None or isinstance(
-        module, torch._dynamo.OptimizedModule
-    )
+    """By torch.compile(module), or by module.compile(), which leaves only this attribute."""
+    is_wrapped = isinstance(module, torch._dynamo.OptimizedModule)
+    return is_wrapped or module._compiled_call_impl is not None
 
 
 def map_tensors(function: Callable[..., Any], *values: Any) -> Any:
-    """The first value, where the function of the tensors at the same place in all of them stands
-    for each tensor in tuples, lists and dicts."""
+    """The first value with function(tensor of each value at this place) for each of its tensors.
+
+    values: tuples, lists and dicts of equal structure. What is no tensor stays as in the first.
+    """
     first = values[0]
     if isinstance(first, Tensor):
         return function(*values)
@@ -171,21 +162,21 @@ def map_tensors(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def part(tensor: Tensor, i: int, devices: Sequence[torch.device]) -> Tensor:
-    """Part i of a tensor (N, ...), on device i; a number as it is."""
-    own = tensor.tensor_split(len(devices))[i] if tensor.dim() else tensor
-    return own.to(devices[i], non_blocking=True)
+    """Part i of a tensor (N, ...) on device i; a tensor without dimensions is not split."""
+    if tensor.dim():
+        tensor = tensor.tensor_split(len(devices))[i]
+    return tensor.to(devices[i], non_blocking=True)
 
 
 def in_this_context(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
-    """The function with gradients, inference mode, autocast and the device's CUDA stream as they
-    are now, here, for another thread, which starts without. torch's own parallel_apply takes over
-    neither autocast's dtype nor inference mode."""
+    """The function with this thread's gradient mode, inference mode, autocast and CUDA stream.
+
+    Another thread starts without them. torch's parallel_apply passes on neither autocast's dtype
+    nor inference mode.
+    """
     kind = device.type
-    autocast = (
-        torch.get_autocast_dtype(kind),
-        torch.is_autocast_enabled(kind),
-        torch.is_autocast_cache_enabled(),
-    )
+    is_autocast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    caches = torch.is_autocast_cache_enabled()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     stream = torch.cuda.current_stream(device) if kind == "cuda" else None
 
@@ -194,7 +185,7 @@ def in_this_context(device: torch.device, function: Callable[[], Any]) -> Callab
             torch.cuda.stream(stream),  # and its device
             torch.inference_mode(inference),
             torch.set_grad_enabled(grad),
-            torch.autocast(kind, *autocast),
+            torch.autocast(kind, dtype, is_autocast, caches),
         ):
             return function()
 

@@ -17,39 +17,39 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, TorchEl
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.multiprocessing import ProcessRaisedException
 
 from lightbase.cli.script import STARTED_BY
 from lightbase.curves import MayMissSteps
 from lightbase.devices.signals import SIGNALS
-from lightbase.errors import UserError
+from lightbase.errors import UserError, first_line
 from lightbase.ranks import rank
 
 
 def end_with_parent() -> None:
-    """Let a process that the first one or torchrun has started end with it, even if that is
-    killed."""
+    """Let a process that the first one or torchrun has started end with it, even after kill -9."""
 
     def watch() -> None:
         while os.getppid() == STARTED_BY:
             time.sleep(0.5)
-        os._exit(1)  # the main thread may be waiting for a process that is no more
+        os._exit(1)  # the main thread may be waiting for the process that has gone
 
     if rank() > 0 or TorchElasticEnvironment.detect():
         threading.Thread(target=watch, daemon=True).start()
 
 
 class StopOnSignal(MayMissSteps):
-    """At Ctrl-C, SIGTERM or SIGHUP, stop between two optimiser steps, where the state can be saved;
-    several processes before the same batch, whichever of them got the signal.
+    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be saved.
 
-    Lightning 2.6 stops between two batches of an accumulation too, and in the middle of a
-    validation. With several processes its signal handler itself exchanges the word, whatever they
-    are just exchanging then, and they ask for it before every batch, which waits for the GPU.
+    Several processes stop before the same batch, whichever of them got the signal.
+
+    It takes the place of Lightning 2.6's own handling, which also stops between two batches of an
+    accumulation and within a validation. With several processes Lightning communicates in the
+    signal handler, even while another exchange is running, and before every batch, which waits for
+    the GPU.
     """
 
     every_n_steps = 10
-    """How often several processes ask each other."""
+    """How often several processes exchange whether one got a signal."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -65,39 +65,33 @@ class StopOnSignal(MayMissSteps):
         loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # not after the last batch of an epoch: Lightning cannot go on from a validation, so it
-        # comes first
-        is_after_step = num_batches(trainer) % trainer.accumulate_grad_batches == 0
-        if (
-            SIGNALS.asked
-            and trainer.world_size == 1
-            and is_after_step
-            and not trainer.is_last_batch
-        ):
-            # stops now
+        # After the last batch of an epoch the validation comes first: Lightning cannot continue
+        # with a validation.
+        if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
+            return
+        if num_batches(trainer) % trainer.accumulate_grad_batches == 0:
             trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop_if_asked(trainer)
+        self._stop_if_received(trainer)
         SIGNALS.waits = False  # there is nothing to save
         SIGNALS.install()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if (
-            multiprocessing.parent_process() is not None
-        ):  # of ddp_spawn: it ends here, not at the end of the script
+        # a process of ddp_spawn ends here and not at the end of the script
+        if multiprocessing.parent_process() is not None:
             leave(trainer)
 
     def _stop_together(self, trainer: Trainer) -> None:
         if num_batches(trainer) % (self.every_n_steps * trainer.accumulate_grad_batches) == 0:
-            self._stop_if_asked(trainer)
+            self._stop_if_received(trainer)
 
-    def _stop_if_asked(self, trainer: Trainer) -> None:
-        asked = torch.tensor(SIGNALS.asked, device=trainer.strategy.root_device)
+    def _stop_if_received(self, trainer: Trainer) -> None:
+        number = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
         if dist.is_initialized():
-            dist.all_reduce(asked, dist.ReduceOp.MAX)
-        SIGNALS.asked = int(asked.item())
-        if SIGNALS.asked:
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+        SIGNALS.received = int(number.item())
+        if SIGNALS.received:
             raise SIGTERMException
 
 
@@ -107,8 +101,7 @@ def num_batches(trainer: Trainer) -> int:
 
 
 def is_child(trainer: Trainer) -> bool:
-    """Whether Lightning in another process has started this one, not the user, torchrun or
-    SLURM."""
+    """Whether Lightning has started this process, and not the user, torchrun or SLURM."""
     strategy = trainer.strategy
     environment = strategy.cluster_environment if isinstance(strategy, ParallelStrategy) else None
     return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
@@ -116,65 +109,40 @@ def is_child(trainer: Trainer) -> bool:
 
 @contextlib.contextmanager
 def short_process_errors() -> Iterator[None]:
-    """Say in short what several processes can run into, above all that gloo or NCCL has lost one of
-    them; and that the memory of a device or of its processes was not enough."""
+    """Turn three errors of devices and processes into two lines: what happened, and the way out."""
     try:
         yield
-    except ProcessRaisedException as error:  # of ddp_spawn, with the whole traceback as its text
-        _, is_mistake, text = str(error).rpartition(
-            f"{UserError.__module__}.{UserError.__name__}: "
-        )
-        if not is_mistake:
-            raise
-        raise UserError(text.strip()) from error
     except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [""]
+        first, text = first_line(error), str(error)
         if isinstance(error, torch.OutOfMemoryError):
-            what = ". ".join(
-                lines[0].split(". ")[:2]
-            )  # how much was wanted; advice on torch's allocator follows
-            ways = (
-                "a smaller --data.batch_size, --trainer.precision bf16-mixed or "
-                "--data.resident false"
-            )
-            way_out = f"another program may have it (nvidia-smi); else give {ways}"
-        elif "DataLoader worker (pid" in str(error) or "unable to allocate shared memory" in str(
-            error
-        ):
-            what = f"a worker process of the data failed: {lines[-1]}"
+            what = ". ".join(first.split(". ")[:2])  # advice on torch's allocator follows
             way_out = (
-                "give more memory, shared memory above all (docker run --shm-size 8g), "
-                "or --data.num_workers 0"
+                "another program may use the memory (nvidia-smi); else try a smaller "
+                "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
             )
-        elif "parameters that were not used in producing the loss" in str(error):
-            what = (
-                "the network has parameters that its loss does not depend on, for which "
-                "ddp would wait:"
-            )
-            way_out = "take them out, or use --trainer.strategy ddp_find_unused_parameters_true"
-        elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):
-            what = f"the processes of this run have lost each other: {lines[0]}"
-            way_out = "if one of them has failed, its message is near; go on with --ckpt_path last"
+        elif "parameters that were not used in producing the loss" in text:
+            what = "the loss does not depend on all parameters; ddp would wait for their gradients"
+            way_out = "remove them, or use --trainer.strategy ddp_find_unused_parameters_true"
+        elif isinstance(error, dist.DistError) or "gloo/transport" in text:
+            what = f"the processes of this run have lost each other: {first}"
+            way_out = "the message of a process that failed is near; go on with --ckpt_path last"
         else:
             raise
         raise UserError(f"{what}\n{way_out}") from error
 
 
 def leave(trainer: Trainer) -> None:
-    """End the process group; fail if a process that this one has started failed after its last
-    exchange with us."""
+    """End the process group; raise UserError if a process that this one started has failed."""
     if dist.is_initialized():
         with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     launcher = trainer.strategy.launcher
-    # no public name says who starts processes by a command, as for ddp; those of ddp_spawn have
-    # ended already
+    # Lightning has no public name for the launcher of ddp. Processes of ddp_spawn have ended.
     for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else ():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=30)
         if process.returncode != 0:
             process.kill()
-            raise UserError(
-                f"process {process.pid} of this run ended with status {process.returncode}"
-            )
+            status = f"ended with status {process.returncode}"
+            raise UserError(f"process {process.pid} of this run {status}")

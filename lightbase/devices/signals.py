@@ -1,5 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training where its state can be
-saved."""
+"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training after its state is saved."""
 
 import contextlib
 import multiprocessing.util
@@ -20,7 +19,7 @@ STUCK_S = 20
 
 
 class Stopped(SystemExit):
-    """A signal ends this process. code: its exit status. hint: how to go on, for the line that
+    """A signal ends this process. code: its exit status. hint: how to continue, for the line that
     short_errors prints."""
 
     def __init__(self, number: int) -> None:
@@ -29,24 +28,26 @@ class Stopped(SystemExit):
 
 
 class StopSignals:
-    """What a signal does here: it raises Stopped, or is only remembered, in `asked`, while `waits`.
+    """What a signal does: it raises Stopped; or, if `waits`, it is only kept in `received`.
 
-    A second Ctrl-C ends the process at once. So does any signal while a call does not come back, as
-    of an exchange with a process that is elsewhere: after CHECK_S, or STUCK_S where there may be a
-    state to save. Those forked from this one, such as a loader's workers, get a terminal's Ctrl-C
-    as well, and leave it to this one.
+    Python runs a signal's handler between two of its instructions. While the main thread is in a
+    call that does not return, such as an exchange with a process that is elsewhere, a thread ends
+    the process instead: after CHECK_S, or after STUCK_S if there may be a state to save. A second
+    Ctrl-C ends it at once. A forked process, such as a loader's worker, ignores a terminal's
+    Ctrl-C.
     """
 
-    asked = 0
+    received = 0  # number of the first signal
     waits = False
-    exchanges = False
+    exchanges = False  # whether the process may wait for others
     pid = 0
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        before = {number: signal.getsignal(number) for number in NUMBERS}
+        """Handle signals within this context."""
+        handlers = {number: signal.getsignal(number) for number in NUMBERS}
         is_inner = self.pid == os.getpid()  # benchmark.py calls train.py's main
-        self.asked, self.exchanges = 0, False
+        self.received, self.exchanges = 0, False
         self.install()
         try:
             yield
@@ -55,40 +56,38 @@ class StopSignals:
             if self.pid == os.getpid() and not is_inner:
                 signal.set_wakeup_fd(-1)
                 self.sender.close()
-                del self.sender  # and the call after a fork
+                del self.sender  # and with it what register_after_fork would call
                 self.pid = 0
-                for number, handler in before.items():
+                for number, handler in handlers.items():
                     signal.signal(number, handler)
 
     def wait(self, exchanges: bool) -> None:
-        """Remember signals from now on. exchanges: in such a call this process may wait for others
-        for ever."""
+        """From now on keep signals in `received`. exchanges: this process may wait for others."""
         self.waits, self.exchanges = True, exchanges
         self.install()
 
     def install(self) -> None:
-        """Be the handler (again: Lightning has its own), also in a process that is forked to
-        train."""
+        """Set the handler; again after Lightning sets its own, and in a process forked to train."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
-            # ignored: under nohup, or in a script's background
+            # Ctrl-C and SIGHUP are ignored under nohup and in the background of a script
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
-        if self.pid != os.getpid():
-            self.pid = os.getpid()
-            receiver, self.sender = socket.socketpair()
-            self.sender.setblocking(False)
-            signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
-            # a worker's signals are not this process's
-            multiprocessing.util.register_after_fork(
-                self.sender, lambda _: signal.set_wakeup_fd(-1)
-            )
-            threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
+        if self.pid == os.getpid():
+            return
+        self.pid = os.getpid()
+        receiver, self.sender = socket.socketpair()
+        self.sender.setblocking(False)
+        signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
+        # a signal to a worker is not for this process
+        multiprocessing.util.register_after_fork(self.sender, lambda _: signal.set_wakeup_fd(-1))
+        threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
         if os.getpid() == self.pid:
-            is_first, self.asked = not self.asked, self.asked or number
+            is_first = not self.received
+            self.received = self.received or number
             if is_first and not self.waits:
                 raise Stopped(number)
         elif number == signal.SIGTERM:
@@ -96,49 +95,43 @@ class StopSignals:
             signal.raise_signal(number)
 
     def _watch(self, receiver: socket.socket) -> None:
-        """In a thread of its own, which runs on while the main one is in a call that does not come
-        back."""
+        """In a thread: receive the number of each signal, also while the main thread is stuck."""
         numbers: list[int] = []
-        seconds = 0
+        seconds = 0  # since the newest signal
         with receiver:
             while True:
                 try:
-                    found = receiver.recv(1)
+                    received = receiver.recv(1)
                 except TimeoutError:
                     seconds += CHECK_S
-                    if (
-                        seconds == CHECK_S
-                        and self.asked == signal.SIGINT
-                        and self.waits
-                        and rank() == 0
-                    ):
-                        tell(
-                            "Stopping as soon as the state can be saved; a second Ctrl-C ends "
-                            "at once"
-                        )
-                    is_stuck = not self.asked and (
-                        seconds >= STUCK_S if self.exchanges else not self.waits
-                    )
-                    if is_stuck:
-                        missing = (
-                            f" after {STUCK_S} s: a rank is missing in a collective; go "
-                            "on with --ckpt_path last"
-                        )
-                        if rank() == 0:
-                            tell(Stopped(numbers[0]).text + missing * self.exchanges)
-                        os._exit(128 + numbers[0])
+                    self._check(numbers[0], seconds)
                     continue
-                if not found:
+                if not received:
                     return
-                if found[0] in NUMBERS:
-                    numbers.append(found[0])
-                    if numbers.count(signal.SIGINT) > 1:
-                        os._exit(128 + signal.SIGINT)
-                    receiver.settimeout(CHECK_S)
+                if received[0] not in NUMBERS:
+                    continue
+                numbers.append(received[0])
+                if numbers.count(signal.SIGINT) > 1:
+                    os._exit(128 + signal.SIGINT)
+                receiver.settimeout(CHECK_S)
+
+    def _check(self, number: int, seconds: int) -> None:
+        """End a process whose main thread has not handled this signal. seconds: since it came."""
+        if self.received:
+            if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:
+                tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
+        elif self.exchanges and seconds >= STUCK_S:
+            reason = f"after {STUCK_S} s: a rank is missing in a collective"
+            tell(f"{Stopped(number).text} {reason}; go on with --ckpt_path last")
+            os._exit(128 + number)
+        elif not self.exchanges and not self.waits:
+            tell(Stopped(number).text)
+            os._exit(128 + number)
 
 
 def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 SIGNALS = StopSignals()

@@ -186,7 +186,7 @@ def fit_and_test(
             trainer
         ):  # Lightning kills the whole run if a process that it has started fails
             sys.exit(0)
-        raise Stopped(SIGNALS.asked) from error
+        raise Stopped(SIGNALS.received) from error
     found = as_metrics(results)
     epochs, steps, seconds = recorder.result.tolist()
     epochs = int(epochs) if epochs.is_integer() else round(epochs, 2)

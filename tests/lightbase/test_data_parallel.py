@@ -5,14 +5,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
-from example.regressor import Regressor
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from paths import TINY
@@ -21,11 +20,9 @@ from torch import Tensor, nn
 from lightbase.cli.parser import arguments
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.data.module import BaseDataModule
 from lightbase.devices import data_parallel
 from lightbase.devices.data_parallel import DataParallelStrategy
 from lightbase.errors import UserError
-from lightbase.module import BaseModule
 from lightbase.run.train import main
 from lightbase.watch.step_timer import StepTimer, shares
 
@@ -82,32 +79,19 @@ class Watched(nn.Module):
 
 
 def data(**options: Any) -> SyntheticImages:
-    sizes = {
-        "image_shape": (3, 4, 4),
-        "num_classes": 4,
-        "num_train": 100,
-        "num_test": 37,
-        "val_fraction": 0.21,
-    }
-    return SyntheticImages(
-        **{**sizes, "noise": 0.1, "batch_size": 10, "drop_last": False, **options}
-    )
+    sizes = {"image_shape": (3, 4, 4), "num_classes": 4, "num_train": 100, "num_test": 37}
+    batches = {"val_fraction": 0.21, "batch_size": 10, "drop_last": False}
+    return SyntheticImages(**{**sizes, **batches, "noise": 0.1, **options})
 
 
 def trainer(folder: Path, strategy: Any, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     devices = strategy.parallel_devices if isinstance(strategy, DataParallelStrategy) else []
     is_on_gpu = bool(devices) and devices[0].type == "cuda"
-    options = {
-        "accelerator": "gpu" if is_on_gpu else "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-        **quiet,
-        **options,
-    }
-    return Trainer(
-        strategy=strategy, default_root_dir=folder, use_distributed_sampler=False, **options
-    )
+    options = {"devices": 1, "max_epochs": 2, **quiet, **options}
+    accelerator = "gpu" if is_on_gpu else "cpu"
+    options |= {"default_root_dir": folder, "use_distributed_sampler": False}
+    return Trainer(strategy=strategy, accelerator=accelerator, **options)
 
 
 def fit(
@@ -146,13 +130,9 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
         torch.testing.assert_close(split.state_dict()[name], value, **tolerance)
     for name, value in one.callback_metrics.items():
         torch.testing.assert_close(several.callback_metrics[name], value, **tolerance)
-    for result, expected in (
-        (several.test(split, samples, verbose=False), one.test(plain, samples, verbose=False)),
-        (
-            several.validate(split, samples, verbose=False),
-            one.validate(plain, samples, verbose=False),
-        ),
-    ):
+    for evaluate in (Trainer.test, Trainer.validate):
+        result = evaluate(several, split, samples, verbose=False)
+        expected = evaluate(one, plain, samples, verbose=False)
         assert result[0] == pytest.approx(expected[0], rel=0.02 if mixed else 1e-4)
         assert result[0].get("test/num_samples", 37) == 37
     predicted, wanted = (
@@ -202,13 +182,9 @@ def test_the_replicas_work_in_the_context_of_the_step(dtype: torch.dtype) -> Non
         with torch.inference_mode():
             assert net(x).is_inference()
         assert net(x).requires_grad
-    half, off, default = (
-        (True, False, True, dtype),
-        (False, False, False),
-        torch.get_autocast_dtype("cpu"),
-    )
-    assert net.contexts[:2] == [half] * 2
-    assert net.contexts[2:4] == [(*off, default)] * 2
+    default = torch.get_autocast_dtype("cpu")
+    assert net.contexts[:2] == [(True, False, True, dtype)] * 2
+    assert net.contexts[2:4] == [(False, False, False, default)] * 2
     assert net.contexts[4:6] == [(False, True, False, default)] * 2
     assert net.contexts[6:] == [(True, False, False, default)] * 2
 
@@ -251,32 +227,23 @@ def split(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_arguments_and_outputs_of_several_tensors() -> None:
+def test_tensors_in_arguments_and_outputs_are_split_and_joined() -> None:
     class Net(nn.Module):
-        def forward(self, x: Tensor, scale: float, *, shift: Tensor) -> dict[str, Any]:
-            return {"sum": x * scale + shift, "both": (x, [shift]), "scale": scale}
+        def forward(self, batch: dict[str, Any], scale: float, *, shift: Tensor) -> dict[str, Any]:
+            x = batch["x"]
+            assert len(x) <= 3
+            total = x * scale + batch["more"][0] * batch["number"] + shift
+            return {"sum": total, "both": (x, [shift]), "scale": scale}
 
     x, shift = torch.arange(5.0), torch.arange(5.0) * 10
-    output = split(Net(), x, 2.0, shift=shift)
-    assert torch.equal(output["sum"], x * 2 + shift)
+    batch = {"number": torch.tensor(3.0), "x": x, "more": [x], "name": "a"}
+    output = split(Net(), batch, 2.0, shift=shift)
+    assert torch.equal(output["sum"], x * 5 + shift)
     assert torch.equal(output["both"][0], x)
     assert torch.equal(output["both"][1][0], shift)
     assert output["scale"] == 2.0
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_a_batch_in_a_dict_or_a_list_is_split() -> None:
-    class Net(nn.Module):
-        def forward(self, batch: dict[str, Any]) -> Tensor:
-            assert len(batch["x"]) <= 3
-            return batch["x"] * batch["scale"] + batch["more"][0]
-
-    x = torch.arange(5.0)
-    assert torch.equal(
-        split(Net(), {"scale": torch.tensor(2.0), "x": x, "more": [x], "name": "a"}), 3 * x
-    )
     with pytest.raises(UserError, match="got none"):
-        split(Net(), {"scale": torch.tensor(2.0)})
+        split(Net(), {"number": torch.tensor(2.0)}, 2.0, shift=torch.tensor(1.0))
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -291,27 +258,6 @@ def test_an_error_in_a_replica_is_the_users_own_and_leaves_the_network_as_it_was
     with pytest.raises(ValueError, match="not 3"):
         split(net, torch.arange(6))
     assert "forward" not in vars(net)
-
-
-class Line(BaseDataModule):
-    """Numbers (N, 48) and the sum of each, for a Regressor."""
-
-    def load(self, split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
-        inputs = torch.randn(60, 48, generator=torch.Generator().manual_seed(len(split)))
-        return inputs, inputs.sum(1)
-
-
-class WatchedLoss(nn.Module):
-    """Squared error that notes the sizes of the batches that it gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def forward(self, predicted: Tensor, targets: Tensor) -> Tensor:
-        assert predicted.device == targets.device == CPU
-        self.sizes.append(len(predicted))
-        return nn.functional.mse_loss(predicted, targets)
 
 
 class OwnStep(Classifier):
@@ -365,27 +311,6 @@ def test_a_step_of_ones_own_trains_as_on_one_device(
         torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("stand_ins")
-def test_the_criterion_of_a_regressor_sees_the_whole_batch(tmp_path: Path) -> None:
-    found = []
-    for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
-        seed_everything(1, verbose=False)
-        criterion = WatchedLoss()
-        model: BaseModule = Regressor(MLP(sizes=[48, 8, 1]), criterion, lr=0.01)
-        fitted = trainer(tmp_path, strategy, num_sanity_val_steps=0)
-        samples = Line(batch_size=10, val_fraction=0.2)
-        fitted.fit(model, samples)
-        assert (
-            criterion.sizes == [10, 10, 10, 10, 10, 2] * 2
-        )  # 48 samples to train, without the last 8; 12 to validate
-        values = {**model.state_dict(), **fitted.callback_metrics}
-        found.append({**values, "predicted": torch.cat(fitted.predict(model, samples))})
-    assert found[0]["predicted"].shape == (60, 1)
-    assert {"val/loss", "val/mae", "train/mae"} <= found[0].keys()
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
-
-
 @pytest.fixture
 def stand_in_strategy(stand_ins: None) -> Iterator[str]:
     name = "dp_on_cpu"
@@ -397,23 +322,12 @@ def stand_in_strategy(stand_ins: None) -> Iterator[str]:
 def test_several_steps_in_one_call_become_single_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in_strategy: str
 ) -> None:
-    args = [
-        "--config",
-        TINY,
-        "--trainer.default_root_dir",
-        str(tmp_path),
-        "--trainer.strategy",
-        stand_in_strategy,
-    ]
+    args = [*command(tmp_path), "--trainer.strategy", stand_in_strategy]
     single = main(args)
     assert "One step at a time" not in capsys.readouterr().out
     several = main([*args, "--steps_per_execution", "4"])
-    assert (
-        capsys.readouterr().out.count(
-            "One step at a time: --steps_per_execution 4 does not go with"
-        )
-        == 1
-    )
+    line = "One step at a time: --steps_per_execution 4 does not go with"
+    assert capsys.readouterr().out.count(line) == 1
     assert several == {**single, "train_seconds": several["train_seconds"]}
 
 
@@ -434,22 +348,11 @@ def test_what_dp_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(
-            [
-                "--config",
-                TINY,
-                "--trainer.strategy",
-                "dp",
-                "--trainer.default_root_dir",
-                str(tmp_path),
-            ]
-        )
+        main([*command(tmp_path), "--trainer.strategy", "dp"])
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert "dp splits each batch over the GPUs" in error
-    with pytest.raises(UserError, match="over GPUs"):  # from Python
-        fit(tmp_path, DataParallelStrategy())
+    assert "dp splits batches over GPUs" in error
     two = functools.partial(DataParallelStrategy, [CPU, CPU])
     with pytest.raises(UserError, match="`net`, which PlainModule lacks"):
         trainer(tmp_path, two()).fit(PlainModule(None), data())
@@ -458,11 +361,13 @@ def test_what_dp_cannot_do_is_refused(
     for compiled in (net, torch.compile(MLP(sizes=[48, 8, 4]), backend="eager")):
         with pytest.raises(UserError, match="compiled"):
             fit(tmp_path, two(), compiled)
-    with pytest.raises(UserError, match="compiled"):
-        trainer(tmp_path, two()).fit(Classifier(MLP(sizes=[48, 8, 4]), compile_net="eager"), data())
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(UserError, match="without torchrun"):
         fit(tmp_path, two())
+
+
+def command(folder: Path) -> list[str]:
+    return ["--config", TINY, "--trainer.default_root_dir", str(folder)]
 
 
 def test_the_flag_makes_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,21 +382,16 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("indices", [(0, 0), (0, 1)], ids=["one GPU stands in for two", "two GPUs"])
 @pytest.mark.parametrize(
     "options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"]
 )
-def test_one_gpu_stands_in_for_two(tmp_path: Path, options: dict[str, Any]) -> None:
-    compare(tmp_path, [GPU, GPU], **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"]
-)
-def test_two_gpus_train_as_one(tmp_path: Path, options: dict[str, Any]) -> None:
-    if torch.cuda.device_count() < 2:
+def test_gpus_train_as_one(
+    tmp_path: Path, options: dict[str, Any], indices: tuple[int, int]
+) -> None:
+    if torch.cuda.device_count() <= max(indices):
         pytest.skip("one GPU")
-    compare(tmp_path, [GPU, torch.device("cuda", 1)], **options)
+    compare(tmp_path, [torch.device("cuda", index) for index in indices], **options)
 
 
 @pytest.mark.gpu
@@ -514,14 +414,7 @@ def test_batchnorms_running_mean_is_that_of_the_first_part(tmp_path: Path) -> No
 
 @pytest.mark.gpu
 def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
-    args = [
-        "--config",
-        TINY,
-        "--trainer.default_root_dir",
-        str(tmp_path),
-        "--trainer.accelerator",
-        "gpu",
-    ]
+    args = [*command(tmp_path), "--trainer.accelerator", "gpu"]
     plain = main([*args, "--trainer.devices", "1"])
     split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
     for name in ("test/acc", "test/loss", "steps"):

@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import shlex
-import shutil
 import signal
 import statistics
 import subprocess
@@ -29,11 +27,10 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import backend_context
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import ResumableLoader
-from lightbase.data.module import BaseDataModule
 from lightbase.data.sampler import EpochBatchSampler
 from lightbase.optim import build_optimizer
 
@@ -705,83 +702,6 @@ def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> N
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
-
-
-class EndsItsWorker(Dataset[Any]):
-    """Whose worker is killed, as by a kernel that has no memory left."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if get_worker_info():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(3, 8, 8), index % 4
-
-
-class DeadlyData(BaseDataModule):
-    classes = ["a", "b", "c", "d"]
-    image_shape = (3, 8, 8)
-
-    def load(self, split: str) -> Any:
-        return EndsItsWorker()
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_worker_that_dies_ends_the_run_in_two_lines(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config = tmp_path / "deadly.yaml"
-    net = {"class_path": "example.models.mlp.MLP", "init_args": {"sizes": [192, 4]}}
-    data = {
-        "class_path": "test_training.DeadlyData",
-        "init_args": {"batch_size": 8, "num_workers": 1},
-    }
-    config.write_text(yaml.safe_dump({"name": "deadly", "model": {"net": net}, "data": data}))
-    with pytest.raises(SystemExit) as caught:
-        train("--trainer.accelerator", "cpu", config=str(config))
-    assert caught.value.code == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: a worker process of the data failed: DataLoader worker (pid")
-    assert "--shm-size" in second
-    assert "--data.num_workers 0" in second
-
-
-def can_mount() -> bool:
-    """Whether this machine lets us have a /dev/shm of our own."""
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    return (
-        shutil.which("unshare") is not None
-        and not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
-def test_too_little_shared_memory_ends_the_run_in_two_lines(tmp_path: Path) -> None:
-    flags = (
-        "--data.image_shape [3,64,64] --model.net.sizes [12288,4] --data.batch_size 64 "
-        "--data.num_workers 2"
-    )
-    command = shlex.join([sys.executable, "scripts/train.py", "--config", TINY, *flags.split()])
-    command += f" --trainer.default_root_dir {shlex.quote(str(tmp_path))}"
-    mounted = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {command}"
-    run = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounted],
-        cwd=REPO,
-        timeout=60,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert run.returncode == 1
-    first, second = run.stderr.splitlines()
-    assert "unable to allocate shared memory" in first
-    assert "--shm-size" in second
 
 
 @pytest.mark.slow
