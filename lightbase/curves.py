@@ -3,6 +3,7 @@
 import re
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,17 @@ def gather(own: Any) -> list[Any]:
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
     return found
+
+
+def newest_step(trainer: Any) -> int:
+    """The last optimizer step, from 0: where Lightning's own curves have its point."""
+    return max(0, trainer.global_step - 1)
+
+
+def log_values(trainer: Any, values: Mapping[str, Any], step: int | None = None) -> None:
+    """Write points of curves, {curve: value}, to all loggers; at the newest step by default."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, newest_step(trainer) if step is None else step)
 
 
 Stage = Literal["train", "val", "test"]
@@ -155,10 +167,8 @@ class Curves(Callback):
         keep = trainer.num_training_batches > every and until_next < every / 2
         if point := self.result(trainer, "train", keep=keep):  # none right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
-            for logger in trainer.loggers:
-                logger.log_metrics(
-                    values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
-                )  # as Lightning counts
+            # Lightning's counter: with several optimizers global_step is larger
+            log_values(trainer, values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
         # equal in all processes already, but Lightning warns without sync_dist, here and below
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)

@@ -25,9 +25,8 @@ from lightbase.resume.state import PlateauFirst, RandomState, ResumedOptimizer, 
 from lightbase.run.checks import has_named_optimizer
 from lightbase.run.record import RunRecorder
 from lightbase.run.selection import Selection
-from lightbase.watch.charts import has_pictures
 from lightbase.watch.device_monitor import DeviceMonitor
-from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.figures import PredictionFigures, has_pictures
 from lightbase.watch.parameters import GradientNorm, WeightHistograms
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer

@@ -41,7 +41,7 @@ from lightbase.module import BaseModule
 from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.run.checks import prepare
 from lightbase.run.train import parse
-from lightbase.watch import charts
+from lightbase.watch import figures
 
 LARGEST = 8192  # Lightning's finder goes no further
 
@@ -218,7 +218,7 @@ def find_lr(
 
 def show(figure: Any, name: str, run: Run, writer: SummaryWriter) -> None:
     figure.savefig(run.folder / f"{name}.png")
-    charts.add_image(writer, f"tune/{name}", figure, 0)
+    figures.add_image(writer, f"tune/{name}", figure, 0)
 
 
 SMOOTHING = 0.98  # of the losses that Lightning's finder reports
@@ -338,9 +338,9 @@ def draw_curve(
     title: str,
 ) -> Any:
     """y over x on a logarithmic axis, one point marked."""
-    figure, axes = charts.new_figure(6, 4, title, x_label, y_label)
-    axes.plot(x, y, marker="o" if len(x) < 30 else None, markersize=4, color=charts.COLOURS[0])
+    figure, axes = figures.new_figure(6, 4, title, x_label, y_label)
+    axes.plot(x, y, marker="o" if len(x) < 30 else None, markersize=4, color=figures.COLOURS[0])
     if chosen is not None:
-        axes.plot(x[chosen], y[chosen], marker="o", markersize=10, color=charts.COLOURS[3])
+        axes.plot(x[chosen], y[chosen], marker="o", markersize=10, color=figures.COLOURS[3])
     axes.set_xscale("log")
     return figure

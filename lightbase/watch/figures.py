@@ -1,53 +1,65 @@
-"""What the network gets right and wrong, as pictures for loggers."""
+"""Pictures for loggers: what the network gets right and wrong, drawn without a screen."""
 
 import contextlib
 import copy
 import io
+import math
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lightbase.curves import gather
+from lightbase.curves import gather, newest_step
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.data.random_state import random_state, restore_random_state
 from lightbase.errors import first_line
 from lightbase.module import BaseModule
 from lightbase.ranks import say
-from lightbase.watch import charts
 
+if TYPE_CHECKING:  # imported only where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ["#4c78a8", "#72b7b2", "#f58518", "#e45756", "#54a24b", "#b279a2", "#bab0ac"]
 RIGHT, WRONG = "#2a7a2a", "#c03030"
+NUM_IMAGES = 25  # of a grid
+NUM_COLUMNS = 5
+NUM_POINTS = 5000  # of a plot of predicted numbers
 
 
 class PredictionFigures(Callback):
-    """Draws into view/, for validations and the test of a BaseDataModule of images with classes:
-    `confusion_matrix/val`, a fixed grid of samples with their predictions `predictions/val`, and
-    the mistakes in which the true class was held least likely `mistakes/val`; of one with numbers
-    as targets, true against predicted ones `predictions/val`; the same with `/test`. After the
-    first epoch also `inputs/train`, images as the network gets them, and the network's graph.
+    """Draws pictures of the predictions in view/, for validations and the test.
 
-    It wants the logits (N, classes), or the predicted numbers in the shape of the targets, as
-    output of validation_step and test_step; without them it draws nothing. Beside every n epochs it
-    draws the last validation and the test.
+    For images with classes: `confusion_matrix/val`; `predictions/val`, a fixed grid of samples;
+    `mistakes/val`, the samples whose true class got the lowest probability. For numbers as targets:
+    `predictions/val`, true against predicted numbers. The same with `/test`. After the first epoch
+    also `inputs/train`, images as the network gets them, and the network's graph.
+
+    It needs a BaseDataModule, and the logits (N, classes) or the predicted numbers, in the shape of
+    the targets, as output of validation_step and test_step. Without them it draws nothing.
+
+    every_n_epochs: of the pictures of validations. The last validation is always drawn.
     """
 
     def __init__(self, every_n_epochs: int) -> None:
         self.every_n_epochs = every_n_epochs
-        # of the newest evaluation, until it is drawn: true class, predicted class, its and the true
-        # one's log-probability, each (N,); or true and predicted numbers, (N, ...)
+        # batches of the newest evaluation that is not drawn yet. For classes each holds, all (N,):
+        # true class, predicted class, log-probability of the predicted, of the true class;
+        # for numbers: true and predicted numbers, (N, ...)
         self.batches: list[tuple[Tensor, ...]] = []
         self.inputs_are_drawn = False
-        self.has_pictures = (
-            False  # a logger of the first process; the others' loggers write nothing
-        )
+        self.has_pictures = False
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        self.has_pictures = trainer.strategy.broadcast(charts.has_pictures(trainer.loggers))
+        # only the first process's loggers write
+        self.has_pictures = trainer.strategy.broadcast(has_pictures(trainer.loggers))
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.inputs_are_drawn = trainer.global_step > 0
@@ -57,133 +69,85 @@ class PredictionFigures(Callback):
     ) -> None:
         if batch_idx == 0:
             self.batches = []
-        if not self._is_on(trainer) or trainer.sanity_checking:
+        if not self._draws(trainer.datamodule) or trainer.sanity_checking:
             return
-        if (
-            not isinstance(outputs, Tensor)
-            or not isinstance(batch, tuple | list)
-            or not isinstance(batch[1], Tensor)
-        ):
+        targets = batch[1] if isinstance(batch, tuple | list) else None
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
             return
-        outputs, targets = outputs.detach().float(), batch[1]
-        if outputs.shape == targets.shape and targets.is_floating_point():
-            self.batches.append((targets, outputs))
-        elif are_logits(outputs, targets):
+        outputs = outputs.detach().float()
+        if are_logits(outputs, targets):
             log_probabilities = outputs.log_softmax(1)
             best, predicted = log_probabilities.max(1)
-            self.batches.append(
-                (targets, predicted, best, log_probabilities.gather(1, targets[:, None])[:, 0])
-            )
+            of_true = log_probabilities.gather(1, targets[:, None])[:, 0]
+            self.batches.append((targets, predicted, best, of_true))
+        elif outputs.shape == targets.shape and targets.is_floating_point():
+            self.batches.append((targets, outputs))
 
     def on_test_batch_end(self, *args: Any) -> None:
         self.on_validation_batch_end(*args)
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._draw_inputs(trainer, pl_module)
-            if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-                self._draw(trainer, "val", trainer.val_dataloaders)
+        if trainer.sanity_checking:
+            return
+        self._draw_inputs(trainer, pl_module)
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._draw_predictions(trainer, "val", trainer.val_dataloaders)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._draw_inputs(trainer, pl_module)
-        self._draw(
-            trainer, "val", trainer.val_dataloaders
-        )  # of the last validation, unless that is done
+        self._draw_predictions(trainer, "val", trainer.val_dataloaders)
 
     def on_test_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._draw(trainer, "test", trainer.test_dataloaders)
+        self._draw_predictions(trainer, "test", trainer.test_dataloaders)
 
-    def _is_on(self, trainer: Any) -> bool:
-        data = trainer.datamodule
-        has_any = isinstance(data, BaseDataModule) and bool(
-            data.image_shape or not data.num_classes
-        )
-        return self.has_pictures and has_any
+    def _draws(self, data: Any) -> bool:
+        if not self.has_pictures or not isinstance(data, BaseDataModule):
+            return False
+        return bool(data.image_shape or not data.num_classes)
 
     def _draw_inputs(self, trainer: Any, pl_module: LightningModule) -> None:
-        """After the first epoch: training need not wait for it."""
+        """Once, after the first epoch: training need not wait for it."""
         data = trainer.datamodule
-        if (
-            self.inputs_are_drawn
-            or not self._is_on(trainer)
-            or not trainer.is_global_zero
-            or not data.image_shape
-        ):
+        if self.inputs_are_drawn or not trainer.is_global_zero or not self._draws(data):
             return
         self.inputs_are_drawn = True
-        images, targets = data.splits["train"].__getitems__(
-            spread(len(data.splits["train"]), charts.CELLS)
-        )
-        gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
+        if not data.image_shape:
+            return
+        samples = data.splits["train"]
+        images, targets = samples.__getitems__(spread(len(samples), NUM_IMAGES))
+        device = pl_module.device
+        gpus = [device] if device.type == "cuda" else []
         state = random_state(gpus)
         with torch.no_grad():
-            inputs = data.normalize(data.augment(images.to(pl_module.device))).cpu()
-        restore_random_state(state, gpus)  # training draws what it would have drawn
-        if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
-            texts = [charts.shorten(data.classes[target], 9) for target in targets.tolist()]
-        else:
-            texts = [f"{target.item():.3g}" if target.numel() == 1 else "" for target in targets]
+            inputs = data.normalize(data.augment(images.to(device))).cpu()
+        restore_random_state(state, gpus)  # training draws the numbers that it would have drawn
         title = "training images as the network gets them"
-        grid = charts.image_grid(list(inputs), texts, ["black"] * len(texts), title)
-        charts.write(trainer.loggers, "view/inputs/train", grid, 0)
-        for logger in trainer.loggers:
-            if isinstance(pl_module, BaseModule) and isinstance(logger, TensorBoardLogger):
-                write_graph(logger.experiment, pl_module.net, inputs[:2])
+        grid = image_grid(inputs, target_texts(targets, data), ["black"] * len(inputs), title)
+        log_figure(trainer.loggers, "view/inputs/train", grid, 0)
+        if isinstance(pl_module, BaseModule):
+            log_graph(trainer.loggers, pl_module.net, inputs[:2])
 
-    def _draw(self, trainer: Any, stage: str, loader: Any) -> None:
+    def _draw_predictions(self, trainer: Any, stage: str, loader: Any) -> None:
         if not self.batches or not isinstance(loader, ResumableLoader):
             return
-        index, true, predicted, *log_probabilities = self._gather(loader)
-        data, dataset = trainer.datamodule, loader.dataset
-        if not trainer.is_global_zero or (log_probabilities and not data.image_shape):
+        indices, true, predicted, *log_probabilities = self._gather(loader)
+        if not trainer.is_global_zero:
             return
-        loggers, step = (
-            trainer.loggers,
-            max(0, trainer.global_step - 1),
-        )  # as Lightning's own curves
         if not log_probabilities:
-            figure = charts.true_against_predicted(true, predicted, stage)
-            charts.write(loggers, f"view/predictions/{stage}", figure, step)
-            return
-        best, own = log_probabilities
-        num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
-        classes = class_names(data.classes, num_classes)
-        is_right = predicted == true
-        title = (
-            f"{stage}: {int(is_right.sum()):,} of {len(true):,} right "
-            f"({is_right.double().mean():.2%})"
-        )
-        counts = multiclass_confusion_matrix(predicted, true, num_classes)
-        charts.write(
-            loggers,
-            f"view/confusion_matrix/{stage}",
-            charts.confusion_matrix(counts, classes, title),
-            step,
-        )
-
-        some = torch.tensor(spread(len(index), charts.CELLS))
-        wrong = (~is_right).nonzero()[:, 0]
-        worst = wrong[own[wrong].argsort()][: charts.CELLS]
-        mistakes = f"the worst of {len(wrong):,} mistakes" if len(wrong) else "no mistakes"
-        grids = {
-            "predictions": (some, "predicted class, its probability"),
-            "mistakes": (worst, mistakes),
-        }
-        for kind, (chosen, title) in grids.items():
-            images: Any = dataset.__getitems__(index[chosen].tolist())[0] if len(chosen) else []
-            texts, colours = [], []
-            for i in chosen.tolist():
-                text = f"{charts.shorten(classes[predicted[i]], 9)} {best[i].exp():.0%}"
-                texts.append(
-                    text if is_right[i] else f"{text}\nis {charts.shorten(classes[true[i]], 9)}"
-                )
-                colours.append(RIGHT if is_right[i] else WRONG)
-            grid = charts.image_grid(list(images), texts, colours, f"{stage}: {title}")
-            charts.write(loggers, f"view/{kind}/{stage}", grid, step)
+            figures = {"predictions": true_against_predicted(true, predicted, stage)}
+        elif trainer.datamodule.image_shape:
+            columns = (indices, true, predicted, *log_probabilities)
+            figures = class_figures(loader.dataset, columns, trainer.datamodule.classes, stage)
+        else:
+            figures = {}
+        for kind, figure in figures.items():
+            log_figure(trainer.loggers, f"view/{kind}/{stage}", figure, newest_step(trainer))
 
     def _gather(self, loader: ResumableLoader) -> list[Tensor]:
-        """Index in the data set, and what has been collected, of the samples of all processes, in
-        the set's order."""
+        """The samples' indices in the data set, and the columns of `batches`.
+
+        They hold the samples of all processes, in the order of the data set.
+        """
         order = torch.tensor([i for batch in loader.batch_sampler for i in batch])
         columns = [torch.cat(column).cpu() for column in zip(*self.batches, strict=True)]
         self.batches = []
@@ -193,42 +157,210 @@ class PredictionFigures(Callback):
         return [column[by_index] for column in columns]
 
 
+def class_figures(
+    dataset: Any, columns: Sequence[Tensor], names: list[str], stage: str
+) -> dict[str, "Figure"]:
+    """Confusion matrix, predictions and mistakes.
+
+    columns: of the evaluated samples, each (N,): index in the data set, true class, predicted
+    class, log-probability of the predicted class, of the true class.
+    """
+    indices, true, predicted, best, of_true = columns
+    num_classes = max(len(names), int(torch.maximum(true, predicted).max()) + 1)
+    names = class_names(names, num_classes)
+    is_right = predicted == true
+    counts = multiclass_confusion_matrix(predicted, true, num_classes)
+    right = f"{int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
+    figures = {"confusion_matrix": confusion_matrix(counts, names, f"{stage}: {right}")}
+
+    def grid(rows: Tensor, title: str) -> "Figure":
+        images: Any = dataset.__getitems__(indices[rows].tolist())[0] if len(rows) else []
+        texts, colours = [], []
+        for i in rows.tolist():
+            text = f"{shorten(names[predicted[i]], 9)} {best[i].exp():.0%}"
+            texts.append(text if is_right[i] else f"{text}\nis {shorten(names[true[i]], 9)}")
+            colours.append(RIGHT if is_right[i] else WRONG)
+        return image_grid(images, texts, colours, f"{stage}: {title}")
+
+    fixed = torch.tensor(spread(len(indices), NUM_IMAGES))
+    figures["predictions"] = grid(fixed, "predicted class, its probability")
+    wrong = (~is_right).nonzero()[:, 0]
+    worst = wrong[of_true[wrong].argsort()][:NUM_IMAGES]
+    title = f"the worst of {len(wrong):,} mistakes" if len(wrong) else "no mistakes"
+    figures["mistakes"] = grid(worst, title)
+    return figures
+
+
 def are_logits(outputs: Any, targets: Any) -> bool:
     """Whether these are logits (N, classes) and labels (N,)."""
-    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    return (
-        are_tensors
-        and outputs.dim() == 2
-        and targets.shape == outputs.shape[:1]
-        and not targets.is_floating_point()
-    )
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return False
+    has_shapes = outputs.dim() == 2 and targets.shape == outputs.shape[:1]
+    return has_shapes and not targets.is_floating_point()
 
 
 def class_names(names: list[str], num_classes: int) -> list[str]:
-    """Numbers for those that have none."""
+    """The names, and numbers for the classes that have none."""
     return [*names, *map(str, range(len(names), num_classes))]
 
 
+def target_texts(targets: Tensor, data: BaseDataModule) -> list[str]:
+    """The class, or the number, of each sample; empty texts for targets of several numbers."""
+    if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
+        return [shorten(data.classes[target], 9) for target in targets.tolist()]
+    return [f"{target.item():.3g}" if target.numel() == 1 else "" for target in targets]
+
+
 def spread(num: int, count: int) -> list[int]:
-    """Up to `count` of the indices of `num` samples, evenly spread: a data set may be sorted by
-    class."""
+    """At most `count` of the indices below `num`, evenly spread: data may be sorted by class."""
     count = min(num, count)
     return [i * num // count for i in range(count)]
 
 
-def write_graph(writer: Any, net: nn.Module, inputs: Tensor) -> None:
-    """A graph by tracing a copy of the network on the CPU: one that is not compiled and keeps its
-    state."""
-    silence = contextlib.redirect_stdout(io.StringIO())  # it prints an error before it raises it
-    try:
-        with torch.random.fork_rng([]), warnings.catch_warnings(), silence:
-            # an `if` on a tensor's value: the trace is drawn, not run
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            # torch's own add_graph still traces; there is no other way to the GRAPHS tab (pytorch
-            # issue 49823)
-            warnings.filterwarnings(
-                "ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)"
-            )
-            writer.add_graph(copy.deepcopy(net).cpu().float().eval(), inputs.float())
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        say(f"No graph of {type(net).__name__} in TensorBoard: {first_line(error)}")
+def has_pictures(loggers: Sequence[Logger]) -> bool:
+    """Whether one of the loggers takes pictures."""
+    takers = (TensorBoardLogger, WandbLogger, MLFlowLogger)
+    return any(isinstance(logger, takers) for logger in loggers)
+
+
+def log_figure(loggers: Sequence[Logger], tag: str, figure: "Figure", step: int) -> None:
+    """Write a picture to the loggers that take one; to MLflow as the artifact TAG/STEP.png."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            add_image(logger.experiment, tag, figure, step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(tag, [pixels(figure)], step)
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_figure(logger.run_id, figure, f"{tag}/{step}.png")
+
+
+def add_image(writer: Any, tag: str, figure: "Figure", step: int) -> None:
+    """writer: a SummaryWriter of torch.utils.tensorboard."""
+    writer.add_image(tag, pixels(figure), step, dataformats="HWC")
+
+
+def pixels(figure: "Figure") -> np.ndarray:
+    """uint8 (H, W, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def log_graph(loggers: Sequence[Logger], net: nn.Module, inputs: Tensor) -> None:
+    """Trace a copy of the network on the CPU: a copy is not compiled and keeps its state."""
+    for logger in loggers:
+        if not isinstance(logger, TensorBoardLogger):
+            continue
+        silence = contextlib.redirect_stdout(io.StringIO())  # torch prints an error before it
+        try:
+            with torch.random.fork_rng([]), warnings.catch_warnings(), silence:
+                # an `if` on a tensor's value: the trace is drawn, not run
+                warnings.simplefilter("ignore", torch.jit.TracerWarning)
+                # torch's add_graph still traces; nothing else fills the tab GRAPHS (pytorch
+                # issue 49823)
+                warnings.filterwarnings(
+                    "ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)"
+                )
+                logger.experiment.add_graph(copy.deepcopy(net).cpu().float().eval(), inputs.float())
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            say(f"No graph of {type(net).__name__} in TensorBoard: {first_line(error)}")
+
+
+def new_figure(
+    width: float, height: float, title: str = "", x: str = "", y: str = ""
+) -> tuple["Figure", "Axes"]:
+    """width, height: inches of 100 pixels. TensorBoard shrinks what is wider than 350 pixels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=9)
+    axes.set(xlabel=x, ylabel=y)
+    return figure, axes
+
+
+def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> "Figure":
+    """shares: in [0, 1]. Labels are in a legend: beside thin slices they would overlap."""
+    figure, axes = new_figure(4.8, 2.2, title)
+    wedges, *_ = axes.pie(shares, colors=COLOURS, startangle=90, counterclock=False)
+    axes.legend(
+        wedges, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
+    )
+    return figure
+
+
+def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> "Figure":
+    """counts: int (classes, classes), rows are true classes.
+
+    The colour is the share of the row, so rare classes are visible. Up to 50 classes have names, up
+    to 20 have counts in the cells.
+    """
+    num = len(classes)
+    side = min(10.0, max(3.6, 0.34 * num + 1.0))
+    figure, axes = new_figure(side, side, title, "predicted", "true")
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    if num <= 50:
+        names = [shorten(name) for name in classes]
+        rotation = 0 if max(map(len, names)) < 3 else 90
+        axes.set_xticks(range(num), names, rotation=rotation, fontsize=8)
+        axes.set_yticks(range(num), names, fontsize=8)
+    if num <= 20:
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+        for i, j in counts.nonzero().tolist():
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            axes.text(j, i, str(counts[i, j].item()), color=colour, **style)
+    return figure
+
+
+def true_against_predicted(true: Tensor, predicted: Tensor, title: str) -> "Figure":
+    """Both (N, ...). At most 5,000 samples are drawn, evenly spread."""
+    figure, axes = new_figure(3.6, 3.6, f"{title}: {len(true):,} samples", "true", "predicted")
+    every = math.ceil(len(true) / NUM_POINTS)
+    x = true.reshape(len(true), -1)[::every]
+    y = predicted.reshape(len(true), -1)[::every]
+    for i, colour in zip(range(x.shape[1]), COLOURS, strict=False):
+        axes.plot(x[:, i], y[:, i], ".", markersize=2, alpha=0.5, color=colour)
+    ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
+    axes.plot(ends, ends, color="black", linewidth=0.8)  # where perfect predictions are
+    return figure
+
+
+def image_grid(
+    images: Sequence[Tensor] | Tensor, texts: Sequence[str], colours: Sequence[str], title: str
+) -> "Figure":
+    """images: up to 25 of one shape (C, H, W), uint8 or float; each has its text above."""
+    num_rows = max(1, math.ceil(len(images) / NUM_COLUMNS))
+    width, text_height = 0.9, 0.34  # inches
+    height = text_height + width
+    figure, axes = new_figure(NUM_COLUMNS * width, num_rows * height + 0.4)
+    figure.suptitle(title, fontsize=9)
+    axes.set_axis_off()
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "linespacing": 0.9}
+    for k, (image, text, colour) in enumerate(zip(images, texts, colours, strict=True)):
+        left, top = (k % NUM_COLUMNS) * width, (k // NUM_COLUMNS) * height
+        extent = (left + 0.04, left + width - 0.04, top + height - 0.04, top + text_height)
+        shown = displayable(image)
+        axes.imshow(shown, extent=extent, interpolation="nearest", cmap="gray", vmin=0, vmax=1)
+        axes.text(left + width / 2, top + text_height / 2, text, color=colour, **style)
+    axes.set(xlim=(0, NUM_COLUMNS * width), ylim=(num_rows * height, 0))
+    return figure
+
+
+def displayable(image: Tensor) -> np.ndarray:
+    """An image (C, H, W) as floats in [0, 1]: (H, W, 3), or (H, W) unless it has three channels.
+
+    Bytes are divided by 255; other numbers are stretched from the least to the greatest.
+    """
+    x = image.detach().cpu().float()
+    if image.is_floating_point():
+        x = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-12)
+    else:
+        x = x / 255
+    return (x.permute(1, 2, 0) if len(x) == 3 else x.mean(0)).numpy()
+
+
+def shorten(name: str, length: int = 14) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -14,8 +14,7 @@ from test_training import curves, equal, weights
 from torch import Tensor
 from torch.utils.tensorboard._utils import figure_to_image
 
-from lightbase.watch import charts
-from lightbase.watch import figures as prediction_figures
+from lightbase.watch import figures
 from lightbase.watch.figures import spread
 
 Train = Callable[..., dict[str, Any]]
@@ -95,9 +94,9 @@ class Drawing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.matrices: dict[str, Tensor] = {}
         self.grids: list[tuple[str, list[Tensor], list[str], list[str]]] = []
-        monkeypatch.setattr(charts, "write", lambda *_: None)
-        monkeypatch.setattr(charts, "confusion_matrix", self.matrix)
-        monkeypatch.setattr(charts, "image_grid", self.grid)
+        monkeypatch.setattr(figures, "log_figure", lambda *_: None)
+        monkeypatch.setattr(figures, "confusion_matrix", self.matrix)
+        monkeypatch.setattr(figures, "image_grid", self.grid)
 
     def matrix(self, counts: Tensor, classes: list[str], title: str) -> None:
         self.matrices[title.split(":")[0]] = counts
@@ -136,9 +135,9 @@ def test_the_pictures_show_what_the_network_says(
     for k, i in enumerate(spread(75, 25)):
         assert torch.equal(shown[k], images[i])
         assert texts[k].startswith(
-            f"{charts.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}"
+            f"{figures.shorten(Keep.data.classes[predicted[i]], 9)} {probabilities[i].max():.0%}"
         )
-        assert (colours[k] == prediction_figures.RIGHT) == (predicted[i] == targets[i]).item()
+        assert (colours[k] == figures.RIGHT) == (predicted[i] == targets[i]).item()
 
     title, shown, texts, _ = drawing.grids[-1]
     wrong = [i for i in range(75) if predicted[i] != targets[i]]
@@ -203,11 +202,11 @@ def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     image = (torch.rand(shape) * 255).to(dtype)
-    shown = charts.displayable(image)
+    shown = figures.displayable(image)
     assert shown.shape == ((8, 8, 3) if shape[0] == 3 else shape[1:])
     assert shown.min() >= 0
     assert shown.max() <= 1
-    pixels = figure_to_image(charts.image_grid([image] * 7, ["a"] * 7, ["black"] * 7, "title"))
+    pixels = figure_to_image(figures.image_grid([image] * 7, ["a"] * 7, ["black"] * 7, "title"))
     assert pixels.shape[0] == 3
     assert pixels.min() < 100
 
@@ -216,7 +215,7 @@ def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dt
 def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
     counts = torch.randint(100, (num, num))
     pixels = figure_to_image(
-        charts.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title")
+        figures.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title")
     )
     assert max(pixels.shape) <= 1300
 

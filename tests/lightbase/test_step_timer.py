@@ -19,7 +19,15 @@ from torch.optim import SGD
 
 from lightbase.data.batches import TensorBatches
 from lightbase.watch import step_timer
-from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, learn, shares, total
+from lightbase.watch.step_timer import (
+    PHASES,
+    Action,
+    PhaseClock,
+    StepTimer,
+    action_of,
+    shares,
+    total,
+)
 
 Train = Callable[..., dict[str, Any]]
 SLEEP_S = 0.004
@@ -213,8 +221,8 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[list[float], list[str], str]] = []
-    monkeypatch.setattr(step_timer.charts, "pie", lambda *args: drawn.append(args))
-    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
+    monkeypatch.setattr(step_timer.figures, "pie", lambda *args: drawn.append(args))
+    monkeypatch.setattr(step_timer.figures, "log_figure", lambda *_: None)
     flags = (
         "--trainer.callbacks+",
         f"{HERE}.SlowEnd",
@@ -238,22 +246,6 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     assert [label.rpartition(" ")[0] for label in labels] == list(PHASES.values())
 
 
-@pytest.mark.slow
-def test_epochs_before_a_resume_stay_in_the_chart(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[int] = []
-    monkeypatch.setattr(
-        step_timer.charts, "pie", lambda _, __, title: drawn.append(int(title.split()[1][:-1]))
-    )
-    monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
-    train(*FLAGS, "--figures_every_n_epochs", 5)
-    train(*FLAGS, "--figures_every_n_epochs", 2, "--ckpt_path", "last", "--trainer.max_epochs", 5)
-    assert drawn == [2, 4, 5]
-    assert len(Keep.timer.epochs) == 5
-    assert Keep.timer.sum()["num_steps"] == 3 * 19
-
-
 def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train(
         "--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler"
@@ -263,12 +255,11 @@ def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFi
     assert "Where the time of training went" not in shown
 
 
-def test_what_lightning_says_is_understood() -> None:
-    assert learn("[Strategy]SingleDeviceStrategy.training_step") == ("forward", None, None)
-    assert learn("[_TrainingEpochLoop].train_dataloader_next") == ("data_loading", "steps", "other")
-    assert learn("[Callback]TrainingProgressBar.on_train_batch_end") == ("logging", None, None)
-    assert learn("[Callback]RandomState.on_train_batch_end") is None
-    assert learn("[Strategy]SingleDeviceStrategy.validation_step") is None
+def test_names_of_actions() -> None:
+    assert action_of("[Strategy]SingleDeviceStrategy.training_step") == Action("forward")
+    assert action_of("[Callback]TrainingProgressBar.on_train_batch_end") == Action("logging")
+    assert action_of("[Callback]RandomState.on_train_batch_end") is None
+    assert action_of("[Strategy]SingleDeviceStrategy.validation_step") is None
 
 
 class StandInEvent:
