@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.curves import gather
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.data.random_state import random_state, restore_random_state
 from lightbase.errors import first_line
 from lightbase.module import BaseModule
 from lightbase.ranks import say
@@ -114,11 +114,9 @@ class PredictionFigures(Callback):
         images, targets = data.splits["train"].__getitems__(
             spread(len(data.splits["train"]), charts.CELLS)
         )
-        gpus = [pl_module.device] if pl_module.device.type == "cuda" else []
-        state = random_state(gpus)
-        with torch.no_grad():
+        # the training draws the same random numbers with and without this figure
+        with torch.no_grad(), isolate_rng(include_cuda=pl_module.device.type == "cuda"):
             inputs = data.normalize(data.augment(images.to(pl_module.device))).cpu()
-        restore_random_state(state, gpus)  # training draws what it would have drawn
         if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
             texts = [charts.shorten(data.classes[target], 9) for target in targets.tolist()]
         else:

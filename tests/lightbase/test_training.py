@@ -32,9 +32,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightbase.curves import MayMissSteps
-from lightbase.data.batches import ResumableLoader
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.data.sampler import EpochBatchSampler
 from lightbase.optim import build_optimizer
 
 Train = Callable[..., dict[str, Any]]
