@@ -54,9 +54,8 @@ from torchvision import transforms
 
 from lightbase.cli.script import ScriptParser, output_file, short_errors, starting
 from lightbase.compat import quiet_lightning
-from lightbase.data.batches import Batch, ResumableLoader, as_it_is
+from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader, as_it_is
 from lightbase.data.images import find_images, read_image
-from lightbase.data.sampler import EpochBatchSampler
 from lightbase.data.transforms import crop_and_flip
 from lightbase.folder import write_whole
 from lightbase.run import train as run

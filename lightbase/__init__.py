@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightbase.curves import MayMissSteps, MaySampleSteps, run_folder
-    from lightbase.data.batches import Batch, ResumableLoader
+    from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
-    from lightbase.data.sampler import EpochBatchSampler
     from lightbase.data.tables import Features
     from lightbase.data.torchvision_set import TorchvisionSet, open_or_download
     from lightbase.errors import UserError
@@ -28,7 +27,7 @@ MODULES = {
     "BaseDataModule": "data.module",
     "BaseModule": "module",
     "Batch": "data.batches",
-    "EpochBatchSampler": "data.sampler",
+    "EpochBatchSampler": "data.batches",
     "Features": "data.tables",
     "FinalDecayLR": "optim",
     "ImageFolder": "data.images",

@@ -4,7 +4,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightbase import BaseModule, Batch, Metrics, collection
@@ -19,9 +19,9 @@ class Classifier(BaseModule):
         metrics: By name, {f1: {class_path: torchmetrics.classification.MulticlassF1Score}};
             accuracy unless given.
         num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
-        per_class: The accuracy of each class, too, as curves val_class_acc/NAME.
-        top_k: Also how often the true class is among so many of the likeliest, as val/top5 with 5.
-        system: Optimiser, schedule and so on, see `lightbase.BaseModule`.
+        per_class: Add the accuracy of each class, as curves val_class_acc/NAME.
+        top_k: Add the share of samples whose class is among the k likeliest, as val/top5 with 5.
+        system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
     def __init__(
@@ -35,24 +35,23 @@ class Classifier(BaseModule):
         **system: Any,
     ) -> None:
         if num_classes == 1:
-            raise ValueError(
-                "num_classes 1: there is nothing to tell apart; give data of two classes or more"
-            )
+            raise ValueError("num_classes 1: there is nothing to tell apart; give more classes")
         if top_k and num_classes and top_k > num_classes:
             raise ValueError(f"top_k {top_k}: there are {num_classes} classes; give fewer")
 
         def accuracy(**options: Any) -> Metric:
-            return MulticlassAccuracy(
-                num_classes, validate_args=False, **options
-            )  # the checks wait for a GPU
+            # validate_args would wait for the GPU
+            return MulticlassAccuracy(num_classes, validate_args=False, **options)
 
         metrics = metrics or {"acc": accuracy(average="micro")}
-        if per_class or top_k:
+        more: dict[str, Metric | MetricCollection] = {}
+        if per_class:
+            more["class_acc"] = accuracy(average=None)
+        if top_k:
+            more[f"top{top_k}"] = accuracy(average="micro", top_k=top_k)
+        if more:
             metrics = collection(metrics)
-            metrics.add_metrics({"class_acc": accuracy(average=None)} if per_class else {})
-            metrics.add_metrics(
-                {f"top{top_k}": accuracy(average="micro", top_k=top_k)} if top_k else {}
-            )
+            metrics.add_metrics(more)
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 
@@ -60,9 +59,8 @@ class Classifier(BaseModule):
         x, y = batch
         logits = self.net(x).float()
         loss = self.criterion(logits, y)
-        self.track(
-            "train", loss, logits, y
-        )  # train/loss and the metrics; without logits and y the loss alone
+        # train/loss and the metrics; without logits and y only the loss
+        self.track("train", loss, logits, y)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -73,7 +71,7 @@ class Classifier(BaseModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self(x).float()  # the network's, or their mean over test_views
+        logits = self(x).float()  # of the network, or their mean over test_views
         self.track("test", self.criterion(logits, y), logits, y)
         return logits
 

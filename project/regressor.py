@@ -9,8 +9,8 @@ from lightbase import BaseModule, Batch, Metrics, UserError
 
 
 class Regressor(BaseModule):
-    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D
-    is 1.
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) if D is
+    1.
 
     criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
     """
@@ -22,9 +22,8 @@ class Regressor(BaseModule):
         metrics: Metrics | Metric | None = None,
         **system: Any,
     ) -> None:
-        super().__init__(
-            net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system
-        )
+        metrics = metrics or {"mae": MeanAbsoluteError()}
+        super().__init__(net, criterion or nn.MSELoss(), metrics, **system)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, predicted = self.loss_and_prediction(batch)
@@ -43,7 +42,7 @@ class Regressor(BaseModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """(N, D)"""
-        return self(batch[0]).float()  # the network's, or their mean over test_views
+        return self(batch[0]).float()  # of the network, or their mean over test_views
 
     def loss_and_prediction(
         self, batch: Batch, net: nn.Module | None = None
@@ -51,9 +50,7 @@ class Regressor(BaseModule):
         x, y = batch
         predicted = (net or self.net)(x).float()
         if predicted.numel() != y.numel():
-            raise UserError(
-                f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make "
-                "them agree"
-            )
+            shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
+            raise UserError(f"model.net gives {shapes}: make them agree")
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
         return self.criterion(predicted, y), predicted

@@ -1,18 +1,24 @@
-"""Samples fetched a batch at a time, and a DataLoader over them that can go on in the middle of an
-epoch."""
+"""Batches: which samples they hold, how the samples are read, and a DataLoader that can resume
+within an epoch."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from numpy.random import SeedSequence
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
-
-from lightbase.data.random_state import random_state, restore_random_state
-from lightbase.data.sampler import EpochBatchSampler, Indices
-from lightbase.errors import UserError, first_line
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
 
 Batch = tuple[Tensor, Tensor]
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
@@ -21,41 +27,115 @@ MAX_EVAL_SAMPLES = 1024
 MAX_EVAL_BYTES = 2 * 2**20
 
 
-class TensorBatches(Dataset[Batch]):
-    """Inputs (N, ...) and targets (N, ...) in memory: all of them or, without a copy, the `chosen`
-    ones."""
+class Indices(list[int]):
+    """The indices of a batch's samples. `seed`, in [0, 2**63), seeds the random transforms of this
+    batch."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, chosen: Tensor | None = None) -> None:
-        self.whole, self.chosen = (inputs, targets), chosen
+    seed: int
+
+
+@dataclass(eq=False)
+class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
+    """Batches of sample indices. Their order and their seeds depend on (seed, epoch) only; without
+    `shuffle` they are the same in every epoch.
+
+    Batch i of all ranks together is batch i of one process with `num_ranks` times the batch size.
+    Every sample comes once, without padding. `even` and `drop_last` leave some samples out.
+
+    Because of its base classes Lightning replaces it neither by a DistributedSampler nor, for
+    `overfit_batches`, by a SequentialSampler.
+    """
+
+    num_samples: int  # at least num_ranks
+    batch_size: int  # on each rank
+    _: KW_ONLY
+    shuffle: bool = False  # a new order in every epoch
+    even: bool = False  # equally many samples on all ranks: leaves out up to num_ranks - 1
+    drop_last: bool = False  # full batches only, and equally many on all ranks
+    seed: int = 0
+    rank: int = 0  # of this process, in [0, num_ranks)
+    num_ranks: int = 1
+    batches_at_once: int = 1  # yielded as one list; `len()` and `first_batch` still count batches
+
+    def __post_init__(self) -> None:
+        if self.even or self.drop_last:
+            num = self.num_samples // self.num_ranks
+        else:
+            num = len(range(self.rank, self.num_samples, self.num_ranks))
+        self.num_on_rank = num - num % self.batch_size if self.drop_last else num
+        self.epoch = 0
+        self.first_batch = 0  # of the next pass; above 0 if a run resumes within an epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.first_batch = 0  # it was meant for the earlier epoch, which had no batch left
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.num_on_rank // self.batch_size)
+
+    def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
+        first_batch, self.first_batch = self.first_batch, 0
+        epoch = self.epoch if self.shuffle else 0
+        order = torch.arange(self.num_samples)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            order = torch.randperm(self.num_samples, generator=generator)
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+        for i in range(first_batch, len(self), self.batches_at_once):
+            start, end = i * self.batch_size, (i + self.batches_at_once) * self.batch_size
+            indices = Indices(order[start:end].tolist())
+            seed = SeedSequence((self.seed, epoch, self.rank, i)).generate_state(1, "uint64")[0]
+            indices.seed = int(seed) % 2**63
+            yield indices
+
+
+class TensorBatches(Dataset[Batch]):
+    """Inputs (N, ...) and targets (N, ...) in memory. With `index`, int64 (M,), only the samples
+    that it names, without a copy."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, index: Tensor | None = None) -> None:
+        self.all_inputs = inputs
+        self.all_targets = targets
+        self.index = index
         self.device = inputs.device
-        self.num_bytes = (inputs.nbytes + targets.nbytes) * len(self) // max(1, len(targets))
+        self.sample_bytes = (inputs.nbytes + targets.nbytes) // max(1, len(targets))
 
     @property
     def inputs(self) -> Tensor:
-        return self.whole[0] if self.chosen is None else self.whole[0].index_select(0, self.chosen)
+        return self._select(self.all_inputs)
 
     @property
     def targets(self) -> Tensor:
-        return self.whole[1] if self.chosen is None else self.whole[1].index_select(0, self.chosen)
+        return self._select(self.all_targets)
+
+    def _select(self, values: Tensor) -> Tensor:
+        return values if self.index is None else values.index_select(0, self.index)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sample_bytes * len(self)
 
     def __len__(self) -> int:
-        return len(self.whole[1] if self.chosen is None else self.chosen)
+        return len(self.all_targets if self.index is None else self.index)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Inputs (len(indices), ...) and targets (len(indices), ...)."""
-        index = torch.from_numpy(np.array(indices, dtype=np.int64))
+        chosen = torch.from_numpy(np.array(indices, dtype=np.int64))
         if self.device.type != "cpu":
-            index = index.pin_memory().to(self.device, non_blocking=True)  # waits for nothing
-        index = index if self.chosen is None else self.chosen[index]
-        # copies row by row: seven times as fast as inputs[index] for small images
-        return self.whole[0].index_select(0, index), self.whole[1].index_select(0, index)
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)  # does not wait
+        if self.index is not None:
+            chosen = self.index[chosen]
+        # index_select copies row by row: for small images seven times as fast as inputs[chosen]
+        return self.all_inputs.index_select(0, chosen), self.all_targets.index_select(0, chosen)
 
     def select(self, index: Tensor) -> "TensorBatches":
-        return TensorBatches(*self.whole, index if self.chosen is None else self.chosen[index])
+        index = index if self.index is None else self.index[index]
+        return TensorBatches(self.all_inputs, self.all_targets, index)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """How many batches are fetched fastest with one call."""
-        batch_bytes = batch_size * self.whole[0].nbytes // len(self.whole[0])
+        """How many batches one call of __getitems__ should read: the fastest number."""
+        batch_bytes = batch_size * self.all_inputs.nbytes // len(self.all_inputs)
         return max(1, min(MAX_BATCHES_AT_ONCE, MAX_BYTES_AT_ONCE // max(1, batch_bytes)))
 
     def to(self, device: torch.device) -> "TensorBatches":
@@ -63,11 +143,11 @@ class TensorBatches(Dataset[Batch]):
 
 
 class SeededSamples(Dataset[Any]):
-    """A map-style Dataset, read a batch at a time.
+    """A map-style Dataset, read batch by batch.
 
-    What it draws from the global generators of torch, Python and numpy follows from the indices'
-    seed alone, whatever the workers and also after a resume, and leaves those generators as they
-    were.
+    The seed of each batch seeds the global generators of torch, Python and numpy. So random
+    transforms do not depend on the number of workers, and repeat after a resume. The generators get
+    their state back after each batch.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -78,105 +158,89 @@ class SeededSamples(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> Any:
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
-        state = random_state([])
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
+        with isolate_rng(include_cuda=False):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
             return [self.dataset[index] for index in indices]
-        finally:
-            restore_random_state(state, [])
 
 
 class DatasetSamples(SeededSamples):
-    """One of (input, target), collated by torch's default_collate."""
+    """A Dataset of (input, target). Batches are made by torch's default_collate."""
 
-    def __init__(self, dataset: Any, are_classes: bool) -> None:
+    def __init__(self, dataset: Any, has_classes: bool) -> None:
         super().__init__(dataset)
-        self.are_classes = are_classes
+        self.has_classes = has_classes
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        items = super().__getitems__(indices)
-        try:
-            inputs, targets = default_collate([(input, target) for input, target in items])
-        except Exception as error:  # of torch's collating; the data set's own have passed above
-            what = "must give (input, target), each a tensor of one shape, array or number"
-            raise UserError(
-                f"{type(self.dataset).__name__} {what}:\n{first_line(error)}"
-            ) from error
-        return to_usual(inputs, targets, self.are_classes)
+        pairs = [(input, target) for input, target in super().__getitems__(indices)]
+        inputs, targets = default_collate(pairs)
+        return convert_types(inputs, targets, self.has_classes)
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        return DatasetSamples(Subset(self.dataset, index.tolist()), self.are_classes)
+        return DatasetSamples(Subset(self.dataset, index.tolist()), self.has_classes)
 
 
 Samples = TensorBatches | DatasetSamples
 
 
-def to_usual(inputs: Any, targets: Any, are_classes: bool) -> Batch:
-    """float64 to float32 as weights are, whole targets to int64 as losses want them, class numbers
-    (N, 1) to (N,)."""
+def convert_types(inputs: Any, targets: Any, has_classes: bool) -> Batch:
+    """Inputs of float64 as float32, targets as float32 or int64, class numbers (N, 1) as (N,)."""
     if isinstance(inputs, Tensor) and inputs.dtype == torch.float64:
         inputs = inputs.float()
     if isinstance(targets, Tensor):
         targets = targets.float() if targets.is_floating_point() else targets.long()
-        if are_classes and targets.shape[1:] == (1,) and not targets.is_floating_point():
+        if has_classes and targets.shape[1:] == (1,) and not targets.is_floating_point():
             targets = targets.squeeze(1)
     return inputs, targets
 
 
-def eval_size(data: Samples, batch_size: int, trainer: Any) -> int:
-    """Without gradients a batch takes a fraction of the memory, and a GPU is faster with a larger
-    one: up to 8 times batch_size, of small samples. Of whole numbers, as of words, the outputs may
-    be much larger than the inputs."""
+def eval_size(samples: Samples, batch_size: int, trainer: Any) -> int:
+    """The batch size of an evaluation: on a GPU up to 8 times `batch_size`, for small samples in
+    memory. Without gradients a batch takes less memory, and larger batches are faster."""
+    if trainer.strategy.root_device.type == "cpu" or not isinstance(samples, TensorBatches):
+        return batch_size
+    if samples.all_inputs.dtype == torch.int64:
+        return batch_size  # the outputs for words may be much larger than the inputs
     limits = (trainer.limit_val_batches, trainer.limit_test_batches, trainer.limit_predict_batches)
-    counts_batches = any(isinstance(limit, int) or limit < 1 for limit in limits)
-    if trainer.strategy.root_device.type == "cpu" or counts_batches:
-        return batch_size
-    if not isinstance(data, TensorBatches) or data.whole[0].dtype == torch.int64:
-        return batch_size
-    num_in_memory = MAX_EVAL_BYTES * len(data) // max(1, data.num_bytes)
-    return max(batch_size, min(8 * batch_size, MAX_EVAL_SAMPLES, num_in_memory))
+    if any(isinstance(limit, int) or limit < 1 for limit in limits):
+        return batch_size  # the limit counts batches
+    num_small = MAX_EVAL_BYTES // max(1, samples.sample_bytes)
+    return max(batch_size, min(8 * batch_size, MAX_EVAL_SAMPLES, num_small))
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that can go on in the middle of an epoch: Lightning keeps its `state_dict()` in
+    """A DataLoader that can resume within an epoch: Lightning saves its `state_dict()` in
     checkpoints.
 
-    dataset: Samples, or any map-style Dataset. The global random state is left alone.
+    dataset: Samples, or any map-style Dataset. The global random state does not change.
     """
 
     dataset: TensorBatches | SeededSamples
     batch_sampler: EpochBatchSampler
-    num_batches = 0  # handed out in this pass
+    num_batches = 0  # yielded in this pass
 
     def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
-        samples = (
-            dataset
-            if isinstance(dataset, TensorBatches | SeededSamples)
-            else SeededSamples(dataset)
-        )
-        super().__init__(
-            samples, batch_sampler=batch_sampler, **{"generator": torch.Generator(), **options}
-        )
-        self.__dict__["sampler"] = batch_sampler  # for Lightning, which asks for its type
+        if not isinstance(dataset, TensorBatches | SeededSamples):
+            dataset = SeededSamples(dataset)
+        options = {"generator": torch.Generator(), **options}
+        super().__init__(dataset, batch_sampler=batch_sampler, **options)
+        self.__dict__["sampler"] = batch_sampler  # Lightning looks at the type of `sampler`
 
-    # torch promises its own iterator class
+    # torch's annotation names its iterator class
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self.num_batches = self.batch_sampler.first_batch
-        try:
-            for fetched in super().__iter__():
-                batches: Iterable[Any] = [fetched]
-                if self.batch_sampler.batches_at_once > 1:
-                    batches = zip(
-                        *(values.split(self.batch_sampler.batch_size) for values in fetched),
-                        strict=True,
-                    )
-                for batch in batches:
-                    self.num_batches += 1
-                    yield batch
-        except UserError as error:  # a worker's has that process's traceback before it
-            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+        for fetched in super().__iter__():
+            for batch in self._split(fetched):
+                self.num_batches += 1
+                yield batch
+
+    def _split(self, fetched: Any) -> Any:
+        """The batches that one call of __getitems__ has read together."""
+        if self.batch_sampler.batches_at_once == 1:
+            return [fetched]
+        inputs, targets = (part.split(self.batch_sampler.batch_size) for part in fetched)
+        return zip(inputs, targets, strict=True)
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
@@ -184,17 +248,18 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         is_over = state["num_batches"] == len(self)
         epoch = state["epoch"] + is_over
-        if (
-            epoch >= self.batch_sampler.epoch
-        ):  # a data module that has set it knows of `limit_train_batches`, too
+        # The data module may have set a later epoch: it knows `limit_train_batches`, too.
+        if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = 0 if is_over else state["num_batches"]
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collates batches that the samples have made. In a worker they go to shared memory at once:
-    where that is too small, torch's queue would drop the batch, and the training wait for it for
-    ever."""
+    """The collate function for batches that the samples have made already.
+
+    A worker moves them to shared memory here: if it is too small, this raises an error. torch's
+    queue would lose the batch without one, and the training would wait for it for ever.
+    """
     for values in batch if torch.utils.data.get_worker_info() else ():
         if isinstance(values, Tensor):
             values.share_memory_()

@@ -1,7 +1,7 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
-import contextlib
 import csv
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +16,16 @@ from lightbase.errors import UserError
 
 
 class Features(BaseDataModule):
-    """Samples of a few numbers each, standardised by the mean and deviation of the training
+    """Samples of a few numbers each, standardised by mean and standard deviation of the training
     samples.
 
-    Without a file, each class is a normal cloud of deviation 1 around a seeded centre, overlapping
-    a little. With one, every column but the label column is a feature. A seeded fifth of the
-    samples is the test set.
+    Without a file, each class is a normal cloud of standard deviation 1 around a seeded centre, and
+    the clouds overlap a little. With a file, every column but the label column is a feature. A
+    seeded fifth of the samples is the test set.
 
     Args:
         csv_path: File with a header line; numbers in all columns but the label column.
-        label_column: Its name; the labels can be any text.
+        label_column: Name of the column with the labels, which can be any text.
         num_features: Numbers a sample, generated data only.
         num_classes: Classes, generated data only.
         num_samples: Generated samples.
@@ -58,51 +58,37 @@ class Features(BaseDataModule):
         return read_csv(Path(self.csv_path or ""), self.label_column)
 
     @cached_property
-    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its own
-        found = sorted(set(self.table[1]))
-        if len(found) == 1:
-            what = (
-                f"data.csv_path {self.csv_path} has one class only, {self.label_column} is "
-                f"{found[0]!r} in every row"
-            )
-            raise UserError(f"{what}:\nthere is nothing to tell apart; see --data.label_column")
-        return found
+    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
+        return sorted(set(self.table[1]))
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        inputs, targets = self._read() if self.csv_path is not None else self._generate()
-        chosen = self.seeded_part(len(targets), split)
-        return inputs[chosen], targets[chosen]
+        inputs, targets = self._generate() if self.csv_path is None else self._read()
+        part = self.seeded_part(len(targets), split)
+        return inputs[part], targets[part]
 
     def _read(self) -> Batch:
-        inputs, names = self.table
-        if unknown := sorted(set(names) - set(self.classes)):
-            raise UserError(
-                f"{self.csv_path} has labels that the training had not: {', '.join(unknown[:5])}"
-            )
-        index = {name: i for i, name in enumerate(self.classes)}
-        return inputs, torch.tensor([index[name] for name in names])
+        inputs, labels = self.table
+        if unknown := sorted(set(labels) - set(self.classes)):
+            names = ", ".join(unknown[:5])
+            raise UserError(f"{self.csv_path} has labels that the training had not: {names}")
+        return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
-        shape, generator = (
-            (self.num_samples, self.num_features),
-            torch.Generator().manual_seed(self.data_seed),
-        )
+        generator = torch.Generator().manual_seed(self.data_seed)
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
-        centres *= (
-            2.5 / self.num_features**0.5
-        )  # about 3.5 deviations apart, whatever the number of features
+        # about 3.5 standard deviations apart, for any number of features
+        centres *= 2.5 / self.num_features**0.5
         targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
-        return centres[targets] + torch.randn(shape, generator=generator), targets
+        noise = torch.randn(self.num_samples, self.num_features, generator=generator)
+        return centres[targets] + noise, targets
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
         train = self.splits.get("train")
         if isinstance(train, TensorBatches) and self.mean is None:
-            deviation, mean = torch.std_mean(train.inputs.double(), dim=0)
-            constant = (
-                deviation <= 1e-6 * mean.abs()
-            )  # such a column tells nothing: 0 for every sample
-            self.mean, self.std = mean.float(), deviation.masked_fill(constant, 1).float()
+            std, mean = torch.std_mean(train.inputs.double(), dim=0)
+            is_constant = std <= 1e-6 * mean.abs()  # this column becomes 0 for every sample
+            self.mean, self.std = mean.float(), std.masked_fill(is_constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
         if self.mean.device != inputs.device:  # once: a copy waits for the GPU
@@ -121,37 +107,36 @@ def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
     """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a
     wrong value."""
     features: list[list[float]] = []
-    names: list[str] = []
+    labels: list[str] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            columns = next(reader, [])
-            if label_column not in columns:
-                raise UserError(
-                    f"data.csv_path {path} has no column {label_column!r}: see --data.label_column"
-                )
-            if len(set(columns)) < len(columns) or len(columns) < 2:
-                raise UserError(
-                    f"data.csv_path {path} needs a feature column, and each name once: "
-                    f"{columns[:9]}"
-                )
-            for row in filter(None, reader):  # no blank lines
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or [])
+            if label_column not in columns or len({*columns}) < max(2, len(columns)):
+                needs = f"a column {label_column!r} (--data.label_column), another, each name once"
+                raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
+            for row in reader:
                 where = f"{path}, line {reader.line_num}"
-                if len(row) != len(columns):
-                    raise UserError(f"{where}: {len(row)} values for {len(columns)} columns")
-                names.append(row.pop(columns.index(label_column)))
-                features.append([to_number(cell, where) for cell in row])
-                if not names[-1]:
+                if not row[label_column]:
                     raise UserError(f"{where}: the label is missing")
+                labels.append(row.pop(label_column))
+                features.append(to_numbers(row, where))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
-    if not names:
-        raise UserError(f"data.csv_path {path} has no rows below its header")
-    return torch.tensor(features), names
+    if len(set(labels)) < 2:
+        what = f"data.csv_path {path} has {len(set(labels))} labels in {len(labels)} rows"
+        raise UserError(f"{what}: there is nothing to tell apart; see --data.label_column")
+    return torch.tensor(features), labels
 
 
-def to_number(cell: str, where: str) -> float:
-    with contextlib.suppress(ValueError):
-        if abs(float(cell)) < torch.finfo(torch.float32).max:
-            return float(cell)
-    raise UserError(f"{where}: {cell!r} is no finite number")
+def to_numbers(row: dict[str, str], where: str) -> list[float]:
+    """Finite numbers in float32. A row that is too short or too long has None, or a list."""
+    numbers: list[float] = []
+    for column, cell in row.items():
+        try:
+            numbers.append(float(cell))
+        except (TypeError, ValueError):
+            numbers.append(math.nan)
+        if not abs(numbers[-1]) < torch.finfo(torch.float32).max:
+            raise UserError(f"{where}: {cell!r} in column {column} is no finite number")
+    return numbers

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
 from lightbase.curves import NEVER, gather
-from lightbase.data.random_state import random_state, restore_random_state
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
 from lightbase.module import BaseModule
@@ -301,3 +300,24 @@ def schedule_options(model: BaseModule) -> dict[str, Any]:
     found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
     found |= {"parameter_groups": plain(model.parameter_groups)} if model.parameter_groups else {}
     return found | {"scheduler_interval": model.step_scheduler_every()}
+
+
+def random_state(gpus: list[torch.device]) -> dict[str, Any]:
+    """The state of the global random generators, as a checkpoint can hold it."""
+    name, key, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
+        "python": random.getstate(),
+        # safe loading allows tensors, but no numpy arrays
+        "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],
+    }
+
+
+def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
+    torch.set_rng_state(state["torch"])
+    for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):  # the number may have changed
+        torch.cuda.set_rng_state(gpu_state, gpu)
+    random.setstate(state["python"])
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))

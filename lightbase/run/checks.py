@@ -21,7 +21,6 @@ from lightbase.cli.config import KnowsClasses
 from lightbase.cli.messages import is_of_library
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.devices.devices import num_gpus, parse_devices
 from lightbase.devices.processes import short_process_errors
 from lightbase.errors import UserError, did_you_mean, first_line
@@ -177,7 +176,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         model.prepare_weights()
     if isinstance(data, BaseDataModule):  # others may need the Trainer for it
-        prepare_data(data)
+        data.prepare_data()
         data.setup("fit")
         check_augment(data)
         if has_test(model, data):

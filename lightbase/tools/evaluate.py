@@ -26,7 +26,6 @@ from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.curves import gather
 from lightbase.data.module import BaseDataModule
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.devices.devices import cpu_threads, describe_devices
 from lightbase.devices.processes import StopOnSignal, end_with_parent, leave, short_process_errors
 from lightbase.errors import UserError
@@ -70,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
-            prepare_data(run.datamodule)
+            run.datamodule.prepare_data()
             run.datamodule.setup("test")
             if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")

@@ -36,7 +36,6 @@ from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule, shape_of_images
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.errors import UserError, first_line
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
@@ -364,7 +363,7 @@ def example(model: LightningModule, data: LightningDataModule) -> Tensor:
             "tensor, (N, ...)"
         )
     if data.empty_batch is None:  # the checkpoint does not know it
-        prepare_data(data)
+        data.prepare_data()
         data.setup("fit")
     if data.empty_batch is None:
         raise UserError(

@@ -15,7 +15,6 @@ from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.errors import UserError
 
 
@@ -26,7 +25,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError("which data? give --config, configs/cifar10_cnn.yaml for instance", 2)
         quiet_lightning()
         data = TrainingCLI(arguments(args)).datamodule
-        prepare_data(data)
+        data.prepare_data()
         name = type(data).__name__
         if not isinstance(data, BaseDataModule):
             print(f"{name}: prepared")

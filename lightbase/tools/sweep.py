@@ -32,7 +32,6 @@ from filelock import FileLock, Timeout
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.devices.devices import num_gpus
 from lightbase.folder import PROJECT, root_folder, short
 from lightbase.run.selection import choose_selection
@@ -85,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> Any:
             )
         cli.config.name = name = options.name or f"{cli.config.name}_sweep"
         root = root_folder(cli.config)
-        prepare_data(cli.datamodule)  # once: a download, for instance
+        cli.datamodule.prepare_data()  # once: a download, for instance
         with held(root / name), study_errors(root / name):
             num_trials = begin(root / name, cli, dimensions, selection, options.trials)
             max_epochs = max(0, cli.config.trainer.max_epochs or 0)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.curves import gather, newest_step
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.data.random_state import random_state, restore_random_state
 from lightbase.errors import first_line
 from lightbase.module import BaseModule
 from lightbase.ranks import say
@@ -115,12 +115,9 @@ class PredictionFigures(Callback):
             return
         samples = data.splits["train"]
         images, targets = samples.__getitems__(spread(len(samples), NUM_IMAGES))
-        device = pl_module.device
-        gpus = [device] if device.type == "cuda" else []
-        state = random_state(gpus)
-        with torch.no_grad():
-            inputs = data.normalize(data.augment(images.to(device))).cpu()
-        restore_random_state(state, gpus)  # training draws the numbers that it would have drawn
+        # the training draws the same random numbers with and without this figure
+        with torch.no_grad(), isolate_rng(include_cuda=pl_module.device.type == "cuda"):
+            inputs = data.normalize(data.augment(images.to(pl_module.device))).cpu()
         title = "training images as the network gets them"
         grid = image_grid(inputs, target_texts(targets, data), ["black"] * len(inputs), title)
         log_figure(trainer.loggers, "view/inputs/train", grid, 0)

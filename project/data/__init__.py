@@ -1,1 +1,1 @@
-"""Data sets, one file each, over what they share in datamodule.py."""
+"""Data sets, one file each."""

@@ -1,4 +1,4 @@
-"""Regression: images of a disc that the template makes itself, and the disc's radius."""
+"""Regression: generated images of a disc, and the disc's radius."""
 
 from typing import Literal
 
@@ -12,13 +12,13 @@ from lightbase.data.transforms import to_float
 
 class Discs(BaseDataModule):
     """Grey images (N, 1, 32, 32) of one disc each, of random place and brightness, on noise. The
-    target is its radius, 3 to 12 pixels; those who always say 7.5 are 2.25 pixels off on average.
+    target is its radius, 3 to 12 pixels. Always predicting 7.5 gives a mean error of 2.25 pixels.
 
     Args:
         num_train: Training images, those for validation included.
         num_test: Test images.
-        noise: Standard deviation of the noise, where white is 1; discs are 0.3 to 1 brighter than
-            the ground.
+        noise: Standard deviation of the noise, where white is 1. Discs are brighter than the
+            background by 0.3 to 1.
         data_seed: Another seed makes other images of the same kind.
     """
 
@@ -42,17 +42,13 @@ class Discs(BaseDataModule):
         num = self.num_samples[split]
         radius, x, y, brightness = torch.rand(4, num, 1, 1, generator=generator)
         radius = 3 + 9 * radius
-        x, y = (
-            radius + (31 - 2 * radius) * place for place in (x, y)
-        )  # the whole disc is in the image
+        # the whole disc is in the image
+        x, y = radius + (31 - 2 * radius) * x, radius + (31 - 2 * radius) * y
         grid = torch.arange(32.0)
         distance = ((grid - x).square() + (grid[:, None] - y).square()).sqrt_()  # (N, 32, 32)
         disc = (radius + 0.5 - distance).clamp_(0, 1)  # with a soft edge of one pixel
-        images = (
-            torch.randn(num, 32, 32, generator=generator)
-            .mul_(self.noise)
-            .addcmul_(disc, 0.3 + 0.7 * brightness)
-        )
+        images = torch.randn(num, 32, 32, generator=generator).mul_(self.noise)
+        images.addcmul_(disc, 0.3 + 0.7 * brightness)
         return images.clamp_(0, 1).mul_(255).to(torch.uint8)[:, None], radius.flatten()
 
     def normalize(self, inputs: Tensor) -> Tensor:

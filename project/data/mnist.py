@@ -1,31 +1,28 @@
 """MNIST: handwritten digits, 60,000 training and 10,000 test images, 28x28, grey."""
 
-from pathlib import Path
 from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt
 from torch import Tensor
 from torchvision import datasets
-from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-from torchvision.datasets.utils import check_integrity
 
-from lightbase import BaseDataModule, Batch, UserError, open_or_download
+from lightbase import BaseDataModule, Batch, open_or_download
 from lightbase.data.transforms import random_crop, to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
 FILES = {
-    "train-images-idx3-ubyte": (47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
-    "train-labels-idx1-ubyte": (60_008, "a25bea736e30d166cdddb491f175f624"),
-    "t10k-images-idx3-ubyte": (7_840_016, "2646ac647ad5339dbf082846283269ea"),
-    "t10k-labels-idx1-ubyte": (10_008, "27ae3e4e09519cfbb04c329615203637"),
+    "MNIST/raw/train-images-idx3-ubyte": (47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
+    "MNIST/raw/train-labels-idx1-ubyte": (60_008, "a25bea736e30d166cdddb491f175f624"),
+    "MNIST/raw/t10k-images-idx3-ubyte": (7_840_016, "2646ac647ad5339dbf082846283269ea"),
+    "MNIST/raw/t10k-labels-idx1-ubyte": (10_008, "27ae3e4e09519cfbb04c329615203637"),
 }
 
 
 class MNIST(BaseDataModule):
-    """Images (N, 1, 28, 28) with mean 0.5 and std 0.5 taken off, so in [-1, 1]; classes "0" to "9".
+    """Images (N, 1, 28, 28), normalised with mean 0.5 and std 0.5 to [-1, 1]; classes "0" to "9".
 
-    Files: data_dir/MNIST/raw, downloaded by torchvision where they are missing. Files of other
-    sizes than the published ones (a smaller set in the same format, say) are used as they are.
+    Files: data_dir/MNIST/raw, downloaded by torchvision if they are missing. Files of other sizes
+    than the published ones (a smaller set in the same format, say) are used as they are.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
@@ -39,19 +36,14 @@ class MNIST(BaseDataModule):
         self.random_crop = random_crop
 
     def prepare_data(self) -> None:
-        folder = self.data_dir / "MNIST" / "raw"
-        for file in (folder / name for name in FILES):
-            if file.is_file() and not is_whole(file):
-                raise UserError(
-                    f"{file} is damaged (cut short or altered): delete it to download it again"
-                )
-        files = ", ".join(f"{name}.gz" for name in FILES)
-        open_or_download(
-            datasets.MNIST, self.data_dir, f"{files} into {folder}", root=self.data_dir
-        )
+        self.load("train")
+        self.load("test")
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        data = datasets.MNIST(self.data_dir, train=split == "train")
+        files = ", ".join(f"{name}.gz" for name in FILES) + f" into {self.data_dir}"
+        data = open_or_download(
+            datasets.MNIST, self.data_dir, files, FILES, root=self.data_dir, train=split == "train"
+        )
         return data.data.unsqueeze(1), data.targets
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -59,13 +51,3 @@ class MNIST(BaseDataModule):
 
     def augment(self, inputs: Tensor) -> Tensor:
         return random_crop(inputs, self.random_crop) if self.random_crop else inputs
-
-
-def is_whole(file: Path) -> bool:
-    size, md5 = FILES[file.name]
-    if file.stat().st_size == size:
-        return check_integrity(file, md5)
-    try:
-        return bool(read_sn3_pascalvincent_tensor(str(file)).numel())
-    except (AssertionError, KeyError, RuntimeError, ValueError):
-        return False

@@ -4,7 +4,7 @@ import itertools
 
 from torch import Tensor, nn
 
-from project.models.activation import make_activation
+from project.models import make_activation
 
 
 class MLP(nn.Module):
@@ -20,9 +20,7 @@ class MLP(nn.Module):
     def __init__(self, sizes: list[int], activation: str = "relu") -> None:
         super().__init__()
         if len(sizes) < 2:
-            raise ValueError(
-                f"sizes {sizes}: an input and an output size are the least, such as [784, 10]"
-            )
+            raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
         if min(sizes) < 1:
             raise ValueError(f"sizes {sizes}: every size is 1 or more")
         layers: list[nn.Module] = [nn.Flatten()]

@@ -9,17 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PATCH = 2  # height and width of what the first layer sees
-EPSILON = (
-    5e-4  # of the mean variance: keeps the directions of almost no variance from being blown up
-)
+EPSILON = 5e-4  # times the mean variance; limits the scale of directions without variance
 
 
 class Whiten(nn.Module):
-    """A convolution whose outputs are uncorrelated and of variance 1, and the same with the
-    opposite sign.
+    """A convolution whose outputs are uncorrelated and have variance 1; each comes with both signs.
 
-    `fit` computes its weights from images; they are not trained, its bias is. Until then it passes
-    patches as they are.
+    `fit` computes the weights from images. The weights are not trained, the bias is. Before `fit`
+    the outputs are the pixels of the patches.
 
     Input (N, in_channels, H, W), output (N, 2 x in_channels x 4, H - 1, W - 1).
     """
@@ -41,9 +38,8 @@ class Whiten(nn.Module):
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
         """images: (N, in_channels, H, W), as the network gets them."""
-        patches = (
-            functional.unfold(images, PATCH).transpose(1, 2).flatten(0, 1)
-        )  # (all patches, num_inputs)
+        patches = functional.unfold(images, PATCH).transpose(1, 2)
+        patches = patches.flatten(0, 1)  # (num_patches, num_inputs)
         mean = patches.mean(0)
         patches = patches - mean
         variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
@@ -55,21 +51,19 @@ class Whiten(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, each with batch norm and GELU, max pooling behind the first: half the
+    """Two 3x3 convolutions, each with batch norm and GELU. Max pooling after the first one halves
     height and width.
 
-    Weights start as the identity as far as there are inputs; the scale of the norms is 1 and not
-    trained.
+    The first in_channels outputs of a convolution start as copies of its inputs. The scale of the
+    norms is 1 and not trained.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding="same", bias=False)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding="same", bias=False)
         self.pool = nn.MaxPool2d(2)
         self.norm1 = nn.BatchNorm2d(out_channels, momentum=0.4)
-        self.conv2 = nn.Conv2d(
-            out_channels, out_channels, kernel_size=3, padding="same", bias=False
-        )
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding="same", bias=False)
         self.norm2 = nn.BatchNorm2d(out_channels, momentum=0.4)
         self.activation = nn.GELU()
         for norm in (self.norm1, self.norm2):
@@ -85,9 +79,8 @@ class Block(nn.Module):
 class WhitenedCNN(nn.Module):
     """Whitening, three blocks, a linear layer: 1,972,504 parameters for CIFAR-10.
 
-    After K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, arXiv 2404.00498,
-    whose network it is, but that there the bias of the whitening is trained in the first three
-    epochs only.
+    The network of K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, arXiv
+    2404.00498. There the bias of the whitening is trained in the first three epochs only.
 
     Input (N, in_channels, H, W), at least 25 x 25; output (N, num_classes) logits.
 
@@ -121,8 +114,5 @@ def whiten(net: nn.Module, images: Tensor) -> None:
     """For `model.initializer`: compute the first layer of a WhitenedCNN from images (N,
     in_channels, H, W)."""
     if not isinstance(net, WhitenedCNN):
-        raise ValueError(
-            f"whiten is made for a WhitenedCNN, and not for {type(net).__name__}: give null "
-            "for none"
-        )
+        raise ValueError(f"whiten is made for a WhitenedCNN, and not for {type(net).__name__}")
     net.whiten.fit(images)

@@ -34,9 +34,8 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
-from lightbase.data.batches import ResumableLoader, as_it_is
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader, as_it_is
 from lightbase.data.module import BaseDataModule, Batch
-from lightbase.data.sampler import EpochBatchSampler
 from lightbase.devices import signals
 from lightbase.devices.processes import StopOnSignal
 from lightbase.run.train import main

@@ -1,23 +1,17 @@
-"""A download that fails, or brings a file that is cut short: of torchvision's sets and of a user's
-own."""
+"""A download of torchvision that fails, or brings a file that is cut short."""
 
 import gc
 import http.server
 import tarfile
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import TINY, script
-from small import Points
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
-
-from lightbase.data.torchvision_set import prepare_data
 
 # urllib leaves the socket of a refused connection to the garbage collector
 pytestmark = pytest.mark.filterwarnings(
@@ -31,18 +25,6 @@ Train = Callable[..., dict[str, Any]]
 def collect() -> Iterator[None]:
     yield
     gc.collect()
-
-
-class Unreachable(Points):
-    """A user's own download."""
-
-    def prepare_data(self) -> None:
-        urllib.request.urlretrieve(f"{CLOSED}/points.zip")
-
-
-class Buggy(Points):
-    def prepare_data(self) -> None:
-        raise KeyError("bug")
 
 
 @pytest.fixture
@@ -102,7 +84,13 @@ def test_a_failed_download_of_torchvision_is_two_lines(
         monkeypatch.setattr(datasets.CIFAR10, "__init__", init)
         folder = tmp_path / f"data_{i}"
         with pytest.raises(SystemExit) as caught:
-            train("--data", "example.data.cifar10.CIFAR10", "--data.data_dir", folder)
+            train(
+                "--data",
+                "lightbase.TorchvisionSet",
+                "--data.dataset=CIFAR10",
+                "--data.data_dir",
+                folder,
+            )
         assert caught.value.code == 1
         lines = (
             capsys.readouterr().err.rpartition("error: ")[2].splitlines()
@@ -115,22 +103,3 @@ def test_a_failed_download_of_torchvision_is_two_lines(
             "delete what has come in half, and start the command again; without a network, put "
         )
         assert not (tmp_path / "tiny").exists()
-
-
-def test_a_failed_download_of_ones_own_has_a_note_below_its_traceback(
-    train: Train, tmp_path: Path
-) -> None:
-    data = ["--data", "test_download.Unreachable"]
-    starts: tuple[Callable[[], Any], ...] = (
-        lambda: train(*data, "--model.net.sizes", "[10,2]"),
-        lambda: script("prepare_data").main(["--config", TINY, *data]),
-    )
-    for start in starts:
-        with pytest.raises(OSError, match="refused") as caught:
-            start()
-        (note,) = caught.value.__notes__
-        assert note.startswith("Is the network there?")
-    assert not (tmp_path / "tiny").exists()
-    with pytest.raises(KeyError) as bug:
-        prepare_data(Buggy())
-    assert not hasattr(bug.value, "__notes__")

@@ -3,7 +3,7 @@ from itertools import chain
 
 import pytest
 
-from lightbase.data.sampler import EpochBatchSampler
+from lightbase.data.batches import EpochBatchSampler
 
 
 def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 
-from lightbase.data.sampler import EpochBatchSampler
+from lightbase.data.batches import EpochBatchSampler
 from lightbase.resume.state import load_run
 
 Train = Callable[..., dict[str, Any]]
@@ -431,6 +431,10 @@ def centre(net: MLP, inputs: Tensor) -> None:
 calls: list[Tensor] = []
 
 
+def refuse(net: nn.Module, inputs: Tensor) -> None:
+    raise ValueError("made for another network")
+
+
 def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
     train: Train,
     tmp_path: Path,
@@ -625,11 +629,7 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
             "lightbase.data.transforms.random_flip",
             "gives a Tensor, where a list of tensors belongs",
         ),
-        (
-            "initializer",
-            "example.models.whitened_cnn.whiten",
-            "made for a WhitenedCNN, and not for MLP",
-        ),
+        ("initializer", f"{HERE}.refuse", "made for another network"),
     ],
 )
 def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(

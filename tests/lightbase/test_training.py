@@ -30,8 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightbase.curves import MayMissSteps
-from lightbase.data.batches import ResumableLoader
-from lightbase.data.sampler import EpochBatchSampler
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader
 from lightbase.optim import build_optimizer
 
 Train = Callable[..., dict[str, Any]]

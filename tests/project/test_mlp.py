@@ -29,7 +29,7 @@ def test_impossible_sizes(sizes: list[int]) -> None:
         MLP(sizes)
 
 
-@pytest.mark.parametrize("name", ["foo", "MultiheadAttention", ""])
+@pytest.mark.parametrize("name", ["foo", ""])
 def test_impossible_activation(name: str) -> None:
     with pytest.raises(ValueError, match="activation"):
         MLP([2, 2, 2], activation=name)

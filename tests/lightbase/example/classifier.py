@@ -1,4 +1,4 @@
-"""Trains a network to tell classes apart. Yours: change what you like."""
+"""Trains a network to tell classes apart."""
 
 from typing import Any
 
@@ -11,18 +11,7 @@ from lightbase import BaseModule, Batch, Metrics, collection
 
 
 class Classifier(BaseModule):
-    """Trains `net`: inputs (N, ...) to logits (N, classes), for labels int64 (N,).
-
-    Args:
-        net: The network.
-        criterion: The loss of logits and labels, a mean over the batch; cross-entropy unless given.
-        metrics: By name, {f1: {class_path: torchmetrics.classification.MulticlassF1Score}};
-            accuracy unless given.
-        num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
-        per_class: The accuracy of each class, too, as curves val_class_acc/NAME.
-        top_k: Also how often the true class is among so many of the likeliest, as val/top5 with 5.
-        system: Optimiser, schedule and so on, see `lightbase.BaseModule`.
-    """
+    """Trains `net`: inputs (N, ...) to logits (N, classes), for labels int64 (N,)."""
 
     def __init__(
         self,
@@ -35,48 +24,40 @@ class Classifier(BaseModule):
         **system: Any,
     ) -> None:
         if num_classes == 1:
-            raise ValueError(
-                "num_classes 1: there is nothing to tell apart; give data of two classes or more"
-            )
+            raise ValueError("num_classes 1: there is nothing to tell apart; give more classes")
         if top_k and num_classes and top_k > num_classes:
             raise ValueError(f"top_k {top_k}: there are {num_classes} classes; give fewer")
 
-        def accuracy(**options: Any) -> Metric:
-            return MulticlassAccuracy(
-                num_classes, validate_args=False, **options
-            )  # the checks wait for a GPU
+        def accuracy(average: Any, top_k: int = 1) -> Metric:
+            return MulticlassAccuracy(num_classes, top_k, average, validate_args=False)
 
-        metrics = metrics or {"acc": accuracy(average="micro")}
-        if per_class or top_k:
+        metrics = metrics or {"acc": accuracy("micro")}
+        if per_class:
             metrics = collection(metrics)
-            metrics.add_metrics({"class_acc": accuracy(average=None)} if per_class else {})
-            metrics.add_metrics(
-                {f"top{top_k}": accuracy(average="micro", top_k=top_k)} if top_k else {}
-            )
+            metrics.add_metrics({"class_acc": accuracy(None)})
+        if top_k:
+            metrics = collection(metrics)
+            metrics.add_metrics({f"top{top_k}": accuracy("micro", top_k)})
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x, y = batch
-        logits = self.net(x).float()
-        loss = self.criterion(logits, y)
-        self.track(
-            "train", loss, logits, y
-        )  # train/loss and the metrics; without logits and y the loss alone
+        loss, _ = self._step("train", self.net(batch[0]), batch[1])
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x, y = batch
-        logits = self.net(x).float()
-        self.track("val", self.criterion(logits, y), logits, y)
-        return logits  # for the pictures
+        _, logits = self._step("val", self.net(batch[0]), batch[1])
+        return logits
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x, y = batch
-        logits = self(x).float()  # the network's, or their mean over test_views
-        self.track("test", self.criterion(logits, y), logits, y)
+        _, logits = self._step("test", self(batch[0]), batch[1])
         return logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The probability of each class, (N, classes)."""
         return self(batch[0]).float().softmax(1)
+
+    def _step(self, stage: Any, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        loss = self.criterion(logits, y)
+        self.track(stage, loss, logits, y)
+        return loss, logits

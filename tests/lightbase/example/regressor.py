@@ -1,4 +1,4 @@
-"""Trains a network to predict numbers. Yours: change what you like."""
+"""Trains a network to predict numbers."""
 
 from typing import Any
 
@@ -9,11 +9,7 @@ from lightbase import BaseModule, Batch, Metrics, UserError
 
 
 class Regressor(BaseModule):
-    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) where D
-    is 1.
-
-    criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
-    """
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets (N, D), or (N,) if D is 1."""
 
     def __init__(
         self,
@@ -22,38 +18,29 @@ class Regressor(BaseModule):
         metrics: Metrics | Metric | None = None,
         **system: Any,
     ) -> None:
-        super().__init__(
-            net, criterion or nn.MSELoss(), metrics or {"mae": MeanAbsoluteError()}, **system
-        )
+        metrics = metrics or {"mae": MeanAbsoluteError()}
+        super().__init__(net, criterion or nn.MSELoss(), metrics, **system)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, predicted = self.loss_and_prediction(batch)
-        self.track("train", loss, predicted, batch[1])
+        loss, _ = self._step("train", self.net(batch[0]), batch[1])
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, predicted = self.loss_and_prediction(batch)
-        self.track("val", loss, predicted, batch[1])
-        return predicted  # for the pictures
+        _, predicted = self._step("val", self.net(batch[0]), batch[1])
+        return predicted
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, predicted = self.loss_and_prediction(batch, self)
-        self.track("test", loss, predicted, batch[1])
+        _, predicted = self._step("test", self(batch[0]), batch[1])
         return predicted
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """(N, D)"""
-        return self(batch[0]).float()  # the network's, or their mean over test_views
+        return self(batch[0]).float()
 
-    def loss_and_prediction(
-        self, batch: Batch, net: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        predicted = (net or self.net)(x).float()
+    def _step(self, stage: Any, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if predicted.numel() != y.numel():
-            raise UserError(
-                f"model.net gives {tuple(predicted.shape)} for targets {tuple(y.shape)}: make "
-                "them agree"
-            )
-        predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
-        return self.criterion(predicted, y), predicted
+            shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
+            raise UserError(f"model.net gives {shapes}: make them agree")
+        predicted = predicted.float().view_as(y)
+        loss = self.criterion(predicted, y)
+        self.track(stage, loss, predicted, y)
+        return loss, predicted

@@ -4,31 +4,22 @@ import itertools
 
 from torch import Tensor, nn
 
-from example.models.activation import make_activation
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
 class MLP(nn.Module):
-    """Flatten, then linear layers with an activation between them.
-
-    sizes: units of each layer, input first, classes last. [784, 128, 10] is the MNIST network
-    (101,770 parameters), [10, 5, 2] the small net (67).
-    activation: an activation of torch.nn by name, such as "relu", "gelu" or "tanh".
-
-    Input (N, ...) with sizes[0] values a sample, output (N, sizes[-1]) logits.
-    """
+    """Flatten, then linear layers with an activation between them. sizes: input first."""
 
     def __init__(self, sizes: list[int], activation: str = "relu") -> None:
         super().__init__()
-        if len(sizes) < 2:
-            raise ValueError(
-                f"sizes {sizes}: an input and an output size are the least, such as [784, 10]"
-            )
-        if min(sizes) < 1:
-            raise ValueError(f"sizes {sizes}: every size is 1 or more")
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r}: try {', '.join(ACTIVATIONS)}")
         layers: list[nn.Module] = [nn.Flatten()]
         for num_in, num_out in itertools.pairwise(sizes):
-            layers += [nn.Linear(num_in, num_out), make_activation(activation)]
-        self.layers = nn.Sequential(*layers[:-1])  # no activation after the last layer
+            layers += [nn.Linear(num_in, num_out), ACTIVATIONS[activation]()]
+        self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
