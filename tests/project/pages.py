@@ -98,6 +98,4 @@ def run(command: str, folder: Path) -> Any:
         ]  # noise has no best rate
     if name == "runs":
         args += ["--trainer.default_root_dir", str(folder / "logs")]
-    if name == "benchmark":
-        args += ["--parts", "launch", "--rounds", "1"]
     return script(name).main(args)
