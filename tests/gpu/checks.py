@@ -186,8 +186,8 @@ def checks(dry: bool) -> list[Check]:
         Check(
             "speed",
             [
-                "benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300 --markdown "
-                "{folder}/speed.md"
+                "benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300 "
+                "> {folder}/speed.md"
             ],
             needs_gpu=True,
             alone=True,

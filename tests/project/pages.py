@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lightbase.watch
-import project
+import project as user_package
 import project.data
 import project.models
 
@@ -51,7 +51,7 @@ def files(text: str) -> dict[str, str]:
 def write_files(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Write a page's files below `folder`, beside copies of the shipped configs, to be imported as
     ours."""
-    for package in (project, project.models, project.data, lightbase.watch):
+    for package in (user_package, project.models, project.data, lightbase.watch):
         own = folder / package.__name__.replace(".", "/")
         own.mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(package, "__path__", [str(own), *package.__path__])
@@ -98,6 +98,4 @@ def run(command: str, folder: Path) -> Any:
         ]  # noise has no best rate
     if name == "runs":
         args += ["--trainer.default_root_dir", str(folder / "logs")]
-    if name == "benchmark":
-        args += ["--parts", "launch", "--rounds", "1"]
     return script(name).main(args)
