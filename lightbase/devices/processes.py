@@ -26,16 +26,16 @@ from lightbase.errors import UserError
 from lightbase.ranks import rank
 
 
-def end_with_parent() -> None:
+def end_with_parent(is_worker: bool = False) -> None:
     """Let a process that the first one or torchrun has started end with it, even if that is
-    killed."""
+    killed. is_worker: Another process has started this one in any case."""
 
     def watch() -> None:
         while os.getppid() == STARTED_BY:
             time.sleep(0.5)
         os._exit(1)  # the main thread may be waiting for a process that is no more
 
-    if rank() > 0 or TorchElasticEnvironment.detect():
+    if is_worker or rank() > 0 or TorchElasticEnvironment.detect():
         threading.Thread(target=watch, daemon=True).start()
 
 
