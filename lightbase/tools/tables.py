@@ -1,5 +1,4 @@
-"""Rows of cells, as CSV and as a table for the terminal; what predict.py, evaluate.py, runs.py and
-sweep.py show."""
+"""Rows of cells as CSV, and as a table for the terminal."""
 
 import csv
 import io
@@ -10,29 +9,27 @@ from lightbase.ranks import printable
 
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """rows: the columns' names first; of None a cell is empty."""
+    """rows: The names of the columns first. None is an empty cell."""
     text = io.StringIO()
-    csv.writer(text).writerows(
-        [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
-    )
+    writer = csv.writer(text)
+    for row in rows:
+        writer.writerow(["" if cell is None else for_spreadsheet(str(cell)) for cell in row])
     return text.getvalue()
 
 
 def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines. rows: the columns' names first, one at least."""
+    """Lines with aligned columns. rows: The names of the columns first, so one row at least."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def count(num: int, noun: str) -> str:
-    return f"{num} {noun}{'s' * (num != 1)}"
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def for_spreadsheet(cell: str) -> str:
-    """A cell that opens as text, not as a formula, in UTF-8; numbers stay as they are."""
+    """A cell in UTF-8 that a spreadsheet opens as text, not as a formula. Numbers stay."""
     cell = cell.encode(errors="backslashreplace").decode()
-    return f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell) else cell
+    is_formula = re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell)
+    return f"'{cell}" if is_formula else cell

@@ -184,34 +184,52 @@ def test_a_damaged_value_is_none(root: Path, capsys: Any) -> None:
         assert "mlp/version_0" in capsys.readouterr().out
 
 
-def test_damaged_half_written_and_foreign_folders_are_said_and_break_nothing(
-    root: Path, capsys: Any
-) -> None:
+def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -> None:
     (root / "mlp" / "version_0" / "config.yaml").write_bytes(b"\xff\x00\x80")
     (root / "mlp" / "version_2" / "metrics.json").write_text('{"test/acc": 0.')
     (root / "mlp" / "version_10" / "progress.json").write_text('["epochs", 1]')
-    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(
-        '{"test/acc": "x", "epochs": null}'
-    )
+    metrics = '{"test/acc": "x", "epochs": null}'
+    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(metrics)
     (root / "mlp" / "version_11").mkdir()
     (root / "mlp" / "version_12").mkdir()
     (root / "mlp" / "version_12" / ".lock").touch()  # killed before it wrote anything
-    (root / "mlp" / "version_x").mkdir()
     (root / "mlp" / "version_13").write_text("a file")
     (root / "version_0").mkdir()
-    (root / "mlp" / "version_14").symlink_to(root / "mlp" / "version_0")
-    call(root)
+    call(root, "--sort", "minutes")
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 6
-    notes = shown.err.splitlines()
-    expected = dict.fromkeys(("0/config.yaml", "2/metrics.json", "10/progress.json"), "damaged")
-    for path, what in (expected | {"11": "no config.yaml", "14": "link"}).items():
-        (note,) = [note for note in notes if f"mlp/version_{path} " in note]
-        assert what in note
-    assert len(notes) == 5
-    call(root, "--sort", "minutes")
-    row = capsys.readouterr().out.splitlines()[-1].split()
-    assert row == ["mlp", "12", "stopped", *"-----"]
+    assert shown.out.splitlines()[-1].split() == ["mlp", "12", "stopped", *"-----"]
+    damaged = ("0/config.yaml", "10/progress.json", "2/metrics.json")
+    notes = [f"Note: {root}/mlp/version_{file} is damaged" for file in damaged]
+    assert sorted(shown.err.splitlines()) == notes
+
+
+def write_trial(root: Path, name: str, lr: str, state: str = "running", reason: str = "") -> Path:
+    """A trial's folder as sweep.py leaves it."""
+    (root / name).mkdir(parents=True, exist_ok=True)
+    record = {"values": {"model.lr": lr}, "state": state, "reason": reason}
+    (root / name / "trial.json").write_text(json.dumps(record))
+    return root / name
+
+
+def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path, "tried/trial_000/version_0", lr=0.1, best=0.8, test=0.7)
+    write_trial(tmp_path, "tried/trial_000", "0.1", "finished")
+    write_run(tmp_path, "tried/trial_001/version_0", lr=0.1, best=0.5, test=0.4)
+    write_trial(tmp_path, "tried/trial_001", "0.10", "pruned")
+    write_trial(tmp_path, "tried/trial_002", "fast", "failed", "error: no number")
+    write_run(tmp_path, "tried/trial_010/version_0", lr=0.2, best=0.3)
+    write_trial(tmp_path, "tried/trial_010", "0.2")
+    with FileLock(write_trial(tmp_path, "tried/trial_011", "0.3") / ".lock"):
+        rows = table(capsys, tmp_path, "tried")
+    assert [list(row.values()) for row in rows] == [
+        ["tried/trial_000", "0", "finished", "4", "0.8", "0.7", "2.0", "0.1", ""],
+        ["tried/trial_001", "0", "pruned", "4", "0.5", "0.4", "2.0", "0.1", ""],
+        ["tried/trial_002", "", "failed", "", "", "", "", "fast", "error: no number"],
+        ["tried/trial_010", "0", "stopped", "3", "0.3", "", "1.5", "0.2", ""],
+        ["tried/trial_011", "", "running", "", "", "", "", "0.3", ""],
+    ]
+    assert [row["model.lr"] for row in table(capsys, tmp_path, "tried/trial_002")] == ["fast"]
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
@@ -280,7 +298,8 @@ def test_a_wide_table_is_wrapped_in_a_terminal_and_whole_elsewhere(
 def test_a_link_and_a_folder_elsewhere_hold_no_runs(root: Path, capsys: Any) -> None:
     outside = write_run(root.parent, "outside/version_0")
     (root / "linked").symlink_to(outside.parent)
-    for name in ("linked", "../outside", str(outside), "linked/version_0"):
+    (root / "mlp" / "version_14").symlink_to(outside)
+    for name in ("linked", "../outside", str(outside), "linked/version_0", "mlp/version_14"):
         assert "no run below" in fails(capsys, root, 2, name)
 
 
@@ -347,7 +366,7 @@ def test_the_status_and_the_best_value_of_real_runs(
         max(point.value for point in events.Scalars("val/acc"))
     )
     assert len(events.Scalars("val/acc")) == 3
-    curves = script("learning_curves").read_curves(tmp_path / "tiny" / "version_0")
+    curves = runs.read_curves(tmp_path / "tiny" / "version_0")
     assert curves["acc", "val"][1] == [point.value for point in events.Scalars("val/acc")]
     assert {"loss", "acc"} == {measure for measure, _ in curves}
 
@@ -425,7 +444,7 @@ def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str)
 
 
 def test_a_plot_takes_any_name(tmp_path: Path) -> None:
-    for name in (r"$\frac$", "_x", "日本"):
+    for name in (r"$\frac$", "_x", "x.y"):
         with SummaryWriter(str(write_run(tmp_path, f"{name}/version_0"))) as writer:
             writer.add_scalar("val/loss", 1, 0)
     call(tmp_path, "--plot", str(tmp_path / "x.svg"))

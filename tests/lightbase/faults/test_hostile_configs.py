@@ -1,9 +1,8 @@
 """Checkpoints, runs and sweeps from somebody else: what their configs name writes no file and runs
 no code."""
 
-import contextlib
+import json
 import pkgutil
-import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -403,33 +402,24 @@ def test_an_error_quotes_no_control_characters(
     "name", [pytest.param("a network", marks=pytest.mark.slow), "a callback calls os.system"]
 )
 def test_a_sweep_refuses_what_the_run_of_a_trial_names(
-    name: str,
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep, sweeping = script("sweep"), script("sweeping")
-
-    def train_all(folder: Path, task: dict[str, Any], *_: Any) -> None:
-        sweeping.Worker({**task, "index": 0}).run()
-
-    monkeypatch.setattr(sweep, "train_all", train_all)
+    main = script("sweep").main
     root = ["--trainer.default_root_dir", str(tmp_path / "logs"), "--name", "tried"]
     args = ["--config", TINY, "--search", "model.lr=0.01", *root]
-    assert [trial.state.name for trial in sweep.main(args).trials] == ["COMPLETE"]
-    folder = tmp_path / "logs" / "tried"
-    run = folder / "trial_000" / "version_0"
-    (run / "metrics.json").unlink()
-    last = run / "checkpoints" / "last.ckpt"
-    (run / "config.yaml").write_text(yaml.safe_dump(changed(last, last, ALL[name], target)))
-    with contextlib.closing(sqlite3.connect(folder / "study.db")) as study, study:
-        study.execute("UPDATE trials SET state = 'RUNNING'")
+    (trial,) = main(args)
+    assert trial.state == "finished"
+    (trial.run / "metrics.json").unlink()
+    last = trial.run / "checkpoints" / "last.ckpt"
+    (trial.run / "config.yaml").write_text(yaml.safe_dump(changed(last, last, ALL[name], target)))
+    trial.state = "running"
+    trial.write()
     with pytest.raises(SystemExit):
-        sweep.main(args)
+        main(args)
     assert not target.exists()
     assert "hostile" not in sys.modules
-    assert "a file may only name" in capsys.readouterr().err
+    record = json.loads((trial.folder / "trial.json").read_text())
+    assert "a file may only name" in record["reason"]
 
 
 def test_what_is_typed_is_constructed(trained: Trained, target: Path) -> None:
