@@ -3,9 +3,11 @@ to repeat the run."""
 
 import copy
 import inspect
+import math
 import pkgutil
 from enum import Enum
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import yaml
@@ -13,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightbase.cli.messages import explain
+from lightbase.cli.parser import add_arguments_of, explain
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.folder import flatten
@@ -26,9 +28,9 @@ LOOKS_ON = (
     "data_dir",
     "eval_batch_size",
 )
-"""Of data: they change no batch of a training."""
+"""Arguments of data that change no batch of a training."""
 NOT_KEPT = ("config", "trust_checkpoint")
-"""The names of config files, and what holds for one command alone."""
+"""Settings of one command: its config files, and its trust in a checkpoint."""
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
@@ -38,7 +40,7 @@ class KnowsClasses(Protocol):
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
-    """By the names of the arguments that take them; plain, not jsonargparse's PositiveInt."""
+    """What the data knows, by the names of the arguments that take it."""
     facts: dict[str, Any] = {}
     if isinstance(data, KnowsClasses) and data.num_classes:
         facts["num_classes"] = int(data.num_classes)
@@ -50,54 +52,84 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
 
 def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
     """Give each class in `config`, {class_path: ..., init_args: {...}}, the facts that it takes and
-    `given`, what the user gave of `config`, lacks."""
+    that `given`, the user's part of the config, does not set."""
     if isinstance(config, list):
-        for inner, own in zip_longest(config, given if isinstance(given, list) else []):
-            fill_in(inner, own, facts)
-    values, own = as_dict(config), as_dict(given)
+        for inner, inner_given in zip_longest(config, given if isinstance(given, list) else []):
+            fill_in(inner, inner_given, facts)
+    values, given_values = entries(config), entries(given)
     if "class_path" in values:
-        values, own, path = (
-            as_dict(values.get("init_args")),
-            as_dict(own.get("init_args")),
-            values["class_path"],
+        path = values["class_path"]
+        values, given_values = (
+            entries(values.get("init_args")),
+            entries(given_values.get("init_args")),
         )
-        for name in facts.keys() & values.keys() - own.keys():
+        for name in facts.keys() & values.keys() - given_values.keys():
             values[name] = facts[name]
-        if path.startswith("timm.") and inspect.isroutine(
-            pkgutil.resolve_name(path)
-        ):  # its **kwargs take them
+        if path.startswith("timm.") and inspect.isroutine(pkgutil.resolve_name(path)):
+            # timm's functions take them in **kwargs
             taken = {name: facts[name] for name in ("num_classes", "in_chans") if name in facts}
-            config["dict_kwargs"] = taken | as_dict(config.get("dict_kwargs"))
+            config["dict_kwargs"] = taken | entries(config.get("dict_kwargs"))
     for name, inner in values.items():
-        fill_in(inner, own.get(name), facts)
+        fill_in(inner, given_values.get(name), facts)
 
 
 def drop_objects(config: Any) -> None:
     """Leave out of {class_path: ..., init_args: {...}} the defaults that are objects, such as a
-    functools.partial: no text gives them back, and the class has them anyway."""
-    for inner in config if isinstance(config, list) else as_dict(config).values():
+    functools.partial: YAML cannot hold them, and the class has them anyway."""
+    for inner in config if isinstance(config, list) else entries(config).values():
         drop_objects(inner)
-    if isinstance(config, Namespace) and isinstance(config.get("init_args"), Namespace):
-        values = vars(config.init_args)
-        objects = [
-            key
-            for key, value in values.items()
-            if isinstance(value, Enum) or not isinstance(value, PLAIN)
-        ]
-        if objects:
-            cls, scratch = (
-                pkgutil.resolve_name(config.class_path),
-                ArgumentParser(exit_on_error=False),
-            )
-            add = (
-                scratch.add_class_arguments
-                if inspect.isclass(cls)
-                else scratch.add_function_arguments
-            )
-            add(cls, fail_untyped=False)
-            for name in objects:
-                if repr(scratch.get_defaults().get(name)) == repr(values[name]):
-                    del values[name]
+    if not isinstance(config, Namespace) or not isinstance(config.get("init_args"), Namespace):
+        return
+    values = vars(config.init_args)
+    objects = [name for name, value in values.items() if is_object(value)]
+    if objects:
+        parser = ArgumentParser(exit_on_error=False)
+        add_arguments_of(pkgutil.resolve_name(config.class_path), parser)
+        defaults = parser.get_defaults()
+        for name in objects:
+            if repr(defaults.get(name)) == repr(values[name]):
+                del values[name]
+
+
+def is_object(value: Any) -> bool:
+    return isinstance(value, Enum) or not isinstance(value, PLAIN)
+
+
+def make_paths_absolute(config: Any) -> None:
+    """Paths in flags are relative to the working folder; the saved config must mean the same from
+    anywhere."""
+    data = entries(entries(config.data).get("init_args"))
+    for key, value in data.items():
+        if key.endswith(("_dir", "_path")) and isinstance(value, str):
+            data[key] = str(Path(value).absolute())
+    if config.trainer.default_root_dir is not None:
+        config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
+    for logger in configs_of_loggers(config.trainer.logger):
+        arguments = entries(logger.get("init_args"))
+        for key in {"save_dir", "dir", "tracking_uri"} & arguments.keys():
+            # tracking_uri may be the address of a server
+            value = arguments[key]
+            if value is not None and ":" not in str(value) and value != "databricks":
+                arguments[key] = str(Path(value).absolute())
+
+
+def configs_of_loggers(config: Any) -> list[Namespace]:
+    """Of trainer.logger; none where it is a bool or null."""
+    loggers = config if isinstance(config, list) else [config]
+    return [logger for logger in loggers if isinstance(logger, Namespace)]
+
+
+def make_plain(config: Any) -> None:
+    """PositiveInt and similar types become plain numbers, which can be dumped. Raises UserError for
+    the text None, and for an infinite number where the type has a range."""
+    for key, value in list(config.items()):
+        flag = key.replace(".init_args", "")
+        if isinstance(value, float) and math.isinf(value) and type(value) is not float:
+            raise UserError(f"{flag}: {value} is out of range; give a finite number", 2)
+        if value == "None":  # jsonargparse makes it of a blank where only text fits
+            raise UserError(f"{flag}: None is no value; null may be one", 2)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            config[key] = int(value) if isinstance(value, int) else float(value)
 
 
 def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[dict[str, Any], str]:
@@ -107,41 +139,40 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     to_repeat.ckpt_path = None
     for key in NOT_KEPT:
         to_repeat.pop(key, None)
-    lost: list[str] = []
     try:
-        text = parser.dump(
-            to_repeat, skip_unset=False, skip_validation=True
-        )  # it has been validated
+        # it has been validated
+        text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)
         plain = yaml.safe_load(text)
-        same = parser.parse_object(
-            copy.deepcopy(plain), _skip_validation=True
-        )  # changes what it is given
-        for key in NOT_KEPT:
-            same.pop(key, None)
-        if same != to_repeat:  # otherwise there is no need to look further, which takes longer
-            again = parser.parse_object(copy.deepcopy(plain))
-            drop_objects(again)
-            again.pop("trust_checkpoint", None)
-            was, now = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
-            lost = [key for key in was | now if was.get(key) != now.get(key)]
+        changed = changed_by_reading(parser, to_repeat, plain)
     except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
-        reason = (
-            str(error) if isinstance(error, UserError) else explain(str(error), parser)
-        ).partition("\n")[0]
-        raise UserError(
-            f"this config could not be read again, for a resume or a test:\n{reason}", 2
-        ) from error
-    if lost:
-        raise UserError(f"{lost[0]}: another value would be read again, for a resume or a test", 2)
+        reason = str(error) if isinstance(error, UserError) else explain(str(error), parser)
+        what = "this config could not be read again, for a resume or a test"
+        raise UserError(f"{what}:\n{reason.splitlines()[0]}", 2) from error
+    if changed:
+        what = "another value would be read again, for a resume or a test"
+        raise UserError(f"{changed[0]}: {what}", 2)
     return plain, text
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """The same object's entries by name; empty for a plain value."""
-    return (
-        vars(config)
-        if isinstance(config, Namespace)
-        else config
-        if isinstance(config, dict)
-        else {}
-    )
+def changed_by_reading(
+    parser: LightningArgumentParser, config: Namespace, plain: dict[str, Any]
+) -> list[str]:
+    """Settings that differ when the plain values of a config are read again."""
+    # parse_object changes its argument
+    again = parser.parse_object(copy.deepcopy(plain), _skip_validation=True)
+    for key in NOT_KEPT:
+        again.pop(key, None)
+    if again == config:  # the usual case; the rest takes longer
+        return []
+    again = parser.parse_object(copy.deepcopy(plain))
+    drop_objects(again)
+    again.pop("trust_checkpoint", None)
+    old, new = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
+    return [key for key in old | new if old.get(key) != new.get(key)]
+
+
+def entries(config: Any) -> dict[str, Any]:
+    """The entries of a dict or Namespace, in the same object; empty for a plain value."""
+    if isinstance(config, Namespace):
+        return vars(config)
+    return config if isinstance(config, dict) else {}

@@ -1,14 +1,14 @@
-"""The command line before anything is built: the parser, the order of the arguments, values made
-plain."""
+"""The parser of train.py: jsonargparse's, with stricter types, short errors and a short --help."""
 
+import argparse
 import inspect
-import math
+import pkgutil
 import re
-from collections.abc import Sequence
-from pathlib import Path
+import sys
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+import yaml
+from jsonargparse import ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,24 +19,23 @@ from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from lightbase.cli.messages import explain, shorten_help
-from lightbase.cli.script import ScriptParser
-from lightbase.errors import UserError
+from lightbase.cli.old_names import renamed
+from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT
-from lightbase.ranks import say
-from lightbase.run.checks import check_config_file
 
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # as far as NumPy's go
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
 TRAINER_TYPES: dict[str, Any] = {
-    # typing may hold float | int where Lightning wrote int | float: 1 would be read as 1.0, which
-    # is all batches
-    **dict.fromkeys(
-        [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")],
-        int | float | None,
-    ),
+    # Lightning wrote int | float, which typing may hold as float | int: 1, one batch, would be read
+    # as 1.0, all batches
+    "limit_train_batches": int | float | None,
+    "limit_val_batches": int | float | None,
+    "limit_test_batches": int | float | None,
+    "limit_predict_batches": int | float | None,
     "val_check_interval": int | float | str | None,
     # Lightning accepts numbers below zero here
-    **dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps"), NonNegativeInt | None),
+    "min_epochs": NonNegativeInt | None,
+    "min_steps": NonNegativeInt | None,
+    "log_every_n_steps": NonNegativeInt | None,
     "check_val_every_n_epoch": PositiveInt | None,
     "accumulate_grad_batches": PositiveInt,
     "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
@@ -53,10 +52,45 @@ LOGGER_TYPES: dict[type, dict[str, Any]] = {
     WandbLogger: {"save_dir": str | None},
     MLFlowLogger: {"save_dir": str | None, "experiment_name": str | None},
 }
+# the flags of the Trainer that --help shows
+HELP = {
+    "print_config": "Print the whole config that the other flags make, and exit.",
+    "trainer.accelerator": "cpu, gpu or auto (a GPU if there is one).",
+    "trainer.devices": "How many, `auto`, or which GPUs: [1] is the second one.",
+    "trainer.precision": "32-true, 16-mixed, bf16-mixed and others.",
+    "trainer.max_epochs": "Epochs of training.",
+    "trainer.default_root_dir": "Where runs are kept instead of logs/.",
+    "trainer.fast_dev_run": "One batch of everything, nothing written.",
+}
+USAGE = "python scripts/train.py [--config FILE] [--KEY VALUE] ..."
+DESCRIPTION = """\
+Train a network, then test its best checkpoint. Without --config: configs/default.yaml."""
+EPILOG = """\
+Lightning's other Trainer flags work too, and each argument of model and data: --model.lr 0.1.
+--print_config shows them all, --model.help CLASS and --data.help CLASS explain them. --version
+prints the versions."""
+# lines of an error of jsonargparse that say nothing: about unions, None as one of their types, and
+# classes that could have been a file
+NOISE = (
+    "Does not validate",
+    "Subtypes:",
+    "Errors:",
+    "Given value",
+    "Expected a <class 'NoneType'>",
+    "Expected a path",
+)
+NEXT_TYPE = ("Parser key", "Problem with", "Subclass types")  # the error of a union's next type
+EXTRAS = ("timm",)  # of pyproject.toml, with the names of their packages
 
 
 class Parser(LightningArgumentParser):
-    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning declares."""
+    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning declares.
+    Knows the import paths of earlier versions."""
+
+    def __init__(self, **options: Any) -> None:
+        load_yaml = get_loader("yaml")
+        set_loader("with_old_names", lambda text: renamed(load_yaml(text)), (yaml.YAMLError,))
+        super().__init__(**{**options, "parser_mode": "with_old_names"})
 
     def add_class_arguments(
         self, class_type: type, nested_key: str | None = None, **options: Any
@@ -65,27 +99,27 @@ class Parser(LightningArgumentParser):
         types = TRAINER_TYPES if class_type is Trainer else LOGGER_TYPES.get(class_type, {})
         options["skip"] = {*(options.get("skip") or ()), *types}
         added = super().add_class_arguments(class_type, nested_key, **options)
+        defaults = inspect.signature(Trainer).parameters
         for name, kind in types.items():
-            default = (
-                inspect.signature(Trainer).parameters[name].default
-                if class_type is Trainer
-                else None
-            )
+            default = defaults[name].default if class_type is Trainer else None
             added.append(f"{nested_key}.{name}" if nested_key else name)
             self.add_argument(f"--{added[-1]}", type=kind, default=default)
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if (
-            not self.exit_on_error
-        ):  # a parser inside the parser, whose message becomes part of another
+        if not self.exit_on_error:  # a parser inside the parser: part of a longer message
             super().error(message, ex)
-        raise UserError(
-            f"{explain(message, self)}\nsee --help, or --print_config for every argument", 2
-        ) from ex
+        way_out = "see --help, or --print_config for every argument"
+        raise UserError(f"{explain(message, self)}\n{way_out}", 2) from ex
 
     def format_help(self, *args: Any) -> str:
-        shorten_help(self)
+        """What people change often: Lightning's own help has 450 lines."""
+        self.usage, self.description, self.epilog = USAGE, DESCRIPTION, EPILOG
+        for key, group in (self.groups or {}).items():
+            group.title = key.capitalize()
+        for action in self._actions:  # argparse has no public list of them
+            if action.dest in HELP or action.dest.startswith("trainer"):
+                action.help = HELP.get(action.dest, argparse.SUPPRESS)
         return super().format_help(*args)
 
 
@@ -99,92 +133,108 @@ def validate_nulls(parser: ArgumentParser, config: Any) -> None:
         set_parsing_settings(unset_sentinel=False)
 
 
-def arguments(args: Sequence[str]) -> list[str]:
-    """The command line in the order in which it counts: the system's class, the --config files, all
-    other flags.
-
-    The class stands first, or arguments would be taken for those of another; and again after files
-    that may name one.
-    """
-    order = ScriptParser(add_help=False)
-    order.add_argument("-c", "--config", action="append", default=[])
-    order.add_argument("--model", "--model.class_path")
-    found, others = order.parse_known_args(args)
-    check_group_flags(others)
-    configs = {path: check_config_file(Path(path)) for path in found.config}
-    with_callbacks = [
-        f"--config {path}" for path, content in configs.items() if "callbacks" in content["trainer"]
+def explain(message: str, parser: ArgumentParser) -> str:
+    """One line for an error of jsonargparse: the key, the value, what is wrong with it."""
+    keys = list(parser.get_defaults().keys(branches=True))
+    if message.lower().startswith("unrecognized arguments: "):
+        flag = message.split()[2].partition("=")[0]
+        name = flag.partition(".")[2]  # of --modle.lr
+        flags = [f"--{key}" for key in (*keys, f"model.{name}", f"data.{name}")]
+        return f"unknown argument {flag}{did_you_mean(flag, flags)}"
+    # an indented tree: keys and classes on the way, an error for each type of a union, the value
+    lines = [
+        (len(line) - len(line.lstrip(" -")), line.strip(" -")) for line in message.splitlines()
     ]
-    with_callbacks += [arg for arg in others if arg.partition("=")[0] == "--trainer.callbacks"]
-    if len(with_callbacks) > 1:
-        say(
-            f"Callbacks: {with_callbacks[-1]} replaces those before it; the key callbacks+ "
-            "would add to them"
-        )
-    own = [f"--model={found.model}"] if found.model is not None else []
+    lines = [(indent, text) for indent, text in lines if text]
+    path, class_path, reason = first_reason(lines)
+    key = ".".join(text for _, text in path)
+    unknown = re.fullmatch(r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*", reason)
+    if unknown:
+        return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
+    if reason.startswith(("module ", "No module named ")):
+        reason += nearest_import(class_path)
+    key_indent = path[-1][0] if path else -1
+    given = [text for indent, text in lines if text[:12] == "Given value:" and indent > key_indent]
+    if given and len(given[0]) < 80:
+        value = given[0][12:].rpartition("val=")[2].strip(" ')")
+        reason = f"{value!r}: {reason}"
+    return f"{key}: {reason}"[:400] if key else reason[:400]
+
+
+def first_reason(lines: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], str, str]:
+    """The (indent, key) pairs on the way to the first error, the class path that it is about, and
+    the error in plain words."""
+    path: list[tuple[int, str]] = []
+    reasons: list[str] = []
+    reason_indent, class_path = 0, ""
+    for indent, text in lines:
+        if text.startswith("Problem with") and reasons == ["Expected a <class 'list'>"]:
+            reasons = []  # what could have been a list is a class, which has more to say
+        if reasons and (indent < reason_indent or text.startswith(NEXT_TYPE)):
+            break
+        if match := re.fullmatch(r'Parser key "(.+)":', text):
+            path.append((indent, match[1]))
+        elif match := re.fullmatch(r"Problem with given class_path '(.+)':", text):
+            class_path = match[1]
+        elif not text.startswith(NOISE):
+            reasons.append(text)
+            reason_indent = indent
+    reason = " or ".join(reasons).replace("a typing.Literal", "one of ")
+    reason = reason.replace(" or Expected ", " or ")
+    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason).replace("'NoneType'", "null")
+    return path, class_path, reason
+
+
+def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
+    """path: the unknown key, "model.nett" for instance. keys: all that the parser knows."""
+    parent, _, name = path.rpartition(".")
+    if name == "class_path":
+        return f"{path}: beside it there is only the key init_args, which holds all arguments"
+    before = f"{parent}." if parent else ""
+    names = {key.removeprefix(before).partition(".")[0] for key in keys if key.startswith(before)}
+    if class_path.rpartition(".")[0] in sys.modules:  # nothing is imported for a message
+        names = {"class_path", "init_args", *argument_names(class_path)}
+    elif not names:  # the section does not exist
+        path = name = path.partition(".")[0]
+        before, names = "", {key.partition(".")[0] for key in keys}
+    hint = did_you_mean(name, names, before) or f"; there are {', '.join(sorted(names))}"
+    return f"unknown key {path}{hint}"
+
+
+def argument_names(class_path: str) -> list[str]:
+    """Arguments of a class or function, as jsonargparse finds them."""
+    made_by = pkgutil.resolve_name(class_path)
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    names: list[str] = add_arguments_of(made_by, parser)
+    parameters = inspect.signature(made_by).parameters
+    takes_more = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
+    if takes_more and set(names) < parameters.keys():
+        names.append("dict_kwargs.NAME for its **kwargs")
+    return names
+
+
+def add_arguments_of(made_by: Any, parser: ArgumentParser) -> list[str]:
+    is_class = inspect.isclass(made_by)
+    add = parser.add_class_arguments if is_class else parser.add_function_arguments
+    return add(made_by, fail_untyped=False)
+
+
+def nearest_import(path: str) -> str:
+    """A hint for an import path that does not exist."""
+    module, _, name = path.rpartition(".")
+    package = module.partition(".")[0]
+    if module in sys.modules:
+        return did_you_mean(name, dir(sys.modules[module]))
+    if package in EXTRAS:
+        return f'; pip install -e ".[{package}]"'
+    return did_you_mean(module, [*modules_of_user(), *sys.modules])
+
+
+def modules_of_user() -> list[str]:
+    """The import paths of the modules of the user's package and of lightbase."""
+    packages = [sys.modules[name] for name in (PROJECT.package, "lightbase") if name in sys.modules]
     return [
-        *(own or [f"--model={PROJECT.default_model}"]),
-        *(f"--config={path}" for path in found.config),
-        *own,
-        *others,
+        module.name
+        for package in packages
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
-
-
-def check_group_flags(args: Sequence[str]) -> None:
-    """Raise UserError for one option of a parameter group: jsonargparse would drop the group's
-    others, or refuse it."""
-    for arg, after in zip(args, [*args[1:], ""], strict=False):
-        flag, is_whole, value = arg.partition("=")
-        value = value if is_whole else after
-        found = re.fullmatch(r"--model\.(?:init_args\.)?parameter_groups\.(.+)\.(\w+)", flag)
-        if found and not value.lstrip().startswith("{"):
-            way_out = f'--model.parameter_groups.{found[1]} "{{{found[2]}: {value}}}"'
-            raise UserError(
-                f"{flag} {value}: all options of a group go into one value\n{way_out}", 2
-            )
-
-
-def make_paths_absolute(config: Any) -> None:
-    """Paths in flags are relative to the working folder; the saved config must mean the same from
-    anywhere."""
-    data = (config.data or {}).get(
-        "init_args"
-    ) or {}  # None where it is missing, which is said later
-    for key, value in dict(data).items():
-        if key.endswith(("_dir", "_path")) and isinstance(value, str):
-            data[key] = str(Path(value).absolute())
-    if config.trainer.default_root_dir is not None:
-        config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
-    for logger in configs_of_loggers(config.trainer.logger):
-        own = logger.get("init_args") or {}
-        for key in ("save_dir", "dir", "tracking_uri"):
-            # the last may be that of a server, or of a folder
-            if own.get(key) is not None and ":" not in str(own[key]) and own[key] != "databricks":
-                own[key] = str(Path(own[key]).absolute())
-
-
-def configs_of_loggers(config: Any) -> list[Namespace]:
-    """Of trainer.logger; none where it is a bool or null."""
-    return [
-        logger
-        for logger in (config if isinstance(config, list) else [config])
-        if isinstance(logger, Namespace)
-    ]
-
-
-def make_plain(config: Any) -> None:
-    """PositiveInt and the like become plain numbers: a class that asks for those could not be
-    dumped with them.
-
-    Raises UserError for an infinite PositiveFloat, or another type with a range."""
-    for key, value in list(config.items()):
-        if isinstance(value, float) and math.isinf(value) and type(value) is not float:
-            raise UserError(
-                f"{key.replace('.init_args', '')}: {value} is out of range; give a finite number", 2
-            )
-        if value == "None":  # typed, or what jsonargparse makes of a blank where only text fits
-            raise UserError(
-                f"{key.replace('.init_args', '')}: None is no value; null may be one", 2
-            )
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            config[key] = int(value) if isinstance(value, int) else float(value)

@@ -1,5 +1,5 @@
-"""What the config in a checkpoint may construct. Constructing a class runs code, so a file may not
-name just any."""
+"""What the config in a checkpoint may construct. Constructing a class runs code, so a checkpoint
+from somebody else may name only classes and functions that are known to do no harm."""
 
 import contextlib
 import importlib
@@ -10,23 +10,24 @@ import re
 import sysconfig
 import tomllib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse._common import parsing_settings
 from torch import nn
 
+from lightbase.cli.command_line import CommandLine
+from lightbase.cli.config import entries
+from lightbase.cli.old_names import PATHS
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
-from lightbase.resume.checkpoints import PATHS
 
 LOGGERS = "lightning.pytorch.loggers"
 PACKAGES = (
-    "lightbase",  # its functions import, read and write what their arguments name
+    "lightbase",  # not its functions: they import, read and write what their arguments name
     "lightning.pytorch.callbacks",
     LOGGERS,
     "timm",
@@ -56,7 +57,7 @@ EXCEPT = (
     "torchvision.models._api",  # downloads weights from any address
     "torchvision.models.feature_extraction",  # generates code
 )
-"""Nothing of these modules."""
+"""Nothing of these modules may be constructed or called."""
 ARGUMENTS = {
     "timm": ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
     "torchmetrics": (
@@ -67,121 +68,111 @@ ARGUMENTS = {
     ),
     "lightning.pytorch.callbacks": ("dirpath", "exclude_batches_path"),
     LOGGERS: (
-        *(
-            "artifact_location",
-            "dict_kwargs",
-            "dir",
-            "log_dir",
-            "name",
-            "root_dir",
-            "save_dir",
-            "sub_dir",
-        ),
-        *("tracking_uri", "version"),
+        "artifact_location",
+        "dict_kwargs",
+        "dir",
+        "log_dir",
+        "name",
+        "root_dir",
+        "save_dir",
+        "sub_dir",
+        "tracking_uri",
+        "version",
     ),
 }
-"""Not with these arguments, by package: files to load and places to write to."""
+"""Arguments that may not be given, by package: files to load and places to write to."""
 ALLOWED = (
-    "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's "
-    "callbacks and loggers, "
-    "networks of torchvision.models and timm, and your own code"
+    "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's callbacks "
+    "and loggers, networks of torchvision.models and timm, and your own code"
 )
 WAY_OUT = (
     "if you trust the file: --trust_checkpoint true, or its package in trusted_packages "
     "in pyproject.toml"
 )
-NAMING = ("--model", "--data", "--trainer", "--config")  # flags whose values may name classes
-PLACES = ("dir", "path")  # the ends of those that do not
-FIELD = re.compile(r"\{[\w-]+(/[\w-]+)*(:\d*(\.\d+)?[defg])?\}")  # of a checkpoint's file name
-NAMED = (
-    *PATHS,
-    "accelerator",
-    "plugins",
-    "profiler",
-    "strategy",
-)  # arguments whose text may be an import path
+# the part of a checkpoint's file name that Lightning fills in, such as {epoch:02d}
+FIELD = re.compile(r"\{[\w-]+(/[\w-]+)*(:\d*(\.\d+)?[defg])?\}")
+IMPORTED = (*PATHS, "accelerator", "plugins", "profiler", "strategy")
+"""Arguments whose text the model or Lightning may import."""
 
 
 class Trust:
-    """Decides what a config that comes from a file may construct.
+    """Decides what the config in a file may construct.
 
     Allowed are classes of PACKAGES, the functions of torchvision.models and timm that make
-    networks, and the user's: code in this repository and the working folder, `trusted_packages` of
-    pyproject.toml, and what the user has typed.
+    networks, functions of torch.nn.functional, and the user's code: modules in this repository and
+    in the working folder, `trusted_packages` of pyproject.toml, and what the user has typed.
 
     file: The checkpoint, or the folder of the run. Code beside it came with it, and is not the
-    user's. args: The command line. What it and its --config=FILE name is the user's.
+    user's.
+    command_line: What it and its config files name is the user's.
     """
 
-    def __init__(self, file: Path, args: Sequence[str]) -> None:
+    def __init__(self, file: Path, command_line: CommandLine) -> None:
         self.file = file
-        self.typed = {text for value in typed_values(args) for text in strings(value)}
+        self.typed = {*strings(command_line.values_that_name_classes())}
 
     @cached_property
     def modules(self) -> set[str]:
-        """The user's modules and packages, with all that lies below them."""
-        # transforms are functions
+        """Modules and packages of the user, with all that lies below them."""
+        # transforms of lightbase are functions
         return {PROJECT.package, "lightbase.data.transforms", *trusted_packages()}
 
     @cached_property
-    def named(self) -> set[str]:
-        """Import paths that the user has typed, and those of their definitions."""
-        typed = {
-            text for text in self.typed if IMPORT_PATH.fullmatch(text) and not Path(text).exists()
-        }
-        return typed | {defined_at(resolve(path)) for path in typed}
+    def typed_paths(self) -> set[str]:
+        """Import paths that the user has typed, and the paths where these objects are defined."""
+        paths = {text for text in self.typed if IMPORT_PATH.fullmatch(text)}
+        paths = {path for path in paths if not Path(path).exists()}
+        return paths | {defined_at(resolve(path)) for path in paths}
 
     @contextlib.contextmanager
     def enforced(self, config: Any) -> Iterator[None]:
         """While jsonargparse works on `config`, it imports only what is allowed. Raises UserError
         for anything else."""
-        names = {text.partition(".")[0] for text in strings(config) if IMPORT_PATH.fullmatch(text)}
+        packages = {path.split(".")[0] for path in strings(config) if IMPORT_PATH.fullmatch(path)}
         self.modules.update(
-            name for name in names if name not in EXCEPT and is_users_module(name, self.file)
+            name for name in packages if name not in EXCEPT and is_users_module(name, self.file)
         )
-        before = {
-            key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")
-        }
-        paths = (*PACKAGES, NATIVE, *self.modules, *self.named)
+        paths = (*PACKAGES, NATIVE, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
+        keys = ("import_path_verdicts", "import_paths_enforced")
+        before = {key: parsing_settings[key] for key in keys}
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
             yield
         except (UserError, ImportError, ValueError) as error:
-            if denied := re.search(
-                r"Importing '([\w.]+)' is not allowed", f"{error} {error.__cause__}"
-            ):
+            message = f"{error} {error.__cause__}"
+            if denied := re.search(r"Importing '([\w.]+)' is not allowed", message):
                 self.refuse(denied[1])
             raise
         finally:
             parsing_settings.update(before)  # jsonargparse has no public way to take its rules back
 
     def check(self, config: Any, key: str = "") -> None:
-        """Raise UserError where a parsed config would construct or call what it may not."""
+        """Raise UserError where a parsed config would construct or call what it may not.
+
+        key: the argument that has this value.
+        """
         if isinstance(config, list | tuple | set):
             for value in config:
                 self.check(value, key)
         elif isinstance(config, dict | Namespace):
-            entries = dict(vars(config) if isinstance(config, Namespace) else config)
-            if isinstance(config, Namespace) and "class_path" in entries:
-                self.check_class_path(str(entries["class_path"]), entries)
-            for name, value in entries.items():
+            values = entries(config)
+            if isinstance(config, Namespace) and "class_path" in values:
+                self.check_class_path(str(values["class_path"]), values)
+            for name, value in values.items():
                 self.check(value, str(name))
         elif inspect.isroutine(config) or inspect.isclass(config):
             self.check_object(config, defined_at(config))
-        elif key in NAMED and IMPORT_PATH.fullmatch(
-            str(config)
-        ):  # the model or Lightning imports it
+        elif key in IMPORTED and IMPORT_PATH.fullmatch(str(config)):
             self.check_object(self.imported(config), config)
 
-    def check_class_path(self, path: str, entries: dict[str, Any]) -> None:
-        made = self.imported(path)
-        self.check_object(made, path)
-        if inspect.isroutine(made) and not (
-            makes_network(made) or returns_network(made) or path in self.typed
-        ):
+    def check_class_path(self, path: str, values: dict[str, Any]) -> None:
+        made_by = self.imported(path)
+        self.check_object(made_by, path)
+        is_function = inspect.isroutine(made_by) and path not in self.typed
+        if is_function and not makes_network(made_by) and not returns_network(made_by):
             self.refuse(path)
-        self.check_arguments(defined_at(made), entries)
+        self.check_arguments(defined_at(made_by), values)
 
     def imported(self, path: str) -> Any:
         if not self.allows(path, is_class=True):
@@ -189,35 +180,19 @@ class Trust:
         return resolve(path)
 
     def check_object(self, value: Any, path: str) -> None:
-        is_function = makes_network(value) or is_functional(value)
-        if not self.allows(defined_at(value), inspect.isclass(value)) and not is_function:
+        """path: the name in the config, which may be another one than that of the definition."""
+        if makes_network(value) or is_functional(value):
+            return
+        if not self.allows(defined_at(value), inspect.isclass(value)):
             self.refuse(path)
 
-    def check_run(self, checkpoint: dict[str, Any], folder: Path | None) -> None:
-        """Raise UserError where a resume would delete or write something outside the run's folder:
-        by a path in the state of a callback, whose older files Lightning deletes, or by a link in
-        the folder."""
-        for path in [
-            *strings(checkpoint.get("callbacks", {})),
-            *keys(checkpoint.get("callbacks", {})),
-        ]:
-            if "://" in path or ".." in Path(path).parts:
-                what = f"the state of a callback in {self.file} has the path {path[:60]!r}"
-                raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
-        for file in folder.rglob("*") if folder else ():
-            if file.is_symlink():
-                what = (
-                    f"{file} is a link: the resume of a run from somebody else would write "
-                    "where it leads"
-                )
-                raise UserError(f"{what}\n{WAY_OUT}", 2)
-
     def allows(self, path: str, is_class: bool) -> bool:
-        """What the nearest rule for an import path says: one about a module holds for all that lies
-        below it."""
+        """Whether an import path is allowed. A rule about a module holds for all that lies below
+        it; the rule nearest to the path counts."""
         parts = path.split(".")
-        for parent in (".".join(parts[:num]) for num in range(len(parts), 0, -1)):
-            if parent in self.modules or parent in self.named:
+        for length in range(len(parts), 0, -1):
+            parent = ".".join(parts[:length])
+            if parent in self.modules or parent in self.typed_paths:
                 return True
             if parent in EXCEPT:
                 return False
@@ -225,30 +200,44 @@ class Trust:
                 return is_class
         return False
 
-    def check_arguments(self, place: str, entries: dict[str, Any]) -> None:
+    def check_arguments(self, place: str, values: dict[str, Any]) -> None:
+        """place: the import path of the definition that takes the arguments in `values`."""
         if is_below(place, *self.modules):
             return
-        refused = [
-            name
-            for package, names in ARGUMENTS.items()
-            if is_below(place, package)
-            for name in names
-        ]
-        given = {**as_dict(entries.get("init_args")), **as_dict(entries.get("dict_kwargs"))}
-        for name, value in {**given, "dict_kwargs": entries.get("dict_kwargs")}.items():
-            # Lightning's join a name to a folder; timm takes hf-hub:NAME and local-dir:FOLDER for a
-            # model's name
-            leads_out = (
-                is_below(place, "lightning")
-                and isinstance(value, str)
-                and leads_out_of_folder(value)
-            )
-            leads_out |= is_below(place, "timm") and name == "model_name" and ":" in str(value)
-            if value and (name in refused or leads_out) and str(value) not in self.typed:
+        more = values.get("dict_kwargs")
+        given = {**entries(values.get("init_args")), **entries(more), "dict_kwargs": more}
+        for name, value in given.items():
+            if value and str(value) not in self.typed and is_refused(place, name, value):
                 self.refuse(f"{place} with {name} {str(value)[:60]!r}")
+
+    def check_run(self, checkpoint: dict[str, Any], folder: Path | None) -> None:
+        """Raise UserError where a resume would delete or write something outside the run's folder:
+        by a path in the state of a callback, whose older files Lightning deletes, or by a link in
+        the folder."""
+        states = checkpoint.get("callbacks", {})
+        for path in [*strings(states), *keys(states)]:
+            if "://" in path or ".." in Path(path).parts:
+                what = f"the state of a callback in {self.file} has the path {path[:60]!r}"
+                raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
+        for file in folder.rglob("*") if folder else ():
+            if file.is_symlink():
+                what = "the resume of a run from somebody else would write where it leads"
+                raise UserError(f"{file} is a link: {what}\n{WAY_OUT}", 2)
 
     def refuse(self, what: str) -> None:
         raise UserError(f"{self.file} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)
+
+
+def is_refused(place: str, name: str, value: Any) -> bool:
+    """Whether an argument of the class or function that is defined at `place` may not have this
+    value in a file."""
+    for package, names in ARGUMENTS.items():
+        if is_below(place, package) and name in names:
+            return True
+    if is_below(place, "lightning"):  # it joins a name to a folder
+        return isinstance(value, str) and leads_out_of_folder(value)
+    # timm takes hf-hub:NAME and local-dir:FOLDER for a model's name
+    return is_below(place, "timm") and name == "model_name" and ":" in str(value)
 
 
 def makes_network(function: Any) -> bool:
@@ -264,10 +253,9 @@ def makes_network(function: Any) -> bool:
 
 
 def is_functional(function: Any) -> bool:
-    """Whether it is one of torch.nn.functional, which compute tensors from tensors: an activation,
-    for instance."""
-    found = vars(nn.functional).get(getattr(function, "__name__", ""))
-    return found is function and is_below(defined_at(function), nn.functional.__name__, NATIVE)
+    """Whether it is a function of torch.nn.functional, which computes tensors from tensors."""
+    public = vars(nn.functional).get(getattr(function, "__name__", ""))
+    return public is function and is_below(defined_at(function), nn.functional.__name__, NATIVE)
 
 
 def returns_network(function: Any) -> bool:
@@ -303,27 +291,24 @@ def is_users_module(name: str, beside: Path) -> bool:
         return False
     if spec is None:
         return False
-    found = spec.submodule_search_locations or (
-        [spec.origin] if spec.has_location and spec.origin else []
-    )
-    places = [Path(place).resolve() for place in found]
-    holds_file = any(
-        file.is_relative_to(place)
-        for place in places
-        for file in (beside.absolute(), beside.resolve())
-    )
-    return bool(places) and not holds_file and all(map(is_users_file, places))
+    file = spec.origin if spec.has_location else None
+    places = spec.submodule_search_locations or ([file] if file else [])
+    paths = [Path(place).resolve() for place in places]
+    for came in (beside.absolute(), beside.resolve()):
+        if any(came.is_relative_to(path) for path in paths):
+            return False
+    return bool(paths) and all(map(is_users_file, paths))
 
 
 def is_users_file(path: Path) -> bool:
-    is_installed = {"site-packages", "dist-packages"} & {*path.parts}
-    is_pythons = path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
-    is_near = path.is_relative_to(PROJECT.root) or path.is_relative_to(Path.cwd())
-    folders = [
-        root / name for root in (PROJECT.root, Path.cwd()) for name in ("scripts", "logs", "data")
-    ]
-    is_no_code = any(path.is_relative_to(folder) for folder in folders)
-    return is_near and not (is_installed or is_pythons or is_no_code)
+    """Whether code lies in this repository or in the working folder, and is not installed."""
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
+    if path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()):
+        return False
+    roots = (PROJECT.root, Path.cwd())
+    no_code = [root / name for root in roots for name in ("scripts", "logs", "data")]
+    return any(map(path.is_relative_to, roots)) and not any(map(path.is_relative_to, no_code))
 
 
 def leads_out_of_folder(path: str) -> bool:
@@ -363,23 +348,3 @@ def keys(value: Any) -> Iterator[str]:
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield str(key)
         yield from keys(inner)
-
-
-def typed_values(args: Sequence[str]) -> Iterator[Any]:
-    """The values of a command line's flags that may name classes, read as YAML, and the contents of
-    --config=FILE."""
-    flag = ""
-    for arg in args:
-        if arg.startswith("-"):
-            flag, _, arg = arg.partition("=")
-        if flag == "--config" and arg:
-            arg = Path(arg).read_text(encoding="utf-8")
-        if flag.startswith(NAMING) and not flag.endswith(PLACES):
-            try:
-                yield yaml.safe_load(arg)
-            except yaml.YAMLError:
-                yield arg
-
-
-def as_dict(values: Any) -> dict[str, Any]:
-    return dict(vars(values) if isinstance(values, Namespace) else values or {})

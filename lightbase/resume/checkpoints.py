@@ -1,5 +1,4 @@
-"""Checkpoints: written whole or not at all, checked before they are read, kept by the run's own
-rules."""
+"""Checkpoints: written whole or not at all, checked when they are read, kept by the run's rules."""
 
 import io
 import json
@@ -12,55 +11,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightbase.cli.old_names import renamed, with_todays_package
 from lightbase.errors import UserError
-from lightbase.folder import PROJECT, write_whole
+from lightbase.folder import write_whole
 from lightbase.ranks import say
 from lightbase.transfer import load_checked
-
-PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
-
-
-MOVED = {
-    "base.callback": "lightbase.curves",
-    "base.datamodule": "lightbase.data.module",
-    "base.means": "lightbase.metrics",
-    "base.optim": "lightbase.optim",
-    "base.system": "lightbase.module",
-    "callbacks.device_monitor": "lightbase.watch.device_monitor",
-    "callbacks.gradient_norm": "lightbase.watch.parameters",
-    "callbacks.phase_clock": "lightbase.watch.step_timer",
-    "callbacks.prediction_figures": "lightbase.watch.figures",
-    "callbacks.progress": "lightbase.watch.progress",
-    "callbacks.step_timer": "lightbase.watch.step_timer",
-    "callbacks.weight_histograms": "lightbase.watch.parameters",
-    "data.features": "lightbase.data.tables",
-    "data.image_folder": "lightbase.data.images",
-    "data.torchvision_set": "lightbase.data.torchvision_set",
-    "data.transforms": "lightbase.data.transforms",
-}
-"""Modules that were in the user's package before 0.3, and where they are now."""
-RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
-"""Classes of these modules that have another name now."""
-
-
-def rename_classes(config: Any, package: str) -> None:
-    """Change the import paths in a config: of classes that have moved since, and of those of the
-    user's package, which was called `package`."""
-    for key, value in config.items() if isinstance(config, dict) else enumerate(config):
-        if (key in PATHS or isinstance(key, int)) and isinstance(value, str):
-            config[key] = renamed(value, package)
-        elif isinstance(value, dict | list):
-            rename_classes(value, package)
-
-
-def renamed(path: str, package: str) -> str:
-    """Today's import path of a class, or of whatever text this is."""
-    if not path.startswith(f"{package}."):
-        return path
-    module, _, name = path.removeprefix(f"{package}.").rpartition(".")
-    if module in MOVED:
-        return f"{MOVED[module]}.{RENAMED.get(name, name)}"
-    return PROJECT.package + path.removeprefix(package)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -69,30 +24,39 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Lightning stages it in the temporary folder: across file systems its move is a copy, which a
     crash cuts short.
+
+    path, checkpoint: A checkpoint that has been read. It is handed out once, instead of a second
+    read, and dropped.
     """
+
+    path: Path | None = None
+    checkpoint: dict[str, Any] | None = None
+
+    def __init__(self, path: Path | None = None, checkpoint: dict[str, Any] | None = None) -> None:
+        self.path, self.checkpoint = path, checkpoint
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # a process that ddp_spawn starts reads the file itself
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
-            checkpoint[key] = plain(
-                checkpoint[key]
-            )  # for the reader: runs are rebuilt from their config
+            # for a person who reads the file: runs are rebuilt from their config
+            checkpoint[key] = plain(checkpoint[key])
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        next_start = (
-            "go on with --ckpt_path last" if path.with_name("last.ckpt").exists() else "start again"
-        )
+        is_there = path.with_name("last.ckpt").exists()
+        next_start = "go on with --ckpt_path last" if is_there else "start again"
         write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        checkpoint: dict[str, Any] = load_checked(Path(path))
-        rename_classes(
-            checkpoint.get("schedule", {}), str(checkpoint.get("package"))
-        )  # it may name a scheduler
-        return checkpoint
+        checkpoint, self.checkpoint = self.checkpoint, None
+        if checkpoint is not None and Path(path) == self.path:
+            return checkpoint
+        return load_checked(Path(path))  # type: ignore[no-any-return]
 
 
 def plain(value: Any) -> Any:
@@ -107,38 +71,31 @@ def plain(value: Any) -> Any:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint. Raises UserError for a file that is missing, damaged, unsafe or not of a
-    run."""
+    """A run's checkpoint, with today's names of classes. Raises UserError for a file that is
+    missing, damaged, unsafe or not of a run."""
     try:
         is_file = path.is_file()
     except OSError as error:
         raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if not is_file:
         folder, what = (path, "is a folder") if path.is_dir() else (path.parent, "does not exist")
-        near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])
-        hint = (
-            f"there is {', '.join(map(str, near[-3:]))}"
-            if near
-            else "see logs/NAME/version_N/checkpoints"
-        )
+        near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])[-3:]
+        paths = ", ".join(map(str, near))
+        hint = f"there is {paths}" if near else "see logs/NAME/version_N/checkpoints"
         raise UserError(f"checkpoint {path} {what}: {hint}")
     checkpoint = load_checked(path)
-    config = (
-        checkpoint.get("config")
-        if isinstance(checkpoint, dict) and "state_dict" in checkpoint
-        else None
-    )
+    has_weights = isinstance(checkpoint, dict) and "state_dict" in checkpoint
+    config = checkpoint.get("config") if has_weights else None
     if not isinstance(config, dict) or not has_shape_of_config(config):
-        raise UserError(
-            f"{path} is no checkpoint of a run: it lacks the weights or the config that "
-            "train.py saves"
-        )
+        what = "it lacks the weights or the config that train.py saves"
+        raise UserError(f"{path} is no checkpoint of a run: {what}")
     if "package" not in checkpoint:
-        raise UserError(
-            f"checkpoint {path} was written before version 0.1, and only such a version can read it"
-        )
+        what = "was written before version 0.1, and only such a version can read it"
+        raise UserError(f"checkpoint {path} {what}")
     config.pop("config", None)  # a flag, which would read a file
-    rename_classes(config, str(checkpoint["package"]))
+    for key in {"config", "schedule"} & checkpoint.keys():  # a schedule may name a class
+        checkpoint[key] = with_todays_package(checkpoint[key], str(checkpoint["package"]))
+        checkpoint[key] = renamed(checkpoint[key])
     return checkpoint
 
 
@@ -200,35 +157,26 @@ class RunCheckpoint(ModelCheckpoint):
             )
             if is_late or isinstance(callback, StochasticWeightAveraging):
                 what = (
-                    f"{type(callback).__name__} averages weights after the validation of an epoch"
+                    "averages weights after the validation of an epoch: nothing would compare them"
                 )
-                way_out = (
-                    "use lightning.pytorch.callbacks.WeightAveraging or "
-                    "EMAWeightAveraging, by steps"
-                )
-                raise UserError(f"{what}: nothing would compare those that it makes\n{way_out}", 2)
+                way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
+                raise UserError(f"{type(callback).__name__} {what}\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        known = trainer.callback_metrics
-        if (
-            self.or_last
-            and self.monitor
-            and self.monitor not in known
-            and not trainer.sanity_checking
-        ):
-            names = ", ".join(
-                name for name in known if name != "lr" and not name.startswith("train")
-            )
-            unless = f", unless --monitor names one of {names}" if names else ""
+        if self.monitor and not trainer.sanity_checking:
+            self.check_metric(trainer.callback_metrics)
+        super().on_validation_end(trainer, pl_module)
+
+    def check_metric(self, metrics: dict[str, Any]) -> None:
+        """Print a line where the metric is NaN, or missing with `or_last`."""
+        if self.monitor in metrics:
+            if metrics[self.monitor].isnan():
+                say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
+        elif self.or_last:
+            names = [name for name in metrics if name != "lr" and not name.startswith("train")]
+            unless = f", unless --monitor names one of {', '.join(names)}" if names else ""
             say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
             self.monitor = None
-        elif (
-            self.monitor in known
-            and not trainer.sanity_checking
-            and known[str(self.monitor)].isnan()
-        ):
-            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
-        super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to

@@ -1,120 +1,47 @@
-"""From a checkpoint back to a run: rebuilt to be used, or to go on."""
+"""The state of a training in its checkpoints: callbacks that make a resume exact."""
 
 import random
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightbase.cli.training_cli import TrainingCLI
-from lightbase.cli.trust import Trust
 from lightbase.curves import NEVER, gather
 from lightbase.devices.devices import HasDevices
-from lightbase.errors import UserError
+from lightbase.errors import UserError, first_line
 from lightbase.module import BaseModule
-from lightbase.optim import IMPLEMENTATIONS, grouped
+from lightbase.optim import (
+    IMPLEMENTATIONS,
+    build_optimizer,
+    build_scheduler,
+    check_options,
+    grouped,
+)
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import plain, read_checkpoint
-from lightbase.run.checks import has_named_optimizer, schedule_at
-
-
-def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
-    """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's
-    weights.
-
-    flags: --data.* and --trainer.* flags that differ from those of the run.
-    is_trusted: whether the config may construct anything, and not only what `Trust` allows.
-    Raises UserError where the file is not a sound checkpoint, names what is not allowed, or does
-    not fit today's code.
-    """
-    checkpoint = read_checkpoint(path)
-    config = checkpoint["config"]
-    # the devices of the run may not be here; what changes the result stays
-    kept = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
-    if config["trainer"]["accelerator"] == "cpu":
-        kept["accelerator"] = "cpu"
-    if "initializer" in config["model"].get("init_args", {}):
-        config["model"]["init_args"]["initializer"] = None  # its work is done
-    trust = None if is_trusted else Trust(path, flags)
-    cli = TrainingCLI(flags, saved=config | {"trainer": kept}, trust=trust)
-    check_weights(checkpoint, cli.model, path)
-    cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
-    cli.model.load_state_dict(checkpoint["state_dict"])
-    if (data_state := checkpoint.get(type(cli.datamodule).__qualname__)) is not None:
-        cli.datamodule.load_state_dict(data_state)
-    return cli
-
-
-def check_resume(
-    checkpoint: dict[str, Any], model: LightningModule, config: Namespace, path: Path
-) -> None:
-    """Raise UserError where the training of the checkpoint cannot go on with this model and
-    config."""
-    check_weights(checkpoint, model, path)
-    if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
-        raise UserError(
-            f"checkpoint {path} holds weights only: the state of its training is missing"
-        )
-    if has_named_optimizer(model) and checkpoint.get("parameter_groups", []) != names_in_groups(
-        model
-    ):
-        raise UserError(
-            f"checkpoint {path} was trained with other model.parameter_groups: they must be "
-            "the same",
-            2,
-        )
-    max_epochs = config.trainer.max_epochs
-    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    if max_epochs is not None and 0 <= max_epochs < done:
-        more = f"give --trainer.max_epochs more than {max_epochs}"
-        raise UserError(f"checkpoint {path} has {done} epochs behind it: {more}", 2)
-    if max_epochs == done:
-        say(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
-
-
-def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
-    """Raise UserError if the checkpoint's weights are those of another network."""
-    own = model.state_dict()
-    for name in {**checkpoint["state_dict"], **own}:
-        pair = [checkpoint["state_dict"].get(name), own.get(name)]
-        if any(is_lazy(value) for value in pair):
-            continue  # has no shape yet
-        was, now = (tuple(value.shape) if torch.is_tensor(value) else "missing" for value in pair)
-        if was != now:
-            config = checkpoint["config"]["model"]
-            net = (
-                config.get("init_args", {})
-                .get("net", {})
-                .get("class_path", config.get("class_path"))
-            )
-            what = f"its {name} is {was}, here it is {now}\nit was trained with {net}"
-            raise UserError(f"checkpoint {path} is of another model: {what}")
+from lightbase.resume.checkpoints import plain
 
 
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state of an optimiser of the same parameters, so that it steps as it was
-    built: `fused` and its like stay, and its moments lie in memory as the weights do now, which a
-    fused step relies on."""
-    for own, group in zip(
-        optimizer.param_groups, saved["param_groups"], strict=False
-    ):  # torch says what does not fit
-        for name in IMPLEMENTATIONS & {*own, *group}:
-            group[name] = own.get(name)
-        for weight, index in zip(own["params"], group["params"], strict=False):
-            for name, value in saved["state"].get(index, {}).items():
+    """Change a saved state of an optimizer of the same parameters, so that it steps as it was
+    built: `fused` and similar options stay, and its moments lie in memory as the weights do now,
+    which a fused step relies on."""
+    # torch itself reports groups that do not fit
+    for built, group in zip(optimizer.param_groups, saved["param_groups"], strict=False):
+        for name in IMPLEMENTATIONS & {*built, *group}:
+            group[name] = built.get(name)
+        for weight, index in zip(built["params"], group["params"], strict=False):
+            state = saved["state"].get(index, {})
+            for name, value in state.items():
                 if isinstance(value, Tensor) and value.dim() and value.shape == weight.shape:
-                    saved["state"][index][name] = torch.empty_like(weight, dtype=value.dtype).copy_(
-                        value
-                    )
+                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 class RandomState(Callback):
@@ -140,12 +67,10 @@ class RandomState(Callback):
         if rank < len(self.resumed):
             restore_random_state(self.resumed[rank], self.gpus)
             loop: Any = trainer.fit_loop
-            if (
-                loop.epoch_progress.current.processed == loop.epoch_progress.current.ready
-            ):  # an epoch begins
-                iter(
-                    loop._data_fetcher
-                )  # again: a stock DataLoader draws its order from the generators
+            epochs = loop.epoch_progress.current
+            if epochs.processed == epochs.ready:  # an epoch begins
+                # again: a stock DataLoader draws its order from the generators
+                iter(loop._data_fetcher)
         elif rank > 0:
             seed = (torch.initial_seed() + rank) % 2**32
             torch.manual_seed(seed)
@@ -189,10 +114,11 @@ class PlateauFirst(Checkpoint):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # what BaseModule builds itself is stepped by Curves
         others = [config for config in trainer.lr_scheduler_configs if config.frequency != NEVER]
-        found = [
-            config for config in others if config.reduce_on_plateau and config.interval == "epoch"
+        self.frequencies = [
+            (config, config.frequency)
+            for config in others
+            if config.reduce_on_plateau and config.interval == "epoch"
         ]
-        self.frequencies = [(config, config.frequency) for config in found]
         self.keep_from_lightning()
 
     def keep_from_lightning(self) -> None:
@@ -228,9 +154,8 @@ class ResumedOptimizer(Callback):
     now, optimizer and schedule, both by name, continue where they would be had it always had this
     length. Others stay as Lightning restores them."""
 
-    def on_fit_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:  # states are restored after it
+    # states are restored after this hook
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(as_built)
         if trainer.ckpt_path:
@@ -249,57 +174,95 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if (
-            trainer.state.fn != "fit"
-            or not has_named_optimizer(pl_module)
-            or "schedule" not in checkpoint
-        ):
+        if trainer.state.fn != "fit" or "schedule" not in checkpoint:
             return
-        before, now = checkpoint["schedule"], schedule_options(pl_module)
-        for name, value in before.items():
-            if value != now.get(name):
-                what = (
-                    f"{type(pl_module).__name__} has the {name} {now.get(name)}: a resume "
-                    f"goes on with {value}"
-                )
-                raise UserError(
-                    f"{what}\nstart a new run: without --ckpt_path and with --model.weights", 2
-                )
-        (saved,) = checkpoint["lr_schedulers"] or [{}]
-        length, num_steps = (
-            saved.get("T_max", saved.get("total_steps")),
-            pl_module.num_scheduler_steps(),
-        )
-        is_given = {"T_max", "total_steps"} & pl_module.scheduler_args.keys()
-        if is_given or length is None or num_steps in (None, length):
-            return
-        optimizer, scheduler = schedule_at(saved["last_epoch"], pl_module, num_steps)
-        checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler else []
-        saved_groups = checkpoint["optimizer_states"][0]["param_groups"]
-        for group, rebuilt in zip(saved_groups, optimizer.param_groups, strict=True):
-            group.update({key: value for key, value in rebuilt.items() if key != "params"})
-        unit = f"{now['scheduler_interval']}s"
-        say(
-            f"Resume: {pl_module.scheduler} goes on as in a training of {num_steps} {unit}, "
-            f"before {length}"
-        )
+        if has_named_optimizer(pl_module):
+            check_schedule(checkpoint["schedule"], pl_module)
+            change_length(checkpoint, pl_module)
+
+
+def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError where the model would train with other options than the checkpoint."""
+    options = schedule_options(model)
+    for name, value in saved.items():
+        if value != options.get(name):
+            what = f"{type(model).__name__} has the {name} {options.get(name)}"
+            way_out = "start a new run: without --ckpt_path and with --model.weights"
+            raise UserError(f"{what}: a resume goes on with {value}\n{way_out}", 2)
+
+
+def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
+    """Give the optimizer and the schedule in a checkpoint the rates that they would have now, had
+    the training always had this model's number of steps."""
+    (saved,) = checkpoint["lr_schedulers"] or [{}]
+    old_length = saved.get("T_max", saved.get("total_steps"))
+    num_steps = model.num_scheduler_steps()
+    is_given = {"T_max", "total_steps"} & model.scheduler_args.keys()
+    if is_given or old_length is None or num_steps in (None, old_length):
+        return
+    optimizer, scheduler = schedule_at(saved["last_epoch"], model, num_steps)
+    checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler else []
+    saved_groups = checkpoint["optimizer_states"][0]["param_groups"]
+    for group, rebuilt in zip(saved_groups, optimizer.param_groups, strict=True):
+        group.update({key: value for key, value in rebuilt.items() if key != "params"})
+    length = f"{num_steps} {model.step_scheduler_every()}s"
+    say(f"Resume: {model.scheduler} goes on as in a training of {length}, before {old_length}")
+
+
+def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
+    """Whether BaseModule builds optimizer and scheduler by their names. It does not if a subclass
+    overrides `configure_optimizers`, or assigns an object or a function."""
+    if not isinstance(model, BaseModule):
+        return False
+    if is_overridden("configure_optimizers", model, BaseModule):
+        return False
+    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
+
+
+def schedule_at(
+    step: int, model: BaseModule, num_steps: int | None
+) -> tuple[Optimizer, LRScheduler | None]:
+    """An optimizer with one number in each group, and its schedule over `num_steps` steps, after
+    `step` steps; both by name.
+
+    Raises UserError for names and arguments that do not work.
+    """
+    groups = grouped(model.named_parameters(), model.parameter_groups)
+    for group in groups:
+        group["params"] = [Parameter(torch.zeros(1))]
+        group["params"][0].grad = torch.zeros(1)
+    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
+    check_options(model.parameter_groups, optimizer)
+    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
+    try:
+        if isinstance(model.scheduler, str):
+            what += f", {model.scheduler} with {model.scheduler_args}"
+            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
+        for _ in range(step):
+            # LBFGS wants a loss
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
+            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
+                schedule.step()
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{what}: {first_line(error)}", 2) from error
+    return optimizer, schedule
 
 
 def names_in_groups(model: BaseModule) -> list[list[str]]:
-    """The names of the parameters of each group, where there are groups."""
+    """The names of the parameters in each group of model.parameter_groups; empty without groups."""
+    if not model.parameter_groups:
+        return []
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = (
-        grouped(model.named_parameters(), model.parameter_groups) if model.parameter_groups else []
-    )
+    groups = grouped(model.named_parameters(), model.parameter_groups)
     return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 
 def schedule_options(model: BaseModule) -> dict[str, Any]:
-    """What sets the options of the optimiser's parameter groups, as a checkpoint can hold it."""
-    names = ("lr", "optimizer_args", "scheduler", "scheduler_args")
-    found: dict[str, Any] = plain({name: getattr(model, name) for name in names})
-    found |= {"parameter_groups": plain(model.parameter_groups)} if model.parameter_groups else {}
-    return found | {"scheduler_interval": model.step_scheduler_every()}
+    """What sets the options of the optimizer's parameter groups, as a checkpoint can hold it."""
+    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
+    names += ["parameter_groups"] if model.parameter_groups else []
+    options: dict[str, Any] = plain({name: getattr(model, name) for name in names})
+    return options | {"scheduler_interval": model.step_scheduler_every()}
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:

@@ -21,8 +21,13 @@ from lightbase.errors import UserError
 from lightbase.folder import Run
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import RunCheckpoint
-from lightbase.resume.state import PlateauFirst, RandomState, ResumedOptimizer, WholeEpochs
-from lightbase.run.checks import has_named_optimizer
+from lightbase.resume.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    WholeEpochs,
+    has_named_optimizer,
+)
 from lightbase.run.record import RunRecorder
 from lightbase.run.selection import Selection
 from lightbase.watch.device_monitor import DeviceMonitor

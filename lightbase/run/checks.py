@@ -1,76 +1,27 @@
-"""Trials before a run starts: of a config file, of the data, of the network on it, of the
-optimiser."""
+"""Trials before a run starts: of the data, of the network on it, of the optimizer."""
 
 import inspect
-import json
 import os
+import traceback
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-import yaml
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.nn import Parameter
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightbase.cli.config import KnowsClasses
-from lightbase.cli.messages import is_of_library
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices
 from lightbase.devices.processes import short_process_errors
-from lightbase.errors import UserError, did_you_mean, first_line
+from lightbase.errors import UserError, first_line
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, mean_over_views
-from lightbase.optim import build_optimizer, build_scheduler, check_options, grouped
 from lightbase.ranks import say
-
-EXAMPLE = "configs/mnist_mlp.yaml is an example"
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice: the first would not count, nor a whole section below it."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        keys: dict[str, Any] = {}
-        for key, _ in node.value:
-            if keys.setdefault(str(key.value), key) is not key:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
-                )
-        return node
-
-
-def check_config_file(path: Path) -> dict[str, Any]:
-    """What is in it, a `trainer` at least. Raises UserError for a config that is missing,
-    unreadable or no mapping."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
-        json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
-    except OSError as error:
-        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
-        raise UserError(f"--config {path}: {error.strerror}{near}", 2) from error
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
-    if not isinstance(content, dict):
-        what = (
-            "is empty"
-            if content is None
-            else f"holds a {type(content).__name__}, not keys with values"
-        )
-        raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
-    content.setdefault("trainer", {})
-    if not isinstance(content["trainer"], dict):  # jsonargparse would take it
-        raise UserError(
-            f"--config {path}: trainer is {content['trainer']!r}, where keys with values belong", 2
-        )
-    return content
+from lightbase.resume.state import has_named_optimizer, schedule_at
 
 
 def trial_device(trainer: Any) -> torch.device | None:
@@ -211,40 +162,12 @@ def has_test(model: LightningModule, data: LightningDataModule) -> bool:
     return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
 
 
-def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
-    """Whether BaseModule builds optimizer and scheduler by their names. It does not if a subclass
-    overrides `configure_optimizers`, or assigns an object or a function."""
-    if not isinstance(model, BaseModule) or is_overridden(
-        "configure_optimizers", model, BaseModule
-    ):
-        return False
-    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
-
-
-def schedule_at(
-    step: int, model: BaseModule, num_steps: int | None
-) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimiser of one number a group, and its schedule over `num_steps` steps, after `step` of
-    them; both by name.
-
-    Raises UserError for names and arguments that do not work.
-    """
-    groups = grouped(model.named_parameters(), model.parameter_groups)
-    for group in groups:
-        group["params"] = [Parameter(torch.zeros(1))]
-        group["params"][0].grad = torch.zeros(1)
-    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
-    check_options(model.parameter_groups, optimizer)
-    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
-    try:
-        if isinstance(model.scheduler, str):
-            what += f", {model.scheduler} with {model.scheduler_args}"
-            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
-        for _ in range(step):
-            # a loss, for LBFGS
-            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
-            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
-                schedule.step()
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{what}: {first_line(error)}", 2) from error
-    return optimizer, schedule
+def is_of_library(error: Exception) -> bool:
+    """Whether an installed package refuses what it is given: in a network of its own for any
+    reason, below a network of the user's by what torch raises for a wrong shape or type. Everything
+    else may be a bug of the user's."""
+    packages = Path(torch.__file__).parents[1]
+    lines = traceback.extract_tb(error.__traceback__)[1:]
+    foreign = [packages in Path(line.filename).parents for line in lines]
+    is_refusal = isinstance(error, RuntimeError | ValueError | AssertionError)
+    return all(foreign) or (foreign[-1] and is_refusal)

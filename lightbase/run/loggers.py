@@ -25,7 +25,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightbase.cli.parser import configs_of_loggers
+from lightbase.cli.config import configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, short, write_whole

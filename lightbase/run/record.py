@@ -21,6 +21,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
+import lightbase
 from lightbase.cli.config import LOOKS_ON
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
@@ -214,6 +215,7 @@ class RunRecorder(Callback):
     ) -> None:
         checkpoint["config"] = self.config
         checkpoint["package"] = PROJECT.package
+        checkpoint["lightbase"] = lightbase.__version__
 
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lightbase.folder import better_by_name
 from lightbase.metrics import collection
 from lightbase.module import BaseModule
 from lightbase.ranks import say
-from lightbase.run.checks import has_named_optimizer
+from lightbase.resume.state import has_named_optimizer
 
 
 class Selection(NamedTuple):

@@ -9,8 +9,8 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
+from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import write_config
-from lightbase.cli.parser import arguments
 from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -22,9 +22,9 @@ from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
 from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
-from lightbase.resume.changes import Restart, check_changes, config_files, find_restart, say_unused
 from lightbase.resume.checkpoints import AtomicCheckpointIO, RunCheckpoint
-from lightbase.resume.state import check_resume
+from lightbase.resume.load import check_resume
+from lightbase.resume.restart import Restart, check_changes, find_restart
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import has_test, prepare
 from lightbase.run.loggers import (
@@ -49,9 +49,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         end_with_parent()
         quiet_lightning()
-        args = list(sys.argv[1:] if args is None else args)
-        cli = parse(args)
-        if not names_experiment(args) and not (cli.restart and cli.restart.own):
+        line = CommandLine(sys.argv[1:] if args is None else args)
+        cli = build(line)
+        if not line.names_experiment and not (cli.restart and cli.restart.config):
             say(describe_default())
         with cpu_threads(cli.config.num_threads):
             return train(cli)
@@ -64,32 +64,26 @@ def describe_default() -> str:
     return f"No --config given, so this is {short(PROJECT.default_config)}: {first}\n{others}"
 
 
-def names_experiment(args: Sequence[str]) -> bool:
-    """Whether there is a config, or both a model and its data: nothing of the default experiment
-    belongs there."""
-    flags = {arg.partition("=")[0].removesuffix(".class_path") for arg in args}
-    return bool({"--config", "-c"} & flags) or {"--model", "--data"} <= flags
-
-
 def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
     """Model and data of a command line; of the default experiment where it names none; of the run
     that it resumes.
 
-    first_flags: as of `find_restart`.
+    first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
     """
-    is_named = names_experiment(args)
-    ordered = arguments(args)
-    restart, flags = find_restart(ordered, None if is_named else "default", first_flags)
-    if restart is None or restart.start is None:
-        cli = TrainingCLI(
-            ordered if is_named else arguments(["--config", str(PROJECT.default_config), *args])
-        )
+    return build(CommandLine(args), None if first_flags is None else CommandLine(first_flags))
+
+
+def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingCLI:
+    """As `parse`, for command lines that have been read."""
+    line.say_replaced_callbacks()
+    restart = find_restart(line, first_line)
+    if restart is None or restart.start_config is None:
+        cli = TrainingCLI(line.parser_args)
     else:
-        cli = TrainingCLI(flags, saved=restart.start, trust=restart.trust)
+        cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
         with cli.import_rules():
-            now = write_config(cli.parser, cli.config)[0]
-        changes = check_changes(restart, cli.model, now, flags)
-        say_unused(cli.read(config_files(ordered)), now, changes)
+            config = write_config(cli.parser, cli.config)[0]
+        check_changes(restart, cli.model, config, line)
     cli.restart = restart
     return cli
 
@@ -99,8 +93,9 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     root = root_folder(config)
     cli.check_devices()
     check_packages(config.trainer.logger)
-    restart = cli.restart or Restart(None)
+    restart = cli.restart or Restart("", None)
     path, checkpoint = restart.path, restart.checkpoint
+    restart.checkpoint = None  # the memory is free when Lightning has restored it
     if checkpoint is not None and path is not None:
         if restart.trust:
             restart.trust.check_run(checkpoint, restart.folder)
@@ -117,9 +112,10 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, checkpoint)
         with ended(loggers), short_process_errors():
-            trainer = cli.make_trainer(
-                logger=loggers, callbacks=callbacks, plugins=[AtomicCheckpointIO()]
-            )
+            checkpoint_io = AtomicCheckpointIO(path, checkpoint)
+            checkpoint = None
+            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
+            del checkpoint_io
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
         is_saved = run and list(run.checkpoints.glob("*.ckpt"))

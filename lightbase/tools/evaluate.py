@@ -22,6 +22,7 @@ from lightning import Callback
 from torch import Tensor
 from torchmetrics.functional import classification
 
+from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.curves import gather
@@ -31,7 +32,7 @@ from lightbase.devices.processes import StopOnSignal, end_with_parent, leave, sh
 from lightbase.errors import UserError
 from lightbase.folder import json_text, short, write_whole
 from lightbase.ranks import rank, say
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 from lightbase.run.checks import has_test, try_network
 from lightbase.run.train import as_metrics
 from lightbase.tools.tables import as_csv, as_table
@@ -58,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
                     "--trainer.* and --model.test_views"
                 )
                 raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
-        if "--data.num_folds null" in " ".join(flags).replace("=", " "):
+        if CommandLine(flags).value("data.num_folds") == "null":
             flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()

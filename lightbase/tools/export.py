@@ -39,7 +39,7 @@ from lightbase.data.module import BaseDataModule, shape_of_images
 from lightbase.errors import UserError, first_line
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 
 FORMATS = ("onnx", "pt2", "pth")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -30,7 +30,7 @@ from lightbase.data.module import BaseDataModule, shape_of_images
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.ranks import printable
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 from lightbase.tools.tables import as_csv, as_table
 
 BATCH_SIZE = 256

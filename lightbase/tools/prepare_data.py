@@ -10,7 +10,7 @@ Takes the flags of train.py, and needs none of the devices that they ask for.
 import sys
 from collections.abc import Sequence
 
-from lightbase.cli.parser import arguments
+from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -20,11 +20,11 @@ from lightbase.errors import UserError
 
 def main(args: Sequence[str] | None = None) -> None:
     with short_errors():
-        args = list(sys.argv[1:] if args is None else args)
-        if not any(arg.partition("=")[0] in ("--config", "-c", "--help", "-h") for arg in args):
+        line = CommandLine(sys.argv[1:] if args is None else args)
+        if not line.configs and not line.has("--help", "-h"):
             raise UserError("which data? give --config, configs/cifar10_cnn.yaml for instance", 2)
         quiet_lightning()
-        data = TrainingCLI(arguments(args)).datamodule
+        data = TrainingCLI(line.parser_args).datamodule
         data.prepare_data()
         name = type(data).__name__
         if not isinstance(data, BaseDataModule):

@@ -15,7 +15,7 @@ from paths import script
 
 from lightbase.errors import UserError
 from lightbase.resume.checkpoints import AtomicCheckpointIO, read_checkpoint
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 from lightbase.run.record import RunRecorder
 
 Train = Callable[..., dict[str, Any]]

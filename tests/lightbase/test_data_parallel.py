@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from paths import TINY
 from torch import Tensor, nn
 
-from lightbase.cli.parser import arguments
+from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices import data_parallel
@@ -374,7 +374,8 @@ def test_the_flag_makes_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "lightbase.cli.training_cli.check_devices", lambda *_: None
     )  # there are no GPUs
-    cli = TrainingCLI(arguments(["--config", TINY, "--trainer.strategy", "dp"]))
+    line = CommandLine(["--config", TINY, "--trainer.strategy", "dp"])
+    cli = TrainingCLI(line.parser_args)
     assert isinstance(cli.make_trainer(logger=False).strategy, DataParallelStrategy)
 
 

@@ -24,7 +24,7 @@ from lightbase.data.batches import Batch
 from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 from lightbase.run.train import main
 
 export = script("export")

@@ -14,7 +14,7 @@ from PIL import Image
 from test_data import Numbers, OwnSplits
 from torch.utils.data import Dataset
 
-from lightbase.cli.parser import arguments
+from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.data.images import ImageFolder
 from lightbase.data.tables import Features
@@ -165,7 +165,7 @@ def test_folders_of_images(tmp_path: Path, layout: str, capsys: Any) -> None:
 )
 def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        TrainingCLI(arguments(["--config", TINY, *flags]))
+        TrainingCLI(CommandLine(["--config", TINY, *flags]).parser_args)
     assert message in str(caught.value)
     assert caught.value.status == 2
     assert len(str(caught.value).splitlines()) <= 2

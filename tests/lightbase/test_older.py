@@ -1,6 +1,8 @@
 """Checkpoints of the package under another name evaluate as they were; those from before 0.1 are
 refused."""
 
+import importlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 from paths import script
+from test_training import equal, weights
 
-from lightbase.resume.checkpoints import rename_classes
+import lightbase
+from lightbase.cli.old_names import MOVED, RENAMED, current_path, renamed, with_todays_package
+from lightbase.data.module import BaseDataModule
+from lightbase.folder import PROJECT
 
 Train = Callable[..., dict[str, Any]]
 
@@ -28,28 +34,80 @@ def test_another_name_of_the_package_is_todays(train: Train, tmp_path: Path) -> 
     config["model"]["init_args"]["net"]["class_path"] = "shoes.models.mlp.MLP"
     config["data"]["class_path"] = "shoes.data.synthetic.SyntheticImages"
     torch.save(checkpoint, path)
-    found = script("evaluate").main(["--ckpt_path", str(path)])
-    assert found == {name: value for name, value in result.items() if name.startswith("test/")}
+    metrics = script("evaluate").main(["--ckpt_path", str(path)])
+    assert metrics == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:
-    callbacks = [
-        {"class_path": "shoes.callbacks.Own"},
-        {"class_path": "shoestring.Own"},
-        {"class_path": "torch.nn.X"},
-    ]
+    paths = ["shoes.callbacks.Mine", "shoestring.Mine", "torch.nn.X"]
     args = {"text": "shoes.x", "optimizer": "SGD", "test_views": "shoes.data.transforms.mirrored"}
+    callbacks = [{"class_path": path} for path in paths]
     config = {"model": {"init_args": args}, "trainer": {"callbacks": callbacks}}
-    rename_classes(config, "shoes")
-    own, *others = callbacks
-    assert own["class_path"].endswith(".callbacks.Own")
-    assert not own["class_path"].startswith("shoes.")
-    assert [other["class_path"] for other in others] == ["shoestring.Own", "torch.nn.X"]
-    assert args == {
-        "text": "shoes.x",
-        "optimizer": "SGD",
-        "test_views": "lightbase.data.transforms.mirrored",
-    }
+    config = renamed(with_todays_package(config, "shoes"))
+    callbacks = config["trainer"]["callbacks"]
+    assert [callback["class_path"] for callback in callbacks] == [
+        "example.callbacks.Mine",
+        "shoestring.Mine",
+        "torch.nn.X",
+    ]
+    args["test_views"] = "lightbase.data.transforms.mirrored"
+    assert config["model"]["init_args"] == args
+
+
+def test_every_class_of_the_table_is_where_it_says() -> None:
+    for module in MOVED.values():
+        assert importlib.import_module(module)
+    assert current_path("example.base.system.System") == "lightbase.module.BaseModule"
+    assert BaseDataModule.__name__ == RENAMED["TensorDataModule"]
+
+
+def test_a_module_of_the_users_with_an_old_name_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "example.data.features.Features"
+    assert current_path(path) == "lightbase.data.tables.Features"
+    (tmp_path / "example" / "data").mkdir(parents=True)
+    (tmp_path / "example" / "data" / "features.py").touch()
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    assert current_path(path) == path
+
+
+def test_a_yaml_and_flags_of_version_0_2_train_and_its_checkpoint_resumes(
+    train: Train, tmp_path: Path
+) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text("""\
+model: {scheduler: example.base.optim.WarmupCosineLR}
+trainer:
+  callbacks:
+  - class_path: example.callbacks.step_timer.StepTimer
+    init_args: {every_n_epochs: 1}
+""")
+    histograms = "example.callbacks.weight_histograms.WeightHistograms"
+    flags = (
+        "--model.test_views=example.data.transforms.mirrored",
+        f"--trainer.callbacks+=[{{class_path: {histograms}, init_args: {{every_n_epochs: 1}}}}]",
+    )
+    train("--config", old, *flags)
+    folder = tmp_path / "tiny" / "version_0"
+    assert "example.callbacks" not in (folder / "config.yaml").read_text()
+    last = folder / "checkpoints" / "last.ckpt"
+    checkpoint = read(last)
+    assert checkpoint["lightbase"] == lightbase.__version__
+    init_args, trainer = checkpoint["config"]["model"]["init_args"], checkpoint["config"]["trainer"]
+    assert init_args["test_views"] == "lightbase.data.transforms.mirrored"
+    shutil.copytree(tmp_path / "tiny", tmp_path / "unchanged")
+    # as version 0.2 wrote it
+    init_args["test_views"] = "example.data.transforms.mirrored"
+    init_args["scheduler"] = checkpoint["schedule"]["scheduler"] = (
+        "example.base.optim.WarmupCosineLR"
+    )
+    trainer["callbacks"][0]["class_path"] = "example.callbacks.step_timer.StepTimer"
+    trainer["callbacks"][1]["class_path"] = histograms
+    torch.save(checkpoint, last)
+    for name in ("tiny", "unchanged"):
+        train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--name", name)
+    assert equal(weights(folder), weights(tmp_path / "unchanged" / "version_0"))
 
 
 def test_a_checkpoint_from_before_0_1_is_refused(

@@ -28,7 +28,7 @@ from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.folder import open_stream, write_whole
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 from lightbase.run.train import main
 
 Train = Callable[..., dict[str, Any]]

@@ -22,7 +22,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 
 from lightbase.data.batches import EpochBatchSampler
-from lightbase.resume.state import load_run
+from lightbase.resume.load import load_run
 
 Train = Callable[..., dict[str, Any]]
 HERE = "test_system"
