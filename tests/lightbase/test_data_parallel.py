@@ -15,7 +15,7 @@ from example.models.mlp import MLP
 from example.regressor import Regressor
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
-from paths import TINY
+from paths import TINY, argv
 from torch import Tensor, nn
 
 from lightbase.cli.parser import arguments
@@ -434,16 +434,7 @@ def test_what_dp_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(
-            [
-                "--config",
-                TINY,
-                "--trainer.strategy",
-                "dp",
-                "--trainer.default_root_dir",
-                str(tmp_path),
-            ]
-        )
+        main(argv("--config", TINY, "--trainer.strategy dp --trainer.default_root_dir", tmp_path))
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1

@@ -13,6 +13,7 @@ import pynvml
 import pytest
 import torch
 from example.models.mlp import MLP
+from paths import argv
 from test_training import curves
 from torch import Tensor
 
@@ -42,14 +43,7 @@ def test_cpu_and_memory_of_the_process_are_curves(
     monkeypatch.setattr(
         DeviceMonitor.__init__, "__defaults__", (0.02,)
     )  # seconds between two readings
-    flags = (
-        "--model.net",
-        "test_device_monitor.Busy",
-        "--num_threads",
-        1,
-        "--trainer.max_epochs",
-        4,
-    )
+    flags = argv("--model.net test_device_monitor.Busy --num_threads 1 --trainer.max_epochs 4")
     start, cpu_start = time.monotonic(), time.process_time()
     train("--device_monitor", "true", *flags)
     share = (time.process_time() - cpu_start) / (

@@ -12,6 +12,7 @@ from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from paths import argv
 from torch import Tensor
 
 from lightbase.devices import devices
@@ -177,14 +178,7 @@ def test_cuda_is_asleep_when_processes_are_forked(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", launch)
-    gpus = (
-        "--trainer.accelerator",
-        "gpu",
-        "--trainer.devices",
-        2,
-        "--trainer.precision",
-        "16-mixed",
-    )
+    gpus = argv("--trainer.accelerator gpu --trainer.devices 2 --trainer.precision 16-mixed")
     watched = ("--device_monitor", "true", "--step_timer", "true", "--figures_every_n_epochs", 1)
     with pytest.raises(LaunchedError):
         train("--trainer.strategy", strategy, *gpus, *watched)

@@ -16,7 +16,7 @@ import torch
 from example.data.cifar10 import CIFAR10
 from lightning import LightningModule
 from pages import commands, run, write_files
-from paths import REPO, TINY, script
+from paths import REPO, TINY, argv, script
 from PIL import Image
 from test_scripts import fails
 from torch import Tensor, nn
@@ -31,31 +31,36 @@ from lightbase.run.train import main
 export = script("export")
 MODELS = {  # by the run's name: what differs from tests/tiny.yaml
     "mlp": [],
-    "discs": ["--model", "example.regressor.Regressor", "--data", "example.data.discs.Discs",
-        "--data.num_train", "99",
-              "--data.num_test", "20", "--model.net.sizes", "[1024,8,1]"],
-    "features": ["--data", "lightbase.data.tables.Features", "--data.csv_path", "features.csv",
-                 "--model.net.sizes", "[3,5,2]"],
+    "discs": argv(
+        "--model example.regressor.Regressor --data example.data.discs.Discs --data.num_train 99",
+        "--data.num_test 20 --model.net.sizes [1024,8,1]",
+    ),
+    "features": argv(
+        "--data lightbase.data.tables.Features --data.csv_path features.csv",
+        "--model.net.sizes [3,5,2]",
+    ),
     "words": ["--data", "test_export.Words", "--model.net", "test_export.BagOfWords"],
-    "views": ["--model.net", "small.ConvNet", "--model.net.num_classes", "4",
-              "--model.test_views", "lightbase.data.transforms.mirrored"],
+    "views": argv(
+        "--model.net small.ConvNet --model.net.num_classes 4",
+        "--model.test_views lightbase.data.transforms.mirrored",
+    ),
     "branches": ["--model.net", "test_export.Branches"],
     "random": ["--model.net", "test_export.AlwaysDrops"],
-    "dicts": ["--data", "test_export.Dicts", "--model.net", "test_export.OfDict", "--try_network",
-        "false"],
-}  # fmt: skip
+    "dicts": argv("--data test_export.Dicts --model.net test_export.OfDict --try_network false"),
+}
 LARGE = {
     "cnn": ["--model.net", "example.models.cnn.CIFAR10CNN", "--model.compile_net", "aot_eager"],
-    "whitened": ["--model.net", "example.models.whitened_cnn.WhitenedCNN", "--model.net.widths",
-        "[8,8,8]",
-                 "--model.initializer", "example.models.whitened_cnn.whiten",
-                 "--trainer.precision", "bf16-mixed"],
-    "vit": ["--model.net", "torchvision.models.VisionTransformer", "--model.net.image_size", "32",
-            "--model.net.patch_size", "16", "--model.net.num_layers", "1", "--model.net.num_heads",
-            "2",
-            "--model.net.hidden_dim", "16", "--model.net.mlp_dim", "16"],
+    "whitened": argv(
+        "--model.net example.models.whitened_cnn.WhitenedCNN --model.net.widths [8,8,8]",
+        "--model.initializer example.models.whitened_cnn.whiten --trainer.precision bf16-mixed",
+    ),
+    "vit": argv(
+        "--model.net torchvision.models.VisionTransformer --model.net.image_size 32",
+        "--model.net.patch_size 16 --model.net.num_layers 1 --model.net.num_heads 2",
+        "--model.net.hidden_dim 16 --model.net.mlp_dim 16",
+    ),
     "lstm": ["--data", "test_export.Words", "--model.net", "test_export.Recurrent"],
-}  # fmt: skip
+}
 
 
 class Words(BaseDataModule):
@@ -468,44 +473,18 @@ def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
             )
             mode = modes[(i + label) % len(modes)]
             image.convert(mode).save(folder / f"{i}.{'jpg' if mode == 'CMYK' else 'png'}")
-    data = [
-        "--data",
-        "lightbase.data.images.ImageFolder",
-        "--data.data_dir",
-        "shapes",
-        "--data.num_workers",
-        "0",
-    ]
-    model = [
-        "--model",
-        "example.classifier.Classifier",
-        "--model.net",
-        "torchvision.models.resnet18",
-    ]
-    trainer = [
-        "--trainer.max_epochs",
-        "1",
-        "--trainer.default_root_dir",
-        "logs",
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.limit_train_batches",
-        "1",
-        "--trainer.limit_test_batches",
-        "0",
-    ]
+    data = argv(
+        "--data lightbase.data.images.ImageFolder --data.data_dir shapes --data.num_workers 0"
+    )
+    model = argv("--model example.classifier.Classifier --model.net torchvision.models.resnet18")
+    trainer = argv(
+        "--trainer.max_epochs 1 --trainer.default_root_dir logs --trainer.accelerator cpu",
+        "--trainer.limit_train_batches 1 --trainer.limit_test_batches 0",
+    )
     main(
-        [
-            *model,
-            *data,
-            *trainer,
-            "--name",
-            "shapes",
-            "--data.batch_size",
-            "16",
-            "--figures_every_n_epochs",
-            "0",
-        ]
+        argv(
+            *model, *data, *trainer, "--name shapes --data.batch_size 16 --figures_every_n_epochs 0"
+        )
     )
     path = "logs/shapes/version_0/checkpoints/best.ckpt"
     script("predict").main(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import LightningModule
+from paths import argv
 from test_steps import Plain, PlainData
 from test_training import checkpoint
 from torch import Tensor
@@ -179,15 +180,9 @@ def test_a_plain_module_is_watched_as_well(
     config.write_text(
         f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}"
     )
-    flags = (
-        "--trainer.log_every_n_steps",
-        5,
-        "--monitor",
-        "val_loss",
-        "--step_timer",
-        "false",
-        "--device_monitor",
-        "false",
+    flags = argv(
+        "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false",
+        "--device_monitor false",
     )
     with pytest.raises(SystemExit):
         train(*flags, config=str(config))

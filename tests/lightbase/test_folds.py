@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attached import attach, inputs_of
-from paths import TINY, script
+from paths import TINY, argv, script
 from PIL import Image
 from test_data import Numbers, OwnSplits
 from torch.utils.data import Dataset
@@ -213,15 +213,9 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
 def test_what_all_was_trained_on_has_no_other_test_set(
     train: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    data = (
-        "--data",
-        "lightbase.data.tables.Features",
-        "--data.num_samples",
-        200,
-        "--data.num_classes",
-        2,
-        "--model.net.sizes",
-        "[10,2]",
+    data = argv(
+        "--data lightbase.data.tables.Features --data.num_samples 200 --data.num_classes 2",
+        "--model.net.sizes [10,2]",
     )
     train(*data, "--data.num_folds", 4, "--data.fold", 0, "--trainer.max_epochs", 1)
     path = str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")

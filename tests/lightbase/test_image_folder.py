@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attached import attach, read
-from paths import TINY, script
+from paths import TINY, argv, script
 from PIL import Image
 
 from lightbase.data.images import ImageFolder
@@ -210,14 +210,11 @@ def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
     shutil.rmtree(image_folder / "test")
     if has_images:  # without labels
         shutil.copytree(image_folder / "train" / "red", image_folder / "test")
-    data = [
-        "--data",
-        "lightbase.data.images.ImageFolder",
-        "--data.data_dir",
+    data = argv(
+        "--data lightbase.data.images.ImageFolder --data.data_dir",
         image_folder,
-        "--data.num_workers",
-        0,
-    ]
+        "--data.num_workers 0",
+    )
     found = train(*data, "--data.image_shape", "[3,8,8]", "--model.net.sizes", "[192,3]")
     assert not any(key.startswith("test/") for key in found)
     said = capsys.readouterr()

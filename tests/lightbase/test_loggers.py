@@ -14,7 +14,7 @@ import yaml
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 from pages import commands, run, write_files
-from paths import REPO
+from paths import REPO, argv
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
@@ -103,16 +103,7 @@ def test_csv_beside_tensorboard_goes_on_after_a_kill(
     config = yaml_of(
         tmp_path / "both.yaml", "TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger"
     )
-    train(
-        "--config",
-        config,
-        "--keep_every_epoch",
-        "true",
-        "--trainer.max_epochs",
-        3,
-        "--step_timer",
-        "true",
-    )
+    train("--config", config, "--keep_every_epoch true --trainer.max_epochs 3 --step_timer true")
     folder = tmp_path / "tiny" / "version_0"
     shown = capsys.readouterr().out
     assert f"Curves: tensorboard --logdir {tmp_path}\n" in shown
@@ -161,12 +152,7 @@ class Reads(Callback):
 def test_the_point_of_an_epochs_end_is_in_the_file_when_its_checkpoint_is(train: Train) -> None:
     Reads.found = []
     train(
-        "--trainer.logger",
-        "CSVLogger",
-        "--trainer.callbacks",
-        "test_loggers.Reads",
-        "--trainer.max_epochs",
-        2,
+        "--trainer.logger CSVLogger --trainer.callbacks test_loggers.Reads --trainer.max_epochs 2"
     )
     (points,) = Reads.found
     assert [step for step, _ in points["train/loss"]][-1] == 18
@@ -203,13 +189,8 @@ def test_what_is_given_is_kept(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = (
-        "--trainer.logger",
-        "CSVLogger",
-        "--trainer.logger.save_dir",
-        "own",
-        "--trainer.logger.prefix",
-        "x",
+    flags = argv(
+        "--trainer.logger CSVLogger --trainer.logger.save_dir own --trainer.logger.prefix x"
     )
     train(*flags, "--trainer.max_epochs", 1)
     header = (
@@ -260,13 +241,10 @@ def test_mlflow_keeps_files_where_a_uri_says_so(
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     monkeypatch.chdir(tmp_path)
     uri = "own" if is_relative else f"file://{tmp_path}/own"
-    flags = (
-        "--trainer.logger",
-        "MLFlowLogger",
-        "--trainer.logger.tracking_uri",
+    flags = argv(
+        "--trainer.logger MLFlowLogger --trainer.logger.tracking_uri",
         uri,
-        "--figures_every_n_epochs",
-        0,
+        "--figures_every_n_epochs 0",
     )
     train(*flags, "--trainer.max_epochs", 1)
     assert list((tmp_path / "own").glob("*/*/metrics/val/acc"))
@@ -296,13 +274,10 @@ def test_mlflow_and_wandb_go_on_after_a_kill(
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.chdir(tmp_path)
     config = yaml_of(tmp_path / "two.yaml", "MLFlowLogger", "WandbLogger", "CSVLogger")
-    flags = (
-        "--figures_every_n_epochs",
-        3,
-        "--model.parameter_groups",
+    flags = argv(
+        "--figures_every_n_epochs 3 --model.parameter_groups",
         "{'*.bias': {lr: 0.02}}",
-        "--name",
-        "deep/x",
+        "--name deep/x",
     )
     train("--config", config, *flags, "--keep_every_epoch", "true", "--trainer.max_epochs", 3)
     folder = tmp_path / "deep" / "x" / "version_0"

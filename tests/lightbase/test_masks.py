@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from example.data.cifar10 import CIFAR10
+from paths import argv
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -16,9 +17,10 @@ from lightbase.data.module import BaseDataModule
 from lightbase.data.transforms import random_flip, to_float
 
 Train = Callable[..., dict[str, Any]]
-SHORT = ("--model.net", "torch.nn.Conv2d", "--model.net.in_channels", 3,
-    "--model.net.out_channels", 2,
-         "--model.net.kernel_size", 1, "--trainer.max_steps", 2)  # fmt: skip
+SHORT = argv(
+    "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",
+    "--model.net.kernel_size 1 --trainer.max_steps 2",
+)
 
 
 class Plain(BaseDataModule):

@@ -10,6 +10,7 @@ import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningModule
+from paths import argv
 from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
@@ -18,13 +19,8 @@ from lightbase.errors import UserError
 from lightbase.run.selection import better
 
 Train = Callable[..., dict[str, Any]]
-REGRESSION = (
-    "--model",
-    "example.regressor.Regressor",
-    "--data",
-    "small.Numbers",
-    "--model.net.sizes",
-    "[10,1]",
+REGRESSION = argv(
+    "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
 )
 # so high a rate that no epoch is like the one before
 WILD = ("--trainer.max_epochs", 4, "--model.lr", 0.5)
@@ -216,9 +212,7 @@ def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_t
         "Silent": "last epoch",
     }
     assert line.endswith(logged[own])
-    train(
-        "--ckpt_path", "last", *flags, "--trainer.max_epochs", 6, config=str(folder / "config.yaml")
-    )
+    train("--ckpt_path last", *flags, "--trainer.max_epochs 6", config=str(folder / "config.yaml"))
     assert best_epoch(folder) == 5
 
 
@@ -259,9 +253,7 @@ def test_no_monitor_is_the_last_epoch(
 
 
 def test_a_plain_modules_metric_can_be_named(train: Train, tmp_path: Path, plain: str) -> None:
-    train(
-        "--model.logs", "val/hits", "--monitor", "val/hits", "--monitor_mode", "max", config=plain
-    )
+    train("--model.logs val/hits --monitor val/hits --monitor_mode max", config=plain)
     folder = tmp_path / "plain" / "version_0"
     scores = [value for _, value in curves(folder)["val/hits"]]
     assert best_epoch(folder) == scores.index(max(scores))

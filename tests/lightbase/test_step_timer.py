@@ -13,6 +13,7 @@ from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from paths import argv
 from test_training import curves
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -184,13 +185,8 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
 
 
 def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
-    slow = (
-        "--data",
-        f"{HERE}.SlowTransforms",
-        "--data.val_fraction",
-        0.6,
-        "--trainer.val_check_interval",
-        2,
+    slow = argv(
+        "--data", f"{HERE}.SlowTransforms", "--data.val_fraction 0.6 --trainer.val_check_interval 2"
     )
     train(*FLAGS, *slow)
     row = Keep.timer.sum()
@@ -215,13 +211,10 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     drawn: list[tuple[list[float], list[str], str]] = []
     monkeypatch.setattr(step_timer.charts, "pie", lambda *args: drawn.append(args))
     monkeypatch.setattr(step_timer.charts, "write", lambda *_: None)
-    flags = (
+    flags = argv(
         "--trainer.callbacks+",
         f"{HERE}.SlowEnd",
-        "--figures_every_n_epochs",
-        1,
-        "--trainer.max_epochs",
-        1,
+        "--figures_every_n_epochs 1 --trainer.max_epochs 1",
     )
     train(*FLAGS, *flags)
     ((pie, labels, title),) = drawn
@@ -255,9 +248,7 @@ def test_epochs_before_a_resume_stay_in_the_chart(
 
 
 def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train(
-        "--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler"
-    )
+    train("--step_timer true --trainer.profiler lightning.pytorch.profilers.SimpleProfiler")
     shown = capsys.readouterr().out
     assert "Step timer: off beside the SimpleProfiler" in shown
     assert "Where the time of training went" not in shown
@@ -348,12 +339,9 @@ def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch
 def test_a_slow_network_is_found_on_a_gpu(train: Train) -> None:
     train(
         *FLAGS,
-        "--trainer.accelerator",
-        "gpu",
-        "--model.net",
+        "--trainer.accelerator gpu --model.net",
         f"{HERE}.HeavyForward",
-        "--data.num_train",
-        20_000,
+        "--data.num_train 20000",
     )
     found = shares(Keep.timer.sum())
     assert found["forward"] > 0.6  # its kernels run long after they were launched

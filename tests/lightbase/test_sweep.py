@@ -26,7 +26,7 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from pages import commands, run
-from paths import HERE, REPO, TINY, script
+from paths import HERE, REPO, TINY, argv, script
 from torch import Tensor, nn
 
 from lightbase.errors import UserError
@@ -507,14 +507,9 @@ def test_the_same_command_goes_on(tmp_path: Path) -> None:
     """Killed and stopped with two processes at once, ended with one. From another working
     folder."""
     flags = ["--config", os.path.relpath(TINY, tmp_path), "--trainer.default_root_dir", "logs"]
-    flags += [
-        "--search",
-        "model.lr=0.001,0.003,0.01,0.03,0.1,0.3",
-        "--name",
-        "grid",
-        "--trainer.max_epochs",
-        "3",
-    ]
+    flags += argv(
+        "--search model.lr=0.001,0.003,0.01,0.03,0.1,0.3 --name grid --trainer.max_epochs 3"
+    )
     command = [sys.executable, str(HERE / "scripts" / "sweep.py"), *flags]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for number in (signal.SIGKILL, signal.SIGTERM):

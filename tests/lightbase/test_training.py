@@ -21,7 +21,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import REPO, TINY
+from paths import REPO, TINY, argv
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -193,13 +193,8 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
 def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
     train: Train, trained: Trained, tmp_path: Path, max_steps: int, later: int
 ) -> None:
-    flags = (
-        "--trainer.max_epochs",
-        3,
-        "--model.scheduler",
-        "StepLR",
-        "--model.scheduler_args.step_size",
-        1,
+    flags = argv(
+        "--trainer.max_epochs 3 --model.scheduler StepLR --model.scheduler_args.step_size 1"
     )
     whole, _ = trained(*flags, "--trainer.max_steps", later)
     train(*flags, "--trainer.max_steps", max_steps)
@@ -248,26 +243,15 @@ def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Pa
 
 
 RESUMES = [
-    (
-        "--model.net",
-        "test_training.Noisy",
-        "--model.scheduler",
-        "WarmupCosineLR",
-        "--model.scheduler_interval",
-        "step",
+    argv(
+        "--model.net test_training.Noisy --model.scheduler WarmupCosineLR",
+        "--model.scheduler_interval step",
     ),
-    ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
-    (
-        "--data.num_workers",
-        2,
-        "--model.scheduler",
-        "FinalDecayLR",
-        "--model.scheduler_interval",
-        "step",
-    ),
-    (
-        *("--trainer.accumulate_grad_batches", 3, "--model.scheduler", "StepLR"),
-        *("--model.scheduler_args.step_size", 1, "--model.scheduler_args.gamma", 0.5),
+    argv("--model.scheduler ReduceLROnPlateau --model.scheduler_args.patience 0"),
+    argv("--data.num_workers 2 --model.scheduler FinalDecayLR --model.scheduler_interval step"),
+    argv(
+        "--trainer.accumulate_grad_batches 3 --model.scheduler StepLR",
+        "--model.scheduler_args.step_size 1 --model.scheduler_args.gamma 0.5",
     ),
     ("--trainer.val_check_interval", 0.3),
     ("--trainer.check_val_every_n_epoch", 2),
@@ -313,14 +297,9 @@ def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
     interval: str,
     args: dict[str, Any],
 ) -> None:
-    flags = [
-        "--model.optimizer",
-        optimizer,
-        "--trainer.log_every_n_steps",
-        1,
-        "--model.scheduler",
-        scheduler,
-    ]
+    flags = argv(
+        "--model.optimizer", optimizer, "--trainer.log_every_n_steps 1 --model.scheduler", scheduler
+    )
     flags += ["--model.scheduler_interval", interval]
     for key, value in args.items():
         flags += [f"--model.scheduler_args.{key}", value]
@@ -338,11 +317,8 @@ def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
 ) -> None:
     flags = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.mode", mode)
     # after the first validation nothing is good enough
-    flags += (
-        "--model.scheduler_args.threshold_mode",
-        "abs",
-        "--model.scheduler_args.threshold",
-        1000,
+    flags = argv(
+        *flags, "--model.scheduler_args.threshold_mode abs --model.scheduler_args.threshold 1000"
     )
     flags += ("--model.scheduler_args.patience", 0)
     train(*flags, "--trainer.log_every_n_steps", 19, "--trainer.max_epochs", 4)
@@ -351,13 +327,8 @@ def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
 
 
 def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
-    flags = (
-        "--trainer.log_every_n_steps",
-        1,
-        "--model.scheduler",
-        "CosineAnnealingLR",
-        "--trainer.max_epochs",
-        -1,
+    flags = argv(
+        "--trainer.log_every_n_steps 1 --model.scheduler CosineAnnealingLR --trainer.max_epochs -1"
     )
     train(*flags, "--trainer.max_steps", 38)
     rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
@@ -402,15 +373,9 @@ def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
     whole = train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
     monkeypatch.setattr("test_training.Interrupt.at_epoch", 2)
-    cut = [
-        *flags,
-        "--trainer.max_epochs",
-        4,
-        "--name",
-        "cut",
-        "--trainer.callbacks",
-        "test_training.Interrupt",
-    ]
+    cut = argv(
+        *flags, "--trainer.max_epochs 4 --name cut --trainer.callbacks test_training.Interrupt"
+    )
     with pytest.raises(InterruptedRunError):
         train(*cut)
     monkeypatch.setattr("test_training.Interrupt.at_epoch", None)
@@ -790,12 +755,7 @@ def test_sigterm_in_an_accumulation_waits_for_its_step(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    flags = (
-        "--trainer.accumulate_grad_batches",
-        4,
-        "--trainer.callbacks",
-        "test_training.Terminate",
-    )
+    flags = argv("--trainer.accumulate_grad_batches 4 --trainer.callbacks test_training.Terminate")
     train(*flags, "--name", "whole")
     monkeypatch.setattr("test_training.Terminate.at_batch", 5)
     with pytest.raises(SystemExit):
@@ -920,16 +880,7 @@ def test_nothing_is_selected_on_test_data(
 
 
 def test_best_is_the_best_epoch_by_the_monitor(train: Train, tmp_path: Path) -> None:
-    train(
-        "--trainer.max_epochs",
-        5,
-        "--monitor",
-        "val/loss",
-        "--keep_every_epoch",
-        "true",
-        "--model.lr",
-        0.05,
-    )
+    train("--trainer.max_epochs 5 --monitor val/loss --keep_every_epoch true --model.lr 0.05")
     folder = tmp_path / "tiny" / "version_0"
     losses = [value for _, value in curves(folder)["val/loss"]]
     assert checkpoint(folder, "best")["epoch"] == losses.index(min(losses))
@@ -951,19 +902,14 @@ def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
         ("--trainer.enable_checkpointing", "false"),
         ("--trainer.logger", "false"),
         ("--trainer.limit_val_batches", 0),
-        ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
+        argv("--trainer.overfit_batches 1 --trainer.log_every_n_steps 1"),
         ("--trainer.max_steps", 5),
         ("--trainer.precision", "bf16-mixed"),
         ("--trainer.precision", "64-true"),
         ("--trainer.log_every_n_steps", 0),
         ("--trainer.enable_progress_bar", "true"),
-        (
-            "--model.criterion",
-            "torch.nn.CrossEntropyLoss",
-            "--model.criterion.label_smoothing",
-            0.1,
-        ),
-        ("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 5),
+        argv("--model.criterion torch.nn.CrossEntropyLoss --model.criterion.label_smoothing 0.1"),
+        argv("--model.optimizer LBFGS --trainer.limit_train_batches 5"),
         ("--data.num_workers", 2),
         *(
             pytest.param(flags, marks=pytest.mark.slow)
@@ -1001,13 +947,8 @@ def test_flags_work_through_to_the_end(
 
 @pytest.mark.slow
 def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
-    flags = (
-        "--trainer.overfit_batches",
-        1,
-        "--trainer.log_every_n_steps",
-        1,
-        "--trainer.limit_val_batches",
-        0,
+    flags = argv(
+        "--trainer.overfit_batches 1 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 0"
     )
     train(*flags, "--trainer.max_epochs", 30, "--model.lr", 0.02)
     assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
@@ -1044,8 +985,9 @@ def test_16_mixed_on_the_cpu_says_what_happens_instead(
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
 def test_training_on_a_gpu(train: Train, tmp_path: Path, precision: str) -> None:
     result = train(
-        *("--trainer.accelerator", "gpu", "--trainer.devices", 1, "--trainer.precision", precision),
-        *("--trainer.max_epochs", 6, "--data.num_train", 1000),
+        "--trainer.accelerator gpu --trainer.devices 1 --trainer.precision",
+        precision,
+        "--trainer.max_epochs 6 --data.num_train 1000",
     )
     assert result["test/acc"] > 0.6
     saved = checkpoint(tmp_path / "tiny" / "version_0")
@@ -1072,9 +1014,7 @@ def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(
     train: Train, tmp_path: Path
 ) -> None:
     plain = train("--trainer.max_epochs", 1, "--name", "plain")
-    compiled = train(
-        "--trainer.max_epochs", 1, "--name", "compiled", "--model.compile_net", "eager"
-    )
+    compiled = train("--trainer.max_epochs 1 --name compiled --model.compile_net eager")
     assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
     assert compiled["test/loss"] == plain["test/loss"]
 
