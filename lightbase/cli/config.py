@@ -3,9 +3,11 @@ to repeat the run."""
 
 import copy
 import inspect
+import json
 import pkgutil
 from enum import Enum
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import yaml
@@ -15,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.messages import explain
 from lightbase.data.module import BaseDataModule
-from lightbase.errors import UserError
+from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import flatten
 
 LOOKS_ON = (
@@ -145,3 +147,42 @@ def as_dict(config: Any) -> dict[str, Any]:
         if isinstance(config, dict)
         else {}
     )
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is there twice: YAML would silently drop the first value, or section."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in keys:
+                problem = f"{key.value!r} stands twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add(str(key.value))
+        return node
+
+
+def check_config_file(path: Path) -> dict[str, Any]:
+    """Return the content of a config file, with a `trainer` section in any case. Raises UserError
+    if the file is missing, is not YAML, or holds anything else than keys with values."""
+    example = "configs/mnist_mlp.yaml is an example"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+        json.dumps(content, default=str, skipkeys=True)  # refuses a section that contains itself
+    except OSError as error:
+        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+        raise UserError(f"--config {path}: {error.strerror}{near}", 2) from error
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--config {path}: not valid YAML: {reason}\n{example}", 2) from error
+    if content is None:
+        raise UserError(f"--config {path} is empty; {example}", 2)
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise UserError(f"--config {path} holds a {kind}, not keys with values; {example}", 2)
+    content.setdefault("trainer", {})
+    if not isinstance(content["trainer"], dict):  # jsonargparse would accept any value
+        what = f"trainer is {content['trainer']!r}, where keys with values belong"
+        raise UserError(f"--config {path}: {what}", 2)
+    return content

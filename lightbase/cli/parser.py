@@ -19,12 +19,12 @@ from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from lightbase.cli.config import check_config_file
 from lightbase.cli.messages import explain, shorten_help
 from lightbase.cli.script import ScriptParser
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.ranks import say
-from lightbase.run.checks import check_config_file
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # as far as NumPy's go
 TRAINER_TYPES: dict[str, Any] = {

@@ -21,11 +21,10 @@ from lightbase.curves import NEVER, gather
 from lightbase.data.random_state import random_state, restore_random_state
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
-from lightbase.module import BaseModule
-from lightbase.optim import IMPLEMENTATIONS, grouped
+from lightbase.module import BaseModule, has_named_optimizer
+from lightbase.optim import IMPLEMENTATIONS, grouped, schedule_at
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import plain, read_checkpoint
-from lightbase.run.checks import has_named_optimizer, schedule_at
 
 
 def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
