@@ -390,7 +390,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
         "Classifier with StockImages: a resumed run may end with other weights (its "
         "training loader keeps no state); "
     )
-    assert f"{said}an evaluation counts 1 samples twice, for 2 equal shares" in outputs[0]
+    assert f"{said}an evaluation may count samples twice" in outputs[0]
     assert "StockImages" not in outputs[1]
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
