@@ -1,6 +1,5 @@
 """Checks before a run starts: of the data, of the network on two samples, of the optimizer."""
 
-import inspect
 import os
 from typing import Any
 
@@ -82,14 +81,9 @@ def check_augment(data: BaseDataModule) -> None:
 
 
 def may_augment(data: BaseDataModule) -> bool:
-    """Whether `augment` is overridden, and not switched off: its class may have arguments
-    random_crop, random_flip, ... that are all off."""
-    cls = next(cls for cls in type(data).__mro__ if "augment" in vars(cls))
-    if cls is BaseDataModule:
-        return False
-    arguments = inspect.signature(vars(cls).get("__init__", object)).parameters
-    values = [vars(data).get(name, True) for name in arguments if name.startswith("random_")]
-    return not values or any(values)
+    """Whether `augment` is overridden, and not switched off by arguments such as random_flip."""
+    flags = [value for name, value in vars(data).items() if name.startswith("random_")]
+    return is_overridden("augment", data, BaseDataModule) and (not flags or any(flags))
 
 
 def check_resident(data: BaseDataModule, trainer: Any) -> None:

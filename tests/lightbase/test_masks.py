@@ -42,14 +42,6 @@ class Masks(Plain):
         return random_flip(inputs)
 
 
-class Channels(Masks):
-    """Masks (N, 1, H, W)."""
-
-    def load(self, split: str) -> Any:
-        images, masks = super().load(split)
-        return images, masks[:, None]
-
-
 class Items(Dataset[Any]):
     def __init__(self, images: Tensor, masks: Tensor) -> None:
         self.images, self.masks = images, masks
@@ -79,11 +71,6 @@ class Photos(CIFAR10):
         return Plain.load(self, split)  # type: ignore[arg-type]
 
 
-class FlippedPhotos(Photos):
-    def augment(self, inputs: Tensor) -> Tensor:
-        return random_flip(inputs)
-
-
 class Joint(Masks):
     """Flips both together; its hook does not call `augment`."""
 
@@ -98,11 +85,9 @@ class Joint(Masks):
     "flags",
     [
         ("Masks",),
-        ("Channels",),
-        ("FromDataset", "--data.num_workers", 2),
-        ("FlippedPhotos",),
-        ("Photos", "--data.random_crop", 2),
-        ("Photos", "--data.random_flip", "alternating"),
+        ("FromDataset", "--data.num_workers 2"),
+        ("Photos", "--data.random_crop 2"),
+        ("Photos", "--data.random_flip alternating"),
     ],
     ids=str,
 )
