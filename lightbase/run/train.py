@@ -225,6 +225,8 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
     best = best_callback(trainer)
     path = Path(str(best.dirpath), "best.ckpt") if best else None
     is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
+    if best and best.best_model_path and not is_there:
+        raise UserError(f"{path} has been deleted: there is no best epoch to test")
     return path if is_there else None
 
 
