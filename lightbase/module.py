@@ -1,11 +1,12 @@
 """The LightningModule below classifier.py and regressor.py: optimiser, schedule, curves."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeGuard, get_args
 
 import torch
 from jsonargparse.typing import PositiveFloat
 from lightning import Callback, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -262,3 +263,13 @@ def mean_over_views(net: nn.Module, test_views: str | Callable[[Tensor], Any], x
             2,
         )
     return torch.stack([net(view) for view in views]).mean(0)
+
+
+def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
+    """Whether BaseModule builds the optimizer and the scheduler from their names. It does not if a
+    subclass overrides `configure_optimizers`, or assigns an object or a function."""
+    if not isinstance(model, BaseModule):
+        return False
+    if is_overridden("configure_optimizers", model, BaseModule):
+        return False
+    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)

@@ -4,18 +4,21 @@ import inspect
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.errors import UserError, did_you_mean, imported
+from lightbase.errors import UserError, did_you_mean, first_line, imported
 from lightbase.ranks import say
+
+if TYPE_CHECKING:
+    from lightbase.module import BaseModule
 
 
 class WarmupCosineLR(LambdaLR):
@@ -292,3 +295,33 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
     for group, found in zip(groups, optimizer.param_groups[-len(groups) :], strict=False):
         if not any(parameter.requires_grad for parameter in found["params"]):
             say(f"model.parameter_groups.{group} has no effect: its parameters are frozen")
+
+
+def schedule_at(
+    step: int, model: "BaseModule", num_steps: int | None
+) -> tuple[Optimizer, LRScheduler | None]:
+    """Build the model's optimizer and scheduler by name, and step them `step` times. Each parameter
+    group has a single number as its parameter, so that this takes no time.
+
+    num_steps: the length of the schedule. Raises UserError for names or arguments that do not work.
+    """
+    groups = grouped(model.named_parameters(), model.parameter_groups)
+    for group in groups:
+        parameter = Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        group["params"] = [parameter]
+    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
+    check_options(model.parameter_groups, optimizer)
+    what, scheduler = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
+    try:
+        if isinstance(model.scheduler, str):
+            what += f", {model.scheduler} with {model.scheduler_args}"
+            scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
+        for _ in range(step):
+            # LBFGS needs a loss
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
+            if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{what}: {first_line(error)}", 2) from error
+    return optimizer, scheduler

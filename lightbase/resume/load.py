@@ -13,9 +13,10 @@ from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
 from lightbase.errors import UserError
+from lightbase.module import has_named_optimizer
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import read_checkpoint
-from lightbase.resume.state import has_named_optimizer, names_in_groups
+from lightbase.resume.state import names_in_groups
 
 
 def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:

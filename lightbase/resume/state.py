@@ -2,29 +2,20 @@
 
 import random
 import sys
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightbase.curves import NEVER, gather
 from lightbase.devices.devices import HasDevices
-from lightbase.errors import UserError, first_line
-from lightbase.module import BaseModule
-from lightbase.optim import (
-    IMPLEMENTATIONS,
-    build_optimizer,
-    build_scheduler,
-    check_options,
-    grouped,
-)
+from lightbase.errors import UserError
+from lightbase.module import BaseModule, has_named_optimizer
+from lightbase.optim import IMPLEMENTATIONS, grouped, schedule_at
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import plain
 
@@ -207,45 +198,6 @@ def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
         group.update({key: value for key, value in rebuilt.items() if key != "params"})
     length = f"{num_steps} {model.step_scheduler_every()}s"
     say(f"Resume: {model.scheduler} goes on as in a training of {length}, before {old_length}")
-
-
-def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
-    """Whether BaseModule builds optimizer and scheduler by their names. It does not if a subclass
-    overrides `configure_optimizers`, or assigns an object or a function."""
-    if not isinstance(model, BaseModule):
-        return False
-    if is_overridden("configure_optimizers", model, BaseModule):
-        return False
-    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
-
-
-def schedule_at(
-    step: int, model: BaseModule, num_steps: int | None
-) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimizer with one number in each group, and its schedule over `num_steps` steps, after
-    `step` steps; both by name.
-
-    Raises UserError for names and arguments that do not work.
-    """
-    groups = grouped(model.named_parameters(), model.parameter_groups)
-    for group in groups:
-        group["params"] = [Parameter(torch.zeros(1))]
-        group["params"][0].grad = torch.zeros(1)
-    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
-    check_options(model.parameter_groups, optimizer)
-    what, schedule = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
-    try:
-        if isinstance(model.scheduler, str):
-            what += f", {model.scheduler} with {model.scheduler_args}"
-            schedule = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
-        for _ in range(step):
-            # LBFGS wants a loss
-            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
-            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
-                schedule.step()
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{what}: {first_line(error)}", 2) from error
-    return optimizer, schedule
 
 
 def names_in_groups(model: BaseModule) -> list[list[str]]:

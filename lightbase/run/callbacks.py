@@ -1,4 +1,4 @@
-"""A loss that is no number ends a run, before its weights are kept."""
+"""The callbacks of a run, and the end of a run whose loss is NaN."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DistributedSampler
 
 from lightbase.cli.config import write_config
 from lightbase.cli.training_cli import TrainingCLI
@@ -19,38 +18,117 @@ from lightbase.devices.processes import StopOnSignal
 from lightbase.devices.steps import SeveralSteps
 from lightbase.errors import UserError
 from lightbase.folder import Run
+from lightbase.module import has_named_optimizer
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import RunCheckpoint
-from lightbase.resume.state import (
-    PlateauFirst,
-    RandomState,
-    ResumedOptimizer,
-    WholeEpochs,
-    has_named_optimizer,
-)
+from lightbase.resume.state import PlateauFirst, RandomState, ResumedOptimizer, WholeEpochs
 from lightbase.run.record import RunRecorder
 from lightbase.run.selection import Selection
 from lightbase.watch.device_monitor import DeviceMonitor
-from lightbase.watch.figures import PredictionFigures, has_pictures
+from lightbase.watch.figures import PredictionFigures
 from lightbase.watch.parameters import GradientNorm, WeightHistograms
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
-NEVER = 2**62
+NEVER = 2**62  # a step that no training reaches
+TRY = (
+    "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision 32-true; "
+    "--stop_on_nan false goes on all the same"
+)
+
+
+def make_callbacks(
+    cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None
+) -> list[Callback]:
+    """Build the callbacks of a run in the order in which Lightning calls them. The Trainer adds
+    those of the config. run: None in a fast_dev_run, and in all processes but the first."""
+    config = cli.config
+    check_own_checkpoints(cli.config_init.trainer.callbacks)
+    with cli.import_rules():
+        values, text = write_config(cli.parser, config)
+    callbacks: list[Callback] = [ResumedOptimizer(), WholeEpochs(), SayLimits(), RandomState()]
+    callbacks.append(StopOnSignal())
+    if config.stop_on_nan:
+        callbacks.append(StopOnNan())
+    callbacks.append(RunFolder(run.folder if run else None))
+    callbacks += watching_callbacks(config)
+    callbacks.append(RunRecorder(values, text, run))
+    if config.patience is not None:
+        callbacks.append(early_stopping(config, selection))
+    if config.trainer.enable_checkpointing is not False:
+        # Lightning gives all processes the folder of the first one
+        callbacks += checkpoint_callbacks(config, run.checkpoints if run else root, selection)
+    return callbacks
+
+
+def watching_callbacks(config: Any) -> list[Callback]:
+    """The callbacks that draw and measure, by their flags."""
+    callbacks: list[Callback] = []
+    if config.figures_every_n_epochs:
+        callbacks.append(PredictionFigures(config.figures_every_n_epochs))
+    if config.step_timer:
+        callbacks.append(StepTimer(config.figures_every_n_epochs))
+    if config.device_monitor:
+        callbacks.append(DeviceMonitor())
+    if config.gradient_norm:
+        callbacks.append(GradientNorm(config.gradient_norm == "modules"))
+    if config.histograms_every_n_epochs:
+        callbacks.append(WeightHistograms(config.histograms_every_n_epochs))
+    return callbacks
+
+
+def early_stopping(config: Any, selection: Selection | None) -> Patience:
+    """`choose_selection` has refused --patience without a selection."""
+    assert selection is not None
+    # Lightning 2.6 cannot choose where it validates by the clock
+    is_by_clock = isinstance(config.trainer.val_check_interval, str)
+    return Patience(
+        selection.monitor,
+        patience=int(config.patience),
+        mode=selection.mode,
+        check_on_train_epoch_end=False if is_by_clock else None,
+    )
+
+
+def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None) -> list[Callback]:
+    """best.ckpt is written before last.ckpt, which then knows the best value so far."""
+    every_n_epochs: int | None = 1
+    if selection:
+        every_n_epochs = config.trainer.check_val_every_n_epoch
+        if config.trainer.val_check_interval not in (None, 1.0):
+            every_n_epochs = None  # after every validation, also in the middle of an epoch
+    monitor, mode, or_last = selection or (None, "min", False)
+    best = RunCheckpoint(
+        folder, "best", monitor, mode, or_last, every_n_epochs=every_n_epochs or None
+    )
+    callbacks: list[Callback] = [PlateauFirst(), best]
+    if config.keep_every_epoch:
+        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
+    return [*callbacks, RunCheckpoint(folder, "last")]
+
+
+def check_own_checkpoints(callbacks: Any) -> None:
+    """Raise UserError for a ModelCheckpoint of the config that would write over best.ckpt or
+    last.ckpt. callbacks: the value of trainer.callbacks, an object, a list or None."""
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
+            continue
+        if callback.save_last or callback.filename in ("best", "last"):
+            what = "a ModelCheckpoint of best or last would write over the run's own"
+            way_out = "give it a dirpath, or leave save_last and that filename out"
+            raise UserError(f"trainer.callbacks: {what}\n{way_out}", 2)
 
 
 class StopOnNan(MayMissSteps):
-    """Stops where a loss or a weight is NaN or infinite: all processes together, before a
+    """Stops all processes together when a loss of training or a weight is NaN or infinite, before a
     checkpoint of it is written.
 
-    It looks at the losses on log steps, when the device is waited for anyway, at those of a
-    validation, and at the weights before each checkpoint. That a GradScaler skips a step is no
-    reason.
+    It checks the losses on log steps, when the host waits for the device anyway, and the weights
+    before each checkpoint. It ignores a step that a GradScaler skips.
     """
 
     def __init__(self) -> None:
-        self.losses: list[tuple[int, Tensor]] = []  # since the last look, each with its step
-        self.num_batches = 0
+        self.losses: list[tuple[int, Tensor]] = []  # not checked yet, each with its step
         self.num_steps = 0  # before the next batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -60,180 +138,72 @@ class StopOnNan(MayMissSteps):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:  # type: ignore[override]
         before = self.num_steps
-        losses: list[Any] = (
-            trainer.strategy.losses if isinstance(trainer.strategy, SeveralSteps) else []
-        )
-        for loss in [*losses, (outputs or {}).get("loss")]:
+        losses: list[Any] = [(outputs or {}).get("loss")]
+        if isinstance(trainer.strategy, SeveralSteps):
+            losses = [*trainer.strategy.losses, *losses]
+        for loss in losses:
             self.num_steps += 1
-            if (
-                isinstance(loss, Tensor) and loss.numel() == 1
-            ):  # with manual optimisation it may be anything
+            # with manual optimization it may be anything
+            if isinstance(loss, Tensor) and loss.numel() == 1:
                 self.losses.append((self.num_steps, loss))
-        self.num_batches += len(losses) + 1
-        self.num_steps = trainer.global_step  # less in the middle of an accumulation
+        self.num_steps = trainer.global_step  # less than counted here within an accumulation
         every = min(trainer.log_every_n_steps or 1000, 1000)
-        if self.num_steps // every > before // every or self.num_batches >= 1000:
-            self.look_at_losses(trainer)
+        if self.num_steps // every > before // every:
+            self.check_losses(trainer)
 
-    def look_at_losses(self, trainer: Trainer) -> None:
-        steps, losses = [step for step, _ in self.losses], [loss for _, loss in self.losses]
-        self.losses, self.num_batches = [], 0
-        finite = torch.hstack(losses).isfinite().tolist() if losses else []
-        bad = [step for step, is_finite in zip(steps, finite, strict=True) if not is_finite]
-        stop_at(trainer, bad, "the training loss is NaN or infinite at")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.look_at_losses(trainer)
-            known = trainer.callback_metrics.items()
-            losses = [
-                value for name, value in known if "loss" in name and not name.startswith("train")
-            ]
-            is_bad = any(not value.isfinite().all() for value in losses)
-            stop_at(
-                trainer,
-                [trainer.global_step] * is_bad,
-                "a loss of the validation is NaN or infinite after",
-            )
+    def check_losses(self, trainer: Trainer) -> None:
+        """Check the losses since the last check, with one wait for the device."""
+        first = NEVER
+        if self.losses:
+            is_finite = torch.hstack([loss for _, loss in self.losses]).isfinite().tolist()
+            steps = zip(self.losses, is_finite, strict=True)
+            first = min((step for (step, _), is_good in steps if not is_good), default=NEVER)
+        self.losses = []
+        stop_at(trainer, first, "the training loss is NaN or infinite at")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.look_at_losses(trainer)
+        self.check_losses(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.look_at_losses(trainer)
-        weights = [
-            weight
+        self.check_losses(trainer)
+        are_finite = [
+            weight.isfinite().all()
             for weight in pl_module.parameters()
             if weight.requires_grad and not is_lazy(weight)
         ]
-        is_bad = (
-            bool(weights) and not torch.stack([weight.isfinite().all() for weight in weights]).all()
-        )
-        stop_at(trainer, [trainer.global_step] * is_bad, "a weight is NaN or infinite after")
+        is_bad = bool(are_finite) and not torch.stack(are_finite).all()
+        step = trainer.global_step if is_bad else NEVER
+        stop_at(trainer, step, "a weight is NaN or infinite after")
 
 
-def stop_at(trainer: Trainer, steps: list[int], what: str) -> None:
-    """Raise UserError in all processes at the first of the steps of any."""
-    own = torch.tensor(min(steps, default=NEVER), device=trainer.strategy.root_device)
-    step = int(trainer.strategy.reduce(own, reduce_op="min"))
-    if step == NEVER:
-        return
-    ways = [f"a learning rate below {float(trainer.optimizers[0].param_groups[0]['lr']):g}"]
-    ways += [] if trainer.gradient_clip_val else ["--trainer.gradient_clip_val 1"]
-    ways += [] if trainer.precision == "32-true" else ["--trainer.precision 32-true"]
-    where = f"{what} step {step}, in epoch {trainer.current_epoch + 1}"
-    way_out = f"try {' or '.join(ways)}; --stop_on_nan false goes on all the same"
-    raise UserError(f"{where}: stopped; no checkpoint of it is written\n{way_out}")
+def stop_at(trainer: Trainer, step: int, what: str) -> None:
+    """Raise UserError in all processes if one of them gives another step than NEVER. The message
+    names the first of their steps."""
+    steps = torch.tensor(step, device=trainer.strategy.root_device)
+    first = int(trainer.strategy.reduce(steps, reduce_op="min"))
+    if first < NEVER:
+        where = f"{what} step {first}, in epoch {trainer.current_epoch + 1}"
+        raise UserError(f"{where}: stopped; no checkpoint of it is written\n{TRY}")
 
 
 class SayLimits(Callback):
-    """Says in one line what does not come with a module or data that are not ours, when training
-    starts and the loaders are there."""
+    """Prints one line with what this run cannot do, because its module or its data is a plain one
+    of Lightning. The line comes when training starts and the loaders are there."""
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         limits = []
         if not isinstance(trainer.train_dataloader, ResumableLoader):
-            limits.append(
-                "a resumed run may end with other weights (its training loader keeps no state)"
-            )
+            reason = "its training loader keeps no state"
+            limits.append(f"a resumed run may end with other weights ({reason})")
+            if trainer.world_size > 1:
+                limits.append("an evaluation may count samples twice")
         if trainer.lr_scheduler_configs and not has_named_optimizer(pl_module):
             limits.append("a resume with another length does not stretch the schedule")
         draws = any(isinstance(callback, PredictionFigures) for callback in trainer.callbacks)
         if draws and not isinstance(trainer.datamodule, BaseDataModule):
             limits.append("no pictures")
-        elif (
-            draws
-            and trainer.loggers
-            and trainer.is_global_zero
-            and not has_pictures(trainer.loggers)
-        ):
-            say("Pictures: none, for no logger of this run takes them")
-        loaders = (
-            trainer.val_dataloaders
-            if isinstance(trainer.val_dataloaders, list)
-            else [trainer.val_dataloaders]
-        )
-        for loader in loaders:
-            sampler = getattr(loader, "sampler", None)  # it may be any iterable
-            if type(sampler) is DistributedSampler and (
-                twice := sampler.total_size - len(loader.dataset)
-            ):
-                limits.append(
-                    f"an evaluation counts {twice} samples twice, for {trainer.world_size} "
-                    "equal shares"
-                )
         if limits:
-            say(
-                f"{type(pl_module).__name__} with {type(trainer.datamodule).__name__}: "
-                f"{'; '.join(limits)}"
-            )
-
-
-def make_callbacks(
-    cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None
-) -> list[Callback]:
-    config = cli.config
-    monitor, mode, or_last = selection or (None, "min", False)
-    every = config.figures_every_n_epochs
-    callbacks: list[Callback] = [
-        ResumedOptimizer(),
-        WholeEpochs(),
-        SayLimits(),
-        RandomState(),
-        StopOnSignal(),
-    ]
-    callbacks += [StopOnNan()] if config.stop_on_nan else []
-    callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += [PredictionFigures(every)] if every else []
-    callbacks += [StepTimer(every)] if config.step_timer else []
-    callbacks += [DeviceMonitor()] if config.device_monitor else []
-    callbacks += [GradientNorm(config.gradient_norm == "modules")] if config.gradient_norm else []
-    callbacks += (
-        [WeightHistograms(config.histograms_every_n_epochs)]
-        if config.histograms_every_n_epochs
-        else []
-    )
-    with cli.import_rules():
-        callbacks.append(RunRecorder(*write_config(cli.parser, cli.config), run, selection))
-    if config.patience is not None:
-        # Lightning 2.6 has no answer where it validates by the clock
-        at_end = False if isinstance(config.trainer.val_check_interval, str) else None
-        patience = int(config.patience)
-        callbacks.append(
-            Patience(monitor or "", patience=patience, mode=mode, check_on_train_epoch_end=at_end)
-        )
-    if config.trainer.enable_checkpointing is not False:
-        folder = run.checkpoints if run else root  # Lightning gives all processes the first one's
-        # the best one first: the last one then knows of it
-        in_epoch = (
-            config.trainer.val_check_interval not in (None, 1.0)
-            or not config.trainer.check_val_every_n_epoch
-        )
-        num_epochs = None if in_epoch else config.trainer.check_val_every_n_epoch
-        best = RunCheckpoint(
-            folder, "best", monitor, mode, or_last, every_n_epochs=num_epochs if selection else 1
-        )
-        each = (
-            [RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True)]
-            if config.keep_every_epoch
-            else []
-        )
-        callbacks += [PlateauFirst(), best, *each, RunCheckpoint(folder, "last")]
-    own = cli.config_init.trainer.callbacks or []
-    for callback in own if isinstance(own, list) else [own]:
-        names = (
-            (callback.filename, callback.save_last and "last")
-            if isinstance(callback, ModelCheckpoint)
-            else ()
-        )
-        if {"best", "last"} & {*names} and not callback.dirpath:
-            what = (
-                "trainer.callbacks: a ModelCheckpoint of best or last would write over the "
-                "run's own"
-            )
-            raise UserError(
-                f"{what}\ngive it a dirpath, or leave save_last and that filename out", 2
-            )
-    return callbacks
+            names = f"{type(pl_module).__name__} with {type(trainer.datamodule).__name__}"
+            say(f"{names}: {'; '.join(limits)}")

@@ -1,19 +1,22 @@
-"""Lightning's loggers, going on where a resumed run goes on: no point twice, and none of before
-lost."""
+"""Lightning's loggers, so that a resumed run continues its curves.
+
+TensorBoard and metrics.csv drop the points after the checkpoint, which are written again. W&B and
+MLflow cannot delete points: the same run there gets them a second time, with the same values.
+"""
 
 import csv
-import importlib.util
 import io
 import json
-import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import Namespace
+from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import (
     CSVLogger,
     Logger,
@@ -21,9 +24,10 @@ from lightning.pytorch.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from torch import Tensor
 
 from lightbase.cli.config import configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
@@ -32,199 +36,182 @@ from lightbase.folder import PROJECT, Run, json_text, short, write_whole
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard sorts by name: `epoch`, which Lightning adds, goes behind loss and accuracy, as
-    all of watch/."""
+    """first_step: the first step of this start of the run."""
 
-    def keep_points(self) -> None:
-        self._kwargs["purge_step"] = None  # of the SummaryWriter that Lightning makes
+    first_step = 0
+
+    def drop_later_points(self) -> None:
+        """Tell TensorBoard to drop the points from `first_step` on that are there now. It ignores
+        the first such event of a run, so a new run needs one, too."""
+        start = SessionLog(status=SessionLog.START)
+        event = Event(step=self.first_step, session_log=start)
+        self.experiment.file_writer.add_event(event)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics(
-            {"watch/epoch" if name == "epoch" else name: metrics[name] for name in metrics}, step
-        )
+        # TensorBoard sorts by name: Lightning's `epoch` would come before loss and accuracy
+        names = {"epoch": "watch/epoch"}
+        super().log_metrics({names.get(name, name): metrics[name] for name in metrics}, step)
 
 
-class RunRows(CSVLogger):
-    """Keeps what metrics.csv has of the steps before `purge_step`, where Lightning deletes the
-    file."""
+class MetricsFile:
+    """Writes metrics.csv and hparams.yaml for CSVLogger. Lightning's writer deletes an earlier
+    metrics.csv, and a kill can destroy the file while it gets a new column."""
 
-    purge_step: float = 0
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.path = folder, folder / "metrics.csv"
+        self.metrics: list[dict[str, Any]] = []  # not in the file yet
+        self.columns: list[str] = []
+        self.read()
 
-    def keep_points(self) -> None:
-        self.purge_step = math.inf
+    def read(self) -> list[dict[str, str]]:
+        """Return the rows of the file, without a last row that a kill has cut short."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if None not in row.values()]
+        self.columns = list(reader.fieldnames or [])
+        return rows
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the whole file; a kill leaves the earlier one."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.path, text.getvalue())
+
+    def drop_rows(self, first_step: int) -> None:
+        if self.path.is_file():
+            self.write([row for row in self.read() if int(row["step"]) < first_step])
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
+        numbers = {
+            name: value.item() if isinstance(value, Tensor) else value
+            for name, value in metrics.items()
+        }
+        self.metrics.append(numbers | {"step": step})
+
+    def log_hparams(self, params: dict[str, Any]) -> None:
+        save_hparams_to_yaml(self.folder / "hparams.yaml", params)
+
+    def save(self) -> None:
+        columns = sorted({*self.columns}.union(*self.metrics))
+        if columns != self.columns:
+            rows = self.read()
+            self.columns = columns
+            self.write([*rows, *self.metrics])
+        elif self.metrics:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.columns).writerows(self.metrics)
+        self.metrics = []
+
+
+class RunCSV(CSVLogger):
+    """first_step: the first step of this start of the run."""
+
+    first_step = 0
+    file: MetricsFile | None = None
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is None:
-            self._experiment = Rows(self.log_dir, self.purge_step)
-        return self._experiment
+        if self.file is None:
+            self.file = MetricsFile(Path(self.log_dir))
+        return self.file
 
-
-class Rows(ExperimentWriter):
-    def __init__(self, log_dir: str, purge_step: float) -> None:
-        super().__init__(log_dir)
-        file = Path(self.metrics_file_path)
-        if file.is_file():
-            with file.open(newline="", encoding="utf-8") as lines:
-                reader = csv.DictReader(lines)
-                # a row that was cut short lacks values
-                rows = [
-                    row
-                    for row in reader
-                    if None not in row.values() and int(row["step"]) < purge_step
-                ]
-                self.metrics_keys = list(reader.fieldnames or [])
-            self._write(rows)
-
-    def _check_log_dir_exists(self) -> None:  # it deletes the file
-        pass
-
-    def _rewrite_with_new_header(
-        self, fieldnames: list[str]
-    ) -> None:  # it would be lost if the run was killed then
-        with Path(self.metrics_file_path).open(newline="", encoding="utf-8") as lines:
-            self._write(list(csv.DictReader(lines)))
-
-    def _write(self, rows: Sequence[Mapping[str, str]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self.metrics_keys)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_whole(Path(self.metrics_file_path), text.getvalue())
-
-
-class GoesOn(Logger):
-    """A logger whose points cannot be taken back: a resumed run leaves out those that it had
-    written already.
-
-    file: with the id of the run there, and the newest step of each curve.
-    """
-
-    file: Path
-    told: dict[str, int]
-    before: dict[str, int]
-
-    def begin(self, file: Path, saved: dict[str, Any]) -> None:
-        self.file, self.before = file, saved.get("told", {})
-        self.told = dict(self.before)
-        _ = self.experiment  # type: ignore[attr-defined]  # makes the run there
-        self._save()
-
-    def _save(self) -> None:
-        staged = self.file.with_suffix(
-            ".part"
-        )  # moved: a process that is killed leaves one or the other
-        staged.write_text(json_text({"id": str(self.version), "told": self.told}), encoding="utf-8")
-        staged.replace(self.file)
+    def drop_later_points(self) -> None:
+        self.experiment.drop_rows(self.first_step)
 
     @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        at = step or 0
-        if new := {
-            name: value for name, value in metrics.items() if at > self.before.get(name, -1)
-        }:
-            super().log_metrics(new, step)  # type: ignore[safe-super]
-            self.told |= dict.fromkeys(new, at)
-            self._save()
+    def finalize(self, status: str) -> None:
+        if self.file is not None:
+            self.file.save()
 
 
-class RunWandb(GoesOn, WandbLogger):
-    def begin(self, file: Path, saved: dict[str, Any]) -> None:
-        self._wandb_init.pop("anonymous")  # of which W&B warns, and which Lightning always gives
-        super().begin(file, saved)
-
-
-class RunMLFlow(GoesOn, MLFlowLogger):
-    def begin(self, file: Path, saved: dict[str, Any]) -> None:
-        super().begin(file, saved)
-        self.experiment.update_run(self.run_id, status="RUNNING")
+class RunMLFlow(MLFlowLogger):
+    """MLflow's parameters never change: a resumed run keeps those of its first start."""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """MLflow's parameters never change: what a resume has changed is a tag."""
-        known = self.experiment.get_run(self.run_id).data.params
-        texts = {
-            re.sub(r"[^\w/. -]", "_", name): str(value)[:250] for name, value in params.items()
-        }
-        super().log_hyperparams({name: text for name, text in texts.items() if name not in known})
-        for name in known.keys() & texts.keys():
-            if known[name] != texts[name]:
-                self.experiment.set_tag(self.run_id, f"resumed/{name}", texts[name])
+        if not self.experiment.get_run(self.run_id).data.params:
+            # MLflow refuses a name such as model.parameter_groups.*.bias.lr
+            names = {name: re.sub(r"[^\w/. -]", "_", name) for name in params}
+            super().log_hyperparams({names[name]: params[name] for name in params})
 
 
-PACKAGES = {
-    "WandbLogger": "wandb",
-    "MLFlowLogger": "mlflow",
-    "CometLogger": "comet-ml",
-    "LitLogger": "litlogger",
+OURS: dict[str, type[Logger]] = {
+    "lightning.pytorch.loggers.TensorBoardLogger": RunTensorBoard,
+    "lightning.pytorch.loggers.CSVLogger": RunCSV,
+    "lightning.pytorch.loggers.WandbLogger": WandbLogger,
+    "lightning.pytorch.loggers.MLFlowLogger": RunMLFlow,
 }
-OURS = {
-    "TensorBoardLogger": RunTensorBoard,
-    "CSVLogger": RunRows,
-    "WandbLogger": RunWandb,
-    "MLFlowLogger": RunMLFlow,
-}
-
-
-def check_packages(config: Any) -> None:
-    """Raise UserError for a logger whose package is not installed. config: of trainer.logger."""
-    for logger in configs_of_loggers(config):
-        name = logger.class_path.rpartition(".")[2]
-        package = PACKAGES.get(name)
-        if package and importlib.util.find_spec(package.replace("-", "_")) is None:
-            raise UserError(f"{name} needs a package: pip install {package}", 2)
+DEFAULT = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace())
 
 
 def make_loggers(
     cli: TrainingCLI, root: Path, run: Run | None, checkpoint: dict[str, Any] | None
-) -> Any:
-    """Those of trainer.logger, TensorBoard unless it says otherwise; what is not given follows from
-    the run's folder.
+) -> list[Logger] | Literal[False]:
+    """Build the loggers of trainer.logger; TensorBoard's without one.
 
-    Raises UserError where one cannot start, such as without its server.
+    run: None in a fast_dev_run, and in all processes but the first. checkpoint: the one that the
+    run continues from. Raises UserError if a logger cannot start, for instance without its server.
     """
-    asked = cli.config.trainer.logger
-    if asked is False or asked == []:
+    if cli.config.trainer.logger in (False, []):
         return False
     if run is None:
         return [RunTensorBoard(root, version="")]  # writes nothing
-    given = configs_of_loggers(asked)
-    own = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace())
-    loggers, names = [], []
-    for config in given or [own]:
+    is_resumed = checkpoint is not None and not run.is_new
+    first_step = checkpoint["global_step"] if checkpoint is not None and is_resumed else 0
+    loggers, counts = [], Counter[str]()
+    for config in configs_of_loggers(cli.config.trainer.logger) or [DEFAULT]:
         name = config.class_path.rpartition(".")[2]
-        names.append(name)
-        file = run.folder / f".{name}{names.count(name)}.json"
-        # a run that starts again has told what it may not tell again
-        saved = (
-            json.loads(file.read_text(encoding="utf-8"))
-            if checkpoint and not run.is_new and file.is_file()
-            else {}
-        )
-        # A resumed run drops its points from the checkpoint's step on. A new run has none, but
-        # TensorBoard without its data server ignores the first purge of a run.
-        purge_step = checkpoint["global_step"] if checkpoint and not run.is_new else 0
+        counts[name] += 1
+        id_file = run.folder / f".{name}{counts[name]}.json"
+        run_id = None
+        if is_resumed and id_file.is_file():
+            run_id = json.loads(id_file.read_text(encoding="utf-8"))["id"]
         try:
-            logger = make_logger(cli, config, run, saved.get("id"), purge_step)
-            if isinstance(logger, GoesOn):
-                logger.begin(file, saved)
-        except Exception as error:  # whatever a package or its server says
+            logger = make_logger(cli, config, run, run_id)
+            if isinstance(logger, WandbLogger | MLFlowLogger):
+                _ = logger.experiment  # starts the run there, or continues it
+                run.write(id_file.name, json_text({"id": logger.version}))
+        except Exception as error:  # each package and each server has errors of its own
             raise UserError(f"{name} cannot start: {first_line(error)}") from error
+        if isinstance(logger, RunTensorBoard | RunCSV):
+            logger.first_step = first_step
         loggers.append(logger)
     return loggers
 
 
-def make_logger(
-    cli: TrainingCLI, config: Any, run: Run, run_id: str | None, purge_step: int
-) -> Logger:
-    """run_id: of the run at W&B or MLflow that it goes on with. purge_step: the first step that it
-    writes anew."""
+def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None) -> Logger:
+    """Build a logger. Its arguments that the config leaves out follow from the run.
+
+    run_id: the id of the run at W&B or MLflow that is continued.
+    """
     name = config.class_path.rpartition(".")[2]
-    title, version = str(cli.config.name), run.folder.name
+    arguments = default_arguments(str(cli.config.name), run, run_id).get(name, {})
+    for given in (config.get("init_args"), config.get("dict_kwargs")):
+        arguments |= {
+            key: value for key, value in vars(given or Namespace()).items() if value is not None
+        }
+    uri = str(arguments.get("tracking_uri", ""))
+    if name == "MLFlowLogger" and ("://" not in uri or uri.startswith("file:")):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 needs it for a folder
+    if config.class_path in OURS:
+        return OURS[config.class_path](**arguments)
+    config = Namespace(class_path=config.class_path, init_args=Namespace(arguments))
+    logger: Logger = cli.instantiate(Namespace(trainer=Namespace(logger=config))).trainer.logger
+    return logger
+
+
+def default_arguments(title: str, run: Run, run_id: str | None) -> dict[str, dict[str, Any]]:
+    """Return the arguments by the logger's class. title: the run's name, without its version."""
+    version = run.folder.name
     place = {"save_dir": run.folder.parents[1], "name": run.folder.parts[-2], "version": version}
-    facts: dict[str, dict[str, Any]] = {
-        "TensorBoardLogger": {**place, "default_hp_metric": False, "purge_step": purge_step},
+    return {
+        "TensorBoardLogger": {**place, "default_hp_metric": False},
         "CSVLogger": place,
         "WandbLogger": {
             "save_dir": str(run.folder),
@@ -238,55 +225,29 @@ def make_logger(
             "run_name": version,
             "run_id": run_id,
         },
-        "AimLogger": {
-            "repo": str(run.root),
-            "experiment": title,
-            "run_name": version,
-            "run_hash": run_id,
-        },
     }
-    config = config.clone()
-    given = {
-        key: value
-        for key, value in vars(config.get("init_args") or Namespace()).items()
-        if value is not None
-    }
-    arguments = {**facts.get(name, {}), **given, **vars(config.get("dict_kwargs") or Namespace())}
-    uri = str(arguments.get("tracking_uri", ""))
-    if name == "MLFlowLogger" and ("://" not in uri or uri.startswith("file:")):
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be told
-    if config.class_path == f"lightning.pytorch.loggers.{name}" and name in OURS:
-        logger: Logger = OURS[name](**arguments)
-        if isinstance(logger, RunRows):
-            logger.purge_step = purge_step
-        return logger
-    config.init_args = Namespace(arguments)
-    made: Logger = cli.instantiate(Namespace(trainer=Namespace(logger=config))).trainer.logger
-    return made
 
 
-def curves(loggers: Sequence[Logger]) -> Iterator[str]:
-    """Where to look at them; W&B says it itself."""
+def places_of_curves(loggers: Sequence[Logger]) -> Iterator[str]:
+    """Yield where to look at the curves. W&B prints it itself."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             yield f"tensorboard --logdir {short(Path(logger.save_dir))}"
         elif isinstance(logger, CSVLogger):
             yield short(Path(logger.log_dir, "metrics.csv"))
         elif isinstance(logger, MLFlowLogger) and logger.save_dir:
-            yield (
-                "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri "
-                f"{short(Path(logger.save_dir))}"
-            )
+            folder = short(Path(logger.save_dir))
+            yield f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}"
 
 
 @contextmanager
-def ended(loggers: Any) -> Iterator[None]:
-    """W&B's run ends with ours: another one of this process would go on in it."""
+def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
+    """End the run at W&B when ours ends: the next run of this process would continue it."""
     status = 1
     try:
         yield
         status = 0
     finally:
         for logger in loggers or []:
-            if isinstance(logger, RunWandb):
+            if isinstance(logger, WandbLogger):
                 logger.experiment.finish(status)

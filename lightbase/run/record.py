@@ -1,6 +1,5 @@
-"""Which code a run had: the commit, and what is not in it."""
+"""What a run writes down about itself: config, environment, code, hyperparameters, progress."""
 
-import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -8,7 +7,6 @@ import math
 import os
 import platform
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,19 +24,189 @@ from lightbase.cli.config import LOOKS_ON
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
-from lightbase.run.selection import Selection
+from lightbase.resume.checkpoints import RunCheckpoint
+from lightbase.run.loggers import RunCSV, RunTensorBoard
 
 CODE = ("lightbase", "configs", "scripts", ":(glob)*.py", "pyproject.toml")
 LARGEST = 2**18  # bytes of an untracked file
 SECONDS = 2  # for all git commands together, because the training waits for them
+PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
 
 
-@functools.cache  # what a process has imported stays
+class RunRecorder(Callback):
+    """Writes config.yaml, code.diff, environment.txt and progress.json into the run's folder, the
+    hyperparameters into its loggers, and the config into its checkpoints. Counts the seconds of
+    training, across resumes.
+
+    config, text: the config, as values and as YAML. run: None where nothing is written.
+    """
+
+    def __init__(self, config: dict[str, Any], text: str, run: Run | None = None) -> None:
+        self.config, self.text, self.run = config, text, run
+        self.seconds_before = 0.0  # of training, before a resume
+        self.start: float | None = None
+        # epochs, steps and seconds at the end; with ddp_spawn another process writes them
+        self.totals = torch.zeros(3, dtype=torch.float64).share_memory_()
+
+    def state_dict(self) -> dict[str, float]:
+        return {"train_seconds": self.train_seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.start is None:  # not when the test loads the best checkpoint
+            self.seconds_before = state_dict["train_seconds"]
+
+    def train_seconds(self) -> float:
+        if self.start is None:
+            return self.seconds_before
+        return self.seconds_before + time.monotonic() - self.start
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        if self.run:  # Lightning would keep the file of an earlier start
+            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
+        parameters = hyper_parameters(self.config)
+        for logger in trainer.loggers:
+            if isinstance(logger, RunTensorBoard | RunCSV):
+                logger.drop_later_points()
+            logger.log_hyperparams(parameters)
+            if isinstance(logger, TensorBoardLogger):
+                # The first summary lists columns. Without it TensorBoard chooses them: first the
+                # settings in which runs differ.
+                for summary in hparams(parameters, {})[1:]:
+                    logger.experiment.file_writer.add_summary(summary)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start = time.monotonic()
+        if self.run and trainer.is_global_zero:
+            self.write_files(self.run, trainer)
+        self.write_progress(trainer)
+
+    def write_files(self, run: Run, trainer: Trainer) -> None:
+        run.keep("config.yaml")
+        run.write("config.yaml", self.text)
+        _, patch = source()
+        if patch:
+            run.keep("code.diff")
+            run.write("code.diff", patch)
+        run.keep("metrics.json")
+        (run.folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
+        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
+            file.write(describe_environment(trainer))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.write_progress(trainer)  # here, because best.ckpt of the last epoch is written now
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        best, metrics = best_callback(trainer), trainer.callback_metrics
+        if best and best.monitor and best.monitor not in metrics and not best.or_last:
+            names = ", ".join(metrics) or "it logs none"
+            what = f"is not among the metrics of a validation: {names}"
+            raise UserError(f"--monitor {best.monitor!r} {what}", 2)
+        if not trainer.sanity_checking:
+            self.write_progress(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # before the epoch's checkpoint: a run that is killed after it has all points up to it
+        for logger in trainer.loggers:
+            logger.save()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.write_progress(trainer)
+
+    def write_progress(self, trainer: Any) -> None:
+        """Write progress.json, with the best value so far if epochs are compared."""
+        if not self.run or not trainer.is_global_zero:
+            return
+        values = {
+            "epochs": trainer.fit_loop.epoch_progress.current.processed,
+            "steps": trainer.global_step,
+            "train_seconds": round(self.train_seconds(), 3),
+        }
+        best = best_callback(trainer)
+        score = best.best_model_score if best and best.monitor else None
+        if best and score is not None and score.isfinite():
+            values |= {"monitor": best.monitor, "mode": best.mode, "best": float(score)}
+        self.run.write("progress.json", json_text(values, indent=2) + "\n")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        epochs: float = trainer.fit_loop.epoch_progress.current.ready
+        num_batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if 0 < num_batches < trainer.num_training_batches < math.inf:  # max_steps ended the epoch
+            epochs -= 1 - num_batches / trainer.num_training_batches
+        totals = (epochs, trainer.global_step, self.train_seconds())
+        self.totals.copy_(torch.tensor(totals, dtype=torch.float64))
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["config"] = self.config
+        checkpoint["package"] = PROJECT.package
+        checkpoint["lightbase"] = lightbase.__version__
+
+    def metrics(self) -> dict[str, float]:
+        """Return epochs, steps and seconds of the training that has ended."""
+        epochs, steps, seconds = self.totals.tolist()
+        return {
+            "epochs": int(epochs) if epochs.is_integer() else round(epochs, 2),
+            "steps": int(steps),
+            "train_seconds": round(seconds, 3),
+        }
+
+
+def best_callback(trainer: Trainer) -> RunCheckpoint | None:
+    """Return the callback that writes best.ckpt and knows the best value so far; None with
+    --trainer.enable_checkpointing false."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RunCheckpoint) and callback.filename == "best":
+            return callback
+    return None
+
+
+def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what tells one experiment from another, by the names of flags and as plain values:
+    {"model.lr": 0.01, "model.net": "my.models.mlp.MLP", ...}."""
+    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
+    trainer = {name: config["trainer"][name] for name in names}
+    parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
+    parameters = {"seed": config["seed_everything"]}
+    for key, value in flatten(parts).items():
+        if value is None or key.rpartition(".")[2] in LOOKS_ON:
+            continue
+        is_plain = isinstance(value, bool | int | float | str)
+        parameters[key] = value if is_plain else str(value)
+    return parameters
+
+
+def describe_environment(trainer: Trainer) -> str:
+    """Return date, command, versions, devices and git commit, a line each."""
+    commit, patch = source()
+    # a training on the CPU must not start CUDA, whose driver may not work
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    lines = [
+        f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
+        f"command: {shlex.join(['python', *sys.argv])}",
+        f"platform: {platform.platform()}",
+        f"python: {platform.python_version()}",
+        *(f"{name}: {importlib.metadata.version(name)}" for name in (*PACKAGES, "numpy")),
+        f"cuda: {torch.version.cuda}",
+        f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(num_gpus)),
+        f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
+        describe_devices(trainer),
+        f"git commit: {commit}" + (", with the changes in code.diff" if patch else ""),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+@functools.cache  # a process keeps the code that it has imported
 def source(root: Path | None = None) -> tuple[str, str]:
-    """The commit, and a patch from it to the code of today, untracked files included: `git apply`
-    of the patch in a checkout of the commit gives the code of the run.
+    """Return the commit, and a patch from the commit to the present code, with untracked files:
+    `git apply` of the patch in a checkout of the commit gives the code of the run.
 
-    Where git fails, the first text says what was not recorded and why.
+    If git fails or takes too long, the first text says why the code was not recorded.
     """
     root, code = root or PROJECT.root, (PROJECT.package, *CODE)
     commit, end = "", time.monotonic() + SECONDS
@@ -59,206 +227,28 @@ def source(root: Path | None = None) -> tuple[str, str]:
     except OSError as error:
         reason = first_line(error)
     else:
-        why = f"untracked and over {LARGEST:,} bytes"
-        return commit, "".join(f"{why}, not here: {file}\n" for file in large) + patch
-    return f"{commit}{', changes ' * bool(commit)}not recorded ({reason})", ""
+        what = f"untracked and over {LARGEST:,} bytes, not here"
+        return commit, "".join(f"{what}: {file}\n" for file in large) + patch
+    return (
+        f"{commit}, changes not recorded ({reason})" if commit else f"not recorded ({reason})",
+        "",
+    )
 
 
 def run_git(root: Path, index: Path, end: float, *args: str) -> str:
     """Return what a git command prints. Raises OSError if the command fails, and TimeoutExpired if
-    it still runs at `end`, a time of time.monotonic; the command is ended then."""
-    with subprocess.Popen(
+    it still runs at `end`, a time of time.monotonic; then it is killed."""
+    result = subprocess.run(
         ["git", "-C", str(root), "-c", "core.quotepath=off", *args],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         env=os.environ | {"GIT_INDEX_FILE": str(index)},
+        text=True,
         errors="replace",
+        timeout=end - time.monotonic(),
         start_new_session=True,  # a terminal's Ctrl-C is for the run alone
-    ) as process:
-        try:
-            output, message = process.communicate(timeout=end - time.monotonic())
-        except BaseException:
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.killpg(process.pid, signal.SIGKILL)  # with its children
-            raise
-    if process.returncode:
-        reason = message.strip() or f"status {process.returncode}"
+    )
+    if result.returncode:
+        reason = result.stderr.strip() or f"status {result.returncode}"
         raise ChildProcessError(f"git {args[0]}: {reason}")
-    return output
-
-
-class RunRecorder(Callback):
-    """Writes a run's config and environment into its folder when training starts, the config into
-    its checkpoints, the hyper-parameters into its loggers, progress.json as it gets on; keeps its
-    seconds of training and the best value of the monitored metric, across resumes.
-
-    config, text: the config, as values and as YAML.
-    """
-
-    def __init__(
-        self,
-        config: dict[str, Any],
-        text: str,
-        run: Run | None = None,
-        selection: Selection | None = None,
-    ) -> None:
-        self.config, self.text, self.run, self.selection = config, text, run, selection
-        self.seconds_before = 0.0  # a resume
-        self.best: float | None = None
-        self.start: float | None = None
-        self.result = torch.zeros(
-            3, dtype=torch.float64
-        ).share_memory_()  # with ddp_spawn other processes train
-        """Epochs, steps and seconds at the end."""
-
-    def state_dict(self) -> dict[str, float | None]:
-        return {"train_seconds": self.train_seconds(), "best": self.best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.start is None:  # not when the test restores the best checkpoint
-            self.seconds_before = state_dict["train_seconds"]
-            self.best = state_dict["best"] if self.run and not self.run.is_new else None
-
-    def train_seconds(self) -> float:
-        return self.seconds_before + (
-            time.monotonic() - self.start if self.start is not None else 0
-        )
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.start = time.monotonic()
-        if self.run and trainer.is_global_zero:
-            self.run.keep("config.yaml")
-            self.run.write("config.yaml", self.text)
-            if patch := source()[1]:
-                self.run.keep("code.diff")
-                self.run.write("code.diff", patch)
-            self.run.keep("metrics.json")
-            (self.run.folder / "metrics.json").unlink(
-                missing_ok=True
-            )  # the run is not finished any more
-            with (self.run.folder / "environment.txt").open("a", encoding="utf-8") as file:
-                file.write(describe_environment(trainer))
-            self.write_progress(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # before the epoch's checkpoint: a run that is killed afterwards goes on with its curves
-        # whole
-        for logger in trainer.loggers:
-            logger.save()
-        self.write_progress(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        known = trainer.callback_metrics
-        monitor, mode, or_last = self.selection or (None, "min", True)
-        if monitor not in known and not or_last:
-            reason = (
-                f"is not among the metrics of a validation: {', '.join(known) or 'it logs none'}"
-            )
-            raise UserError(f"--monitor {monitor!r} {reason}", 2)
-        if monitor in known and not trainer.sanity_checking:
-            value = float(known[monitor])
-            if not math.isnan(value):
-                self.best = (max if mode == "max" else min)(
-                    value, value if self.best is None else self.best
-                )
-            self.write_progress(trainer)
-
-    def write_progress(self, trainer: Any) -> None:
-        if self.run and trainer.is_global_zero:
-            done = {
-                "epochs": trainer.fit_loop.epoch_progress.current.processed,
-                "steps": trainer.global_step,
-            }
-            values = {**done, "train_seconds": round(self.train_seconds(), 3)}
-            if self.selection and self.best is not None:
-                values |= {
-                    "monitor": self.selection.monitor,
-                    "mode": self.selection.mode,
-                    "best": self.best,
-                }
-            self.run.write("progress.json", json_text(values, indent=2) + "\n")
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parameters = hyper_parameters(self.config)
-        if self.run and trainer.is_global_zero:  # of an earlier start, which Lightning would keep
-            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
-        for logger in trainer.loggers if trainer.is_global_zero else []:
-            logger.log_hyperparams(parameters)
-            if isinstance(logger, TensorBoardLogger):
-                # without the first, a list of columns, TensorBoard finds them itself: first those
-                # in which runs differ
-                for summary in hparams(parameters, {})[1:]:
-                    logger.experiment.file_writer.add_summary(summary)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            num, batches = (
-                trainer.fit_loop.epoch_loop.batch_progress.current.ready,
-                trainer.num_training_batches,
-            )
-            missing = (
-                1 - num / batches if 0 < num < batches < math.inf else 0
-            )  # where max_steps has ended an epoch
-            done = (
-                trainer.fit_loop.epoch_progress.current.ready - missing,
-                trainer.global_step,
-                self.train_seconds(),
-            )
-            self.result.copy_(torch.tensor(done, dtype=torch.float64))
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        checkpoint["config"] = self.config
-        checkpoint["package"] = PROJECT.package
-        checkpoint["lightbase"] = lightbase.__version__
-
-
-def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """What tells one experiment from another, flat: {"model.lr": 0.01, "model.net":
-    "my.models.mlp.MLP", ...}."""
-    flags = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    trainer = {flag: config["trainer"][flag] for flag in flags}
-    flat = {"seed": config["seed_everything"]}
-    for key, value in flatten(
-        {"model": config["model"], "data": config["data"], "trainer": trainer}
-    ).items():
-        if value is not None and key.rpartition(".")[2] not in LOOKS_ON:
-            flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return flat
-
-
-def describe_environment(trainer: Trainer) -> str:
-    """Date, command, versions, devices and git commit, a line each."""
-    packages = [
-        "torch",
-        "torchvision",
-        "lightning",
-        "torchmetrics",
-        "tensorboard",
-        "jsonargparse",
-        "numpy",
-    ]
-    commit, patch = source()
-    on_gpu = torch.cuda.is_initialized()  # a training on the CPU needs no driver that works
-    lines = [
-        f"date: {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}",
-        f"command: {shlex.join(['python', *sys.argv])}",
-        f"platform: {platform.platform()}",
-        f"python: {platform.python_version()}",
-        *(f"{package}: {importlib.metadata.version(package)}" for package in packages),
-        f"cuda: {torch.version.cuda}",
-        f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
-        *(
-            f"gpu {i}: {torch.cuda.get_device_name(i)}"
-            for i in range(torch.cuda.device_count() if on_gpu else 0)
-        ),
-        f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
-        describe_devices(trainer),
-        f"git commit: {commit}{', with the changes in code.diff' * bool(patch)}",
-    ]
-    return "\n".join(lines) + "\n\n"
+    return result.stdout

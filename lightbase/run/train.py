@@ -1,11 +1,12 @@
 """A training run from its command line to its test result."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -22,27 +23,23 @@ from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
 from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
-from lightbase.resume.checkpoints import AtomicCheckpointIO, RunCheckpoint
+from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.resume.load import check_resume
 from lightbase.resume.restart import Restart, check_changes, find_restart
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import has_test, prepare
-from lightbase.run.loggers import (
-    RunRows,
-    RunTensorBoard,
-    check_packages,
-    curves,
-    ended,
-    make_loggers,
-)
-from lightbase.run.record import RunRecorder
+from lightbase.run.loggers import ended, make_loggers, places_of_curves
+from lightbase.run.record import RunRecorder, best_callback
 from lightbase.run.selection import choose_selection
 from lightbase.watch.advice import advice, facts
 
+MISTAKES_IN_FLAGS = ("`val_check_interval`", "Early stopping conditioned on metric")
+"""Texts of Lightning's errors that are no MisconfigurationException."""
+
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train as `args`, or the command line, say; test the best checkpoint. Returns what
-    metrics.json holds.
+    """Train by the flags in `args`, or by those of the command line, and test the best checkpoint.
+    Return what metrics.json holds.
 
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run).
     """
@@ -58,15 +55,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def describe_default() -> str:
-    """The first comment line of the default config, and where the others are."""
-    first = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    """Return the first comment of the default config, and how to train another one."""
+    comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
     others = "for another one: python scripts/train.py --config configs/NAME.yaml"
-    return f"No --config given, so this is {short(PROJECT.default_config)}: {first}\n{others}"
+    name = short(PROJECT.default_config)
+    return f"No --config given, so this is {name}: {comment.lstrip('# ')}\n{others}"
 
 
 def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
-    """Model and data of a command line; of the default experiment where it names none; of the run
-    that it resumes.
+    """Build the model and the data of a command line; of a resumed run from its saved config.
 
     first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
     """
@@ -89,155 +86,167 @@ def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingC
 
 
 def train(cli: TrainingCLI) -> dict[str, Any]:
-    config = cli.config
+    """Train and test what `parse` has built. Return what metrics.json holds."""
+    config, restart = cli.config, cli.restart or Restart("", None)
     root = root_folder(config)
     cli.check_devices()
-    check_packages(config.trainer.logger)
-    restart = cli.restart or Restart("", None)
-    path, checkpoint = restart.path, restart.checkpoint
-    restart.checkpoint = None  # the memory is free when Lightning has restored it
-    if checkpoint is not None and path is not None:
-        if restart.trust:
-            restart.trust.check_run(checkpoint, restart.folder)
-        check_resume(checkpoint, cli.model, config, path)
-        if isinstance(cli.model, BaseModule):
-            cli.model.is_initialized = True  # when it began
+    check_restart(cli, restart)
     if rank() == 0:
         prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
-    if rank() == 0 and not config.trainer.fast_dev_run:  # the others write nothing
+    if rank() == 0 and not config.trainer.fast_dev_run:  # other processes write nothing
         run = Run(root, config.name, restart.folder)
     try:
         callbacks = make_callbacks(cli, root, run, selection)
-        loggers = make_loggers(cli, root, run, checkpoint)
+        loggers = make_loggers(cli, root, run, restart.checkpoint)
         with ended(loggers), short_process_errors():
-            checkpoint_io = AtomicCheckpointIO(path, checkpoint)
-            checkpoint = None
+            checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
+            restart.checkpoint = None  # the memory is free when Lightning has restored it
             trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
             del checkpoint_io
-            return fit_and_test(trainer, cli, path, run)
+            return fit_and_test(trainer, cli.model, cli.datamodule, restart.path, run)
     except (UserError, OSError, Stopped) as error:
-        is_saved = run and list(run.checkpoints.glob("*.ckpt"))
-        if isinstance(error, Stopped) and (
-            is_saved or config.trainer.enable_checkpointing is False
-        ):
-            error.hint = (
-                "; go on with --ckpt_path last" if is_saved else "; no checkpoint was asked for"
-            )
-        elif run and run.is_new and not is_saved:
-            run.discard()
+        if run:
+            end_early(run, error, config.trainer.enable_checkpointing is not False)
         raise
     finally:
         if run:
             run.close()
 
 
+def check_restart(cli: TrainingCLI, restart: Restart) -> None:
+    """Raise UserError if the training of the checkpoint cannot go on with this model and config."""
+    if restart.checkpoint is None or restart.path is None:
+        return
+    if restart.trust:
+        restart.trust.check_run(restart.checkpoint, restart.folder)
+    check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
+    if isinstance(cli.model, BaseModule):
+        cli.model.is_initialized = True  # the run began with its weights; do not load them again
+
+
+def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> None:
+    """Say how a stopped run goes on, or remove the folder of a new run without a checkpoint."""
+    if any(run.checkpoints.glob("*.ckpt")):
+        if isinstance(error, Stopped):
+            error.hint = "; go on with --ckpt_path last"
+    elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
+        run.discard()
+
+
 def fit_and_test(
-    trainer: Trainer, cli: TrainingCLI, path: Path | None, run: Run | None
+    trainer: Trainer,
+    model: LightningModule,
+    data: LightningDataModule,
+    path: Path | None,
+    run: Run | None,
 ) -> dict[str, Any]:
-    model, data = cli.model, cli.datamodule
+    """Train, from the checkpoint `path` if there is one, test the best checkpoint, and write and
+    print the results."""
     say(describe_devices(trainer))
-    for place in curves(trainer.loggers) if run else []:
+    for place in places_of_curves(trainer.loggers) if run else []:
         say(f"Curves: {place}")
-    recorder = next(callback for callback in trainer.callbacks if isinstance(callback, RunRecorder))  # type: ignore[attr-defined]
-    try:
+    recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
+    with short_flag_errors(), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
-        for logger in trainer.loggers:
-            if isinstance(logger, RunTensorBoard | RunRows):
-                logger.keep_points()  # with ddp_fork the processes of the test open the files anew
         tested = best_checkpoint(trainer)
-        # its weights are the model's now, and best.ckpt's: it would put those before averaging in
-        # their place
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        kept = [callback for callback in callbacks if not isinstance(callback, WeightAveraging)]
-        trainer.callbacks = kept  # type: ignore[attr-defined]
-        results = []
+        test_metrics = {}
         if has_test(model, data):
-            results = trainer.test(model, data, ckpt_path=tested, verbose=False, weights_only=True)
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
-        if "Tried to step" in str(
-            error
-        ):  # torch's OneCycleLR; a resume cannot stretch one that a user's module builds
-            way_out = (
-                "train for fewer epochs, or start anew from the weights: "
-                "--model.weights without --ckpt_path"
-            )
-            raise UserError(
-                f"the schedule ends before the training: {first_line(error)}\n{way_out}", 2
-            ) from error
-        of_lightning = (
-            "`val_check_interval`",
-            "Early stopping conditioned on metric",
-        )  # mistakes in flags
-        if not isinstance(error, MisconfigurationException) and not any(
-            text in str(error) for text in of_lightning
-        ):
-            raise
-        raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
-    except SIGTERMException as error:  # Lightning would exit with status 0 (its issue 21623)
-        SIGNALS.waits = False  # all is saved
-        leave(trainer)
-        if is_child(
-            trainer
-        ):  # Lightning kills the whole run if a process that it has started fails
-            sys.exit(0)
-        raise Stopped(SIGNALS.received) from error
-    found = as_metrics(results)
-    epochs, steps, seconds = recorder.result.tolist()
-    epochs = int(epochs) if epochs.is_integer() else round(epochs, 2)
-    values = found | {"epochs": epochs, "steps": int(steps), "train_seconds": round(seconds, 3)}
+            test_metrics = run_test(trainer, model, data, tested)
+    values = test_metrics | recorder.metrics()
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
-    what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-    texts = {
-        key: str(value) if isinstance(value, int) else f"{value:.4f}"
-        for key, value in found.items()
-    }
-    numbers = ", ".join(f"{key} {text}" for key, text in texts.items() if not is_of_class(key))
-    say(f"Trained {epochs} epochs, {values['steps']} steps in {values['train_seconds']:.1f} s")
-    if run and not tested and trainer.checkpoint_callbacks:
-        say("No validation was made, so there is no best.ckpt")
-    say(
-        f"Test of {what}: {numbers}"
-        if found
-        else "No test: the model or the data has none, or no batch of it"
-    )
-    for key in sorted(filter(is_of_class, texts), key=lambda key: found[key]):  # the worst first
-        say(f"  {key:<40}{texts[key]}")
-    say(
-        f"Run folder: {short(run.folder)}"
-        if run
-        else "fast_dev_run: one batch of each, nothing written"
-    )
-    for sentence in advice(seen) if (seen := facts(trainer)) else []:
+    say_results(values, tested, run, bool(trainer.checkpoint_callbacks))
+    seen = facts(trainer)
+    for sentence in advice(seen) if seen else []:
         say(f"Advice: {sentence}")
     return values
 
 
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+
+
+@contextmanager
+def short_flag_errors() -> Iterator[None]:
+    """Turn Lightning's errors about flags into a UserError."""
+    try:
+        yield
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        is_mistake = isinstance(error, MisconfigurationException)
+        if not is_mistake and not any(text in str(error) for text in MISTAKES_IN_FLAGS):
+            raise
+        raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
+
+
+@contextmanager
+def end_on_signal(trainer: Trainer) -> Iterator[None]:
+    """End this process when Lightning has stopped at a signal and the state is saved. Lightning
+    itself would exit with status 0 (its issue 21623)."""
+    try:
+        yield
+    except SIGTERMException as error:
+        SIGNALS.waits = False
+        leave(trainer)
+        if is_child(trainer):  # Lightning kills the whole run if such a process fails
+            sys.exit(0)
+        raise Stopped(SIGNALS.received) from error
+
+
+def run_test(
+    trainer: Trainer, model: LightningModule, data: LightningDataModule, path: Path | None
+) -> dict[str, Any]:
+    """Test the checkpoint `path`, or the last weights. Return the metrics."""
+    # best.ckpt holds the averaged weights; WeightAveraging would replace them by the others
+    kept = [cb for cb in callbacks_of(trainer) if not isinstance(cb, WeightAveraging)]
+    trainer.callbacks = kept  # type: ignore[attr-defined]
+    return as_metrics(trainer.test(model, data, ckpt_path=path, verbose=False, weights_only=True))
+
+
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What Lightning's test returns; the number of samples is an int."""
-    return {
-        key: int(value) if key == "test/num_samples" else value
-        for row in results
-        for key, value in row.items()
-    }
+    """Merge what Lightning's test returns. The number of samples becomes an int."""
+    metrics: dict[str, Any] = {}
+    for result in results:
+        metrics |= result
+    if "test/num_samples" in metrics:
+        metrics["test/num_samples"] = int(metrics["test/num_samples"])
+    return metrics
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """best.ckpt of the first process, if it has written one."""
-    own = [
-        callback for callback in trainer.checkpoint_callbacks if isinstance(callback, RunCheckpoint)
-    ]
-    path = Path(str(own[0].dirpath), "best.ckpt") if own else None
+    """Return best.ckpt; None if the first process has not written one."""
+    best = best_callback(trainer)
+    path = Path(str(best.dirpath), "best.ckpt") if best else None
     is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
-    if not is_there and own and own[0].best_model_path:
-        raise UserError(
-            f"{path} has been deleted since it was written: there is no best epoch to test"
-        )
-    if is_there and path and not path.is_file():
-        raise UserError(
-            f"{path} is not to be seen from here: the machines of a run must share its folder"
-        )
+    if best and best.best_model_path and not is_there:
+        raise UserError(f"{path} has been deleted: there is no best epoch to test")
     return path if is_there else None
+
+
+def say_results(
+    values: Mapping[str, Any], tested: Path | None, run: Run | None, has_checkpoints: bool
+) -> None:
+    """Print the length of the training, the test metrics, those of each class, and the folder."""
+    seconds = values["train_seconds"]
+    say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {seconds:.1f} s")
+    if run and not tested and has_checkpoints:
+        say("No validation was made, so there is no best.ckpt")
+    texts = {
+        key: str(value) if isinstance(value, int) else f"{value:.4f}"
+        for key, value in values.items()
+        if key not in ("epochs", "steps", "train_seconds")
+    }
+    if texts:
+        what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
+        shown = ", ".join(f"{key} {texts[key]}" for key in texts if not is_of_class(key))
+        say(f"Test of {what}: {shown}")
+    else:
+        say("No test: the model or the data has none, or no batch of it")
+    for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
+        say(f"  {key:<40}{texts[key]}")  # the worst class first
+    if run:
+        say(f"Run folder: {short(run.folder)}")
+    else:
+        say("fast_dev_run: one batch of each, nothing written")

@@ -40,7 +40,6 @@ from lightbase.cli.config import write_config
 from lightbase.cli.script import DISK_ERRORS, ScriptParser, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.data.torchvision_set import prepare_data
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.processes import end_with_parent
 from lightbase.devices.signals import SIGNALS, Stopped
@@ -416,8 +415,8 @@ def train_trials(sweep: Sweep) -> None:
         # a signal during a failed training or gc.collect has raised nothing
         SIGNALS.waits = False
         SIGNALS.install()
-        if SIGNALS.asked:
-            raise Stopped(SIGNALS.asked)
+        if SIGNALS.received:
+            raise Stopped(SIGNALS.received)
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:
@@ -623,7 +622,7 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
             raise UserError("a search compares trials by a validation, and there is none", 2)
         cli.config.name = options.name or f"{cli.config.name}_sweep"
         root = root_folder(cli.config).absolute()
-        prepare_data(cli.datamodule)  # once, a download for instance
+        cli.datamodule.prepare_data()  # once, a download for instance
         sweep = Sweep(root, cli.config.name, dimensions, flags, num_trials, prune_trials)
         config = flatten(write_config(cli.parser, cli.config)[0])
         config = {key: value for key, value in config.items() if key not in PLACE}

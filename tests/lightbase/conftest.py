@@ -15,7 +15,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
 
 import pytest
-from paths import HERE, TINY
+from paths import HERE, TINY, argv
 
 from lightbase.folder import PROJECT
 
@@ -73,9 +73,7 @@ def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     from lightbase.run.train import main
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
-        return main(
-            ["--config", config, "--trainer.default_root_dir", str(tmp_path), *map(str, args)]
-        )
+        return main(argv("--config", config, "--trainer.default_root_dir", tmp_path, *args))
 
     return run
 
@@ -89,10 +87,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 
     def run(*args: object) -> tuple[Path, dict[str, Any]]:
-        flags = tuple(map(str, args))
+        flags = tuple(argv(*args))
         if flags not in runs:
             root = tmp_path_factory.mktemp("trained")
-            metrics = main(["--config", TINY, "--trainer.default_root_dir", str(root), *flags])
+            metrics = main(argv("--config", TINY, "--trainer.default_root_dir", root, *flags))
             (folder,) = root.glob("*/version_0")
             runs[flags] = folder, metrics
         return runs[flags]

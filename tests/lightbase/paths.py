@@ -14,3 +14,14 @@ def script(name: str) -> ModuleType:
     return importlib.import_module(
         "lightbase.run.train" if name == "train" else f"lightbase.tools.{name}"
     )
+
+
+def argv(*args: object) -> list[str]:
+    """The arguments of a command. Flags may share a string: `argv("--a 1 --b", value, "--c 2")`.
+
+    Only a string that starts with "--" is split, so a value may contain spaces.
+    """
+    words: list[str] = []
+    for arg in map(str, args):
+        words += arg.split() if arg.startswith("--") else [arg]
+    return words

@@ -15,7 +15,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import HERE, TINY
+from paths import HERE, TINY, argv
 from torch import nn
 from torchvision import tv_tensors
 
@@ -187,21 +187,14 @@ def test_a_wrong_flag(
             marks=pytest.mark.slow,
         ),
         (
-            [
-                "--model.net",
-                "torch.nn.Embedding",
-                "--model.net.num_embeddings=4",
+            argv(
+                "--model.net torch.nn.Embedding --model.net.num_embeddings=4",
                 "--model.net.embedding_dim=4",
-            ],
+            ),
             ["Long"],
         ),
         (
-            [
-                "--model.net",
-                "torch.nn.GRUCell",
-                "--model.net.input_size=9",
-                "--model.net.hidden_size=4",
-            ],
+            argv("--model.net torch.nn.GRUCell --model.net.input_size=9 --model.net.hidden_size=4"),
             ["GRUCell"],
         ),
         (["--model.net", "torch.nn.ParameterList"], ["ParameterList", "(3, 8, 8)"]),
@@ -382,7 +375,7 @@ def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: 
 
 def printed(capsys: Any, *args: str) -> dict[str, Any]:
     with pytest.raises(SystemExit) as caught:
-        main([*args, "--print_config"])
+        main(argv(*args, "--print_config"))
     assert not caught.value.code
     return yaml.safe_load(capsys.readouterr().out)
 
@@ -420,33 +413,11 @@ def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earli
 def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
     found = printed(
         capsys,
-        *(
-            "--config",
-            TINY,
-            "--data.batch_size",
-            "256",
-            "--data.data_dir",
-            "x",
-            "--model.lr",
-            "0.1",
-        ),
-        *(
-            "--model.optimizer",
-            "SGD",
-            "--model.optimizer_args.momentum",
-            "0.9",
-            "--model.optimizer_args.nesterov=true",
-        ),
-        *(
-            "--trainer.gradient_clip_val",
-            "1",
-            "--seed_everything",
-            "7",
-            "--name",
-            "try2",
-            "--model.net.sizes",
-            "[2,3]",
-        ),
+        "--config",
+        TINY,
+        "--data.batch_size 256 --data.data_dir x --model.lr 0.1 --model.optimizer SGD",
+        "--model.optimizer_args.momentum 0.9 --model.optimizer_args.nesterov=true",
+        "--trainer.gradient_clip_val 1 --seed_everything 7 --name try2 --model.net.sizes [2,3]",
     )
     data, model = found["data"]["init_args"], found["model"]["init_args"]
     assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (
@@ -505,12 +476,8 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
-    flags = (
-        "--trainer.limit_val_batches",
-        "1",
-        "--trainer.val_check_interval",
-        "3",
-        "--trainer.limit_test_batches",
+    flags = argv(
+        "--trainer.limit_val_batches 1 --trainer.val_check_interval 3 --trainer.limit_test_batches"
     )
     found = printed(capsys, "--config", TINY, *flags, "0.5")["trainer"]
     assert [
@@ -533,14 +500,8 @@ def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> Non
         len([line for line in text.splitlines() if "test_" not in line and "project." not in line])
         < 120
     )
-    for flag in (
-        "--config",
-        "--ckpt_path",
-        "--trainer.precision",
-        "--data",
-        "--model",
-        "--patience",
-        "--monitor",
+    for flag in argv(
+        "--config --ckpt_path --trainer.precision --data --model --patience --monitor"
     ):
         assert flag in text
 
@@ -646,15 +607,7 @@ def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation
     assert test_cli.OwnSystem.built == [(0.25, "own")]
     path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
     assert script("evaluate")(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
-    train(
-        "--monitor",
-        "val/loss",
-        "--ckpt_path",
-        "last",
-        "--trainer.max_epochs",
-        3,
-        config=str(config),
-    )
+    train("--monitor val/loss --ckpt_path last --trainer.max_epochs 3", config=str(config))
     with pytest.raises(SystemExit) as caught:
         script("predict")(["--ckpt_path", str(path), "x.png"])
     assert caught.value.code == 1
@@ -688,12 +641,8 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    flags = (
-        "--model",
-        "named_by_flags.Mine",
-        "--data=named_by_flags.MyData",
-        "--trainer.default_root_dir",
-        "runs",
+    flags = argv(
+        "--model named_by_flags.Mine --data=named_by_flags.MyData --trainer.default_root_dir runs"
     )
     main([*flags, "--trainer.max_epochs", "1", "--device_monitor", "false"])
     assert "No --config given" not in capsys.readouterr().out
@@ -718,13 +667,7 @@ def test_the_repositorys_root_is_importable_from_anywhere(
 
 def test_a_switch_needs_no_true(capsys: Any) -> None:
     found = printed(
-        capsys,
-        "--config",
-        TINY,
-        "--trainer.fast_dev_run",
-        "--keep_every_epoch",
-        "--step_timer",
-        "false",
+        capsys, "--config", TINY, "--trainer.fast_dev_run --keep_every_epoch --step_timer false"
     )
     assert found["trainer"]["fast_dev_run"] is True
     assert found["keep_every_epoch"] is True
@@ -742,14 +685,7 @@ def test_classes_of_ones_own_over_a_config_of_others(
     )
     config = tmp_path / "short.yaml"
     config.write_text(text)
-    flags = (
-        "--config",
-        str(config),
-        "--model",
-        "test_cli.OwnClassifier",
-        "--data",
-        "test_cli.OwnImages",
-    )
+    flags = argv("--config", config, "--model test_cli.OwnClassifier --data test_cli.OwnImages")
     found = printed(capsys, *flags)
     assert found["model"]["class_path"] == "test_cli.OwnClassifier"
     assert found["model"]["init_args"]["optimizer"] == "AdamW"
@@ -768,13 +704,8 @@ def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
-    flags = (
-        "--model.net",
-        "torchvision.models.resnet18",
-        "--model.net.num_classes",
-        "4",
-        "--data.num_train",
-        60,
+    flags = argv(
+        "--model.net torchvision.models.resnet18 --model.net.num_classes 4 --data.num_train 60"
     )
     train(*flags, "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
@@ -802,14 +733,7 @@ def test_a_failed_resume_leaves_the_config_of_the_run(
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
     before = config.read_text()
-    flags = (
-        "--ckpt_path",
-        "last",
-        "--trainer.max_epochs",
-        4,
-        "--trainer.limit_train_batches",
-        0.0001,
-    )
+    flags = argv("--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001")
     with pytest.raises(SystemExit):
         train(*flags)
     assert config.read_text() == before
@@ -860,28 +784,14 @@ class Implicit(MLP):
 
 @pytest.mark.usefixtures("own")
 def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
-    flags = (
-        "--model.scheduler",
-        "null",
-        "--trainer.max_epochs",
-        "null",
-        "--trainer.max_steps",
-        "3",
-    )
+    flags = argv("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")
     own = ("--model.net", "test_cli.Implicit", "--model.net.sizes", "[192,4]")
     assert train(*flags, *own)["steps"] == 3
 
 
 def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path) -> None:
     result = train(
-        "--model.optimizer",
-        "SGD",
-        "--model.lr",
-        "1e30",
-        "--stop_on_nan",
-        "false",
-        "--trainer.max_epochs",
-        1,
+        "--model.optimizer SGD --model.lr 1e30 --stop_on_nan false --trainer.max_epochs 1"
     )
     assert result["test/loss"] != result["test/loss"]
     metrics = json.loads(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from lightning import LightningDataModule
-from paths import TINY, script
+from paths import TINY, argv, script
 from test_training import equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> str:
 
 def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
     """Model, network, loss and metrics of a command line."""
-    model: Any = parse(["--config", TINY, *args]).model
+    model: Any = parse(argv("--config", TINY, *args)).model
     return model, model.net, model.criterion, dict(model.metrics)
 
 
@@ -117,9 +117,7 @@ def test_a_network_that_a_function_builds_gets_it() -> None:
 
 def test_data_without_classes_fill_nothing_in() -> None:
     numbers = ("--data", "small.Numbers")
-    _, net, *_ = parts(
-        "--model", "example.regressor.Regressor", *numbers, "--model.net", "small.ConvNet"
-    )
+    _, net, *_ = parts("--model example.regressor.Regressor", *numbers, "--model.net small.ConvNet")
     assert net.head.out_features == 3
     own, *_ = parts(*numbers, "--model.net.sizes", "[10,1]", "--model.num_classes", "2")
     assert own.num_classes == 2
@@ -149,7 +147,7 @@ def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
     assert net.conv.in_channels == 3
     assert train(*flags)["test/num_samples"] == 32
     _, net, *_ = parts(
-        "--data", f"{HERE}.OtherData", "--model.net", "small.ConvNet", "--model.num_classes", "3"
+        "--data", f"{HERE}.OtherData", "--model.net small.ConvNet --model.num_classes 3"
     )
     assert net.head.out_features == 3
 

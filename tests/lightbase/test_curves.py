@@ -11,7 +11,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import Callback
-from paths import script
+from paths import argv, script
 from test_training import Terminate, curves
 from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
@@ -107,13 +107,8 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     every: int,
     flags: tuple[object, ...],
 ) -> None:
-    schedule = (
-        "--trainer.max_epochs",
-        3,
-        "--model.scheduler",
-        "ExponentialLR",
-        "--model.scheduler_args.gamma",
-        0.9,
+    schedule = argv(
+        "--trainer.max_epochs 3 --model.scheduler ExponentialLR --model.scheduler_args.gamma 0.9"
     )
     schedule += ("--model.scheduler_interval", "step")
     single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
@@ -162,12 +157,8 @@ class LastLoss(Callback):
 
 def test_callbacks_see_the_mean_of_the_epoch(train: Train, tmp_path: Path) -> None:
     train(
-        "--trainer.max_epochs",
-        1,
-        "--trainer.callbacks",
-        "test_curves.LastLoss",
-        "--trainer.log_every_n_steps",
-        1,
+        "--trainer.max_epochs 1 --trainer.callbacks test_curves.LastLoss",
+        "--trainer.log_every_n_steps 1",
     )
     losses = [value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]]
     assert LastLoss.seen == pytest.approx(mean(losses), rel=1e-5)

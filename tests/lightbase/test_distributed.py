@@ -24,7 +24,7 @@ import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from paths import HERE, REPO, TINY, script
+from paths import HERE, REPO, TINY, argv, script
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_curves import epoch_lines
@@ -50,7 +50,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
 
 
 def train(folder: str, *args: Any) -> None:
-    main(["--config", TINY, "--trainer.default_root_dir", folder, *map(str, args)])
+    main(argv("--config", TINY, "--trainer.default_root_dir", folder, *args))
 
 
 def evaluate(*args: Any) -> None:
@@ -218,13 +218,7 @@ def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
 
 def look_by_flags(folder: str, data: str, *flags: Any) -> None:
     """The same, as flags have it."""
-    args = [
-        "--model",
-        "test_distributed.Seen",
-        "--data",
-        f"test_distributed.{data}",
-        *map(str, flags),
-    ]
+    args = argv("--model test_distributed.Seen --data", f"test_distributed.{data}", *flags)
     cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
     use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
 
@@ -395,7 +389,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
         "Classifier with StockImages: a resumed run may end with other weights (its "
         "training loader keeps no state); "
     )
-    assert f"{said}an evaluation counts 1 samples twice, for 2 equal shares" in outputs[0]
+    assert f"{said}an evaluation may count samples twice" in outputs[0]
     assert "StockImages" not in outputs[1]
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
@@ -624,29 +618,24 @@ class Dropout(nn.Module):
         return self.layers(x)
 
 
-DROPOUT = (
-    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3,
-        "--trainer.log_every_n_steps", 3),
-    *("--model.metrics", json.dumps({
-        "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
-        "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
-    })),
-)  # fmt: skip
+DROPOUT = argv(
+    "--model.net test_distributed.Dropout --trainer.max_epochs 3 --trainer.log_every_n_steps 3",
+    "--model.metrics",
+    json.dumps(
+        {
+            "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
+            "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
+        }
+    ),
+)
 
 
 @pytest.mark.slow
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
     on_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    flags = (
-        "--step_timer",
-        "true",
-        "--device_monitor",
-        "true",
-        "--figures_every_n_epochs",
-        1,
-        "--model.lr",
-        1e-12,
+    flags = argv(
+        "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
     )
     flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     found = {}
@@ -697,16 +686,9 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
 
 
 # the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
-TO_THE_END = (
-    *(
-        "--data.num_train",
-        356,
-        "--trainer.val_check_interval",
-        0.5,
-        "--trainer.log_every_n_steps",
-        100,
-    ),
-    *("--monitor", "val/loss", "--model.lr", 0.001),
+TO_THE_END = argv(
+    "--data.num_train 356 --trainer.val_check_interval 0.5 --trainer.log_every_n_steps 100",
+    "--monitor val/loss --model.lr 0.001",
 )
 
 
@@ -774,11 +756,8 @@ def test_all_ranks_stop_together_at_a_signal(
     number: int,
     name: str,
 ) -> None:
-    callback = (
-        "--trainer.callbacks",
-        "test_distributed.Terminate",
-        "--trainer.callbacks.ranks",
-        terminated,
+    callback = argv(
+        "--trainer.callbacks test_distributed.Terminate --trainer.callbacks.ranks", terminated
     )
     options = ("--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
@@ -896,17 +875,17 @@ def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(
 
 
 def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
-    return [
-        *(
-            sys.executable,
-            str(HERE / "scripts" / "train.py"),
-            "--config",
-            TINY,
-            "--trainer.strategy",
-            strategy,
-        ),
-        *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
-    ]
+    return argv(
+        sys.executable,
+        HERE / "scripts" / "train.py",
+        "--config",
+        TINY,
+        "--trainer.strategy",
+        strategy,
+        "--trainer.devices 2 --trainer.default_root_dir",
+        folder,
+        *args,
+    )
 
 
 @pytest.fixture
@@ -996,9 +975,7 @@ def test_a_killed_rank_ends_the_command(
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = start_command(
-        "--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1
-    )
+    process = start_command("--data.num_train 5000 --trainer.max_epochs 100 --data.num_workers 1")
     assert process.stdout
     assert any(line.startswith("Epoch 1 ") for line in process.stdout)
     begin = time.monotonic()
@@ -1078,12 +1055,7 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    fail = (
-        "--trainer.callbacks",
-        "test_distributed.Fail",
-        "--trainer.callbacks.at_the_end",
-        "true",
-    )
+    fail = argv("--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true")
     process = start_command(*fail)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import LightningModule
+from paths import argv
 from test_steps import Plain, PlainData
 from test_training import checkpoint
 from torch import Tensor
@@ -28,15 +29,6 @@ class Breaks(Classifier):
         loss = super().training_step(batch, batch_idx)
         breaks = 19 * self.current_epoch + batch_idx + 1 == self.at_batch
         return loss * self.value if breaks else loss
-
-
-class BreaksInValidation(Classifier):
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        outputs = super().validation_step(batch, batch_idx)
-        self.track(
-            "val", torch.tensor(torch.inf if self.current_epoch == 1 else 1.0), outputs, batch[1]
-        )
-        return outputs
 
 
 class BreaksWeight(MayMissSteps):
@@ -109,9 +101,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_its_step(
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert f"error: the training loss is NaN or infinite at step {step}, in epoch 2" in error
-    assert (
-        "a learning rate below 0.01 or --trainer.gradient_clip_val 1; --stop_on_nan false" in error
-    )
+    assert "try a lower --model.lr" in error
     if "--trainer.enable_checkpointing" not in flags:
         assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
 
@@ -125,10 +115,6 @@ def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch
     ("flags", "message"),
     [
         (
-            ("--model", "test_finite.BreaksInValidation"),
-            "a loss of the validation is NaN or infinite after step 38",
-        ),
-        (
             ("--trainer.callbacks", "test_finite.BreaksWeight"),
             "a weight is NaN or infinite after step 38",
         ),
@@ -138,7 +124,7 @@ def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_a_broken_validation_or_weight_replaces_no_checkpoint(
+def test_a_broken_weight_replaces_no_checkpoint(
     train: Train,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -179,15 +165,9 @@ def test_a_plain_module_is_watched_as_well(
     config.write_text(
         f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}"
     )
-    flags = (
-        "--trainer.log_every_n_steps",
-        5,
-        "--monitor",
-        "val_loss",
-        "--step_timer",
-        "false",
-        "--device_monitor",
-        "false",
+    flags = argv(
+        "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false",
+        "--device_monitor false",
     )
     with pytest.raises(SystemExit):
         train(*flags, config=str(config))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
+from paths import argv
 from test_training import Terminate, equal, weights
 from torch import Tensor, nn
 
@@ -47,14 +48,7 @@ class WatchesModes(Classifier):
         self.train()
 
 
-NET = (
-    "--model",
-    "test_frozen.WatchesModes",
-    "--model.net",
-    "test_frozen.Normed",
-    "--model.freeze",
-    "stem",
-)
+NET = argv("--model test_frozen.WatchesModes --model.net test_frozen.Normed --model.freeze stem")
 DECAY = ("--model.optimizer", "AdamW", "--model.optimizer_args.weight_decay", 0.5)
 
 
@@ -73,11 +67,9 @@ def state(tmp_path: Path, name: str = "tiny") -> dict[str, Tensor]:
     [
         DECAY,
         ("--steps_per_execution", 4),
-        (
-            "--trainer.callbacks",
-            "lightning.pytorch.callbacks.EMAWeightAveraging",
-            "--trainer.val_check_interval",
-            0.5,
+        argv(
+            "--trainer.callbacks lightning.pytorch.callbacks.EMAWeightAveraging",
+            "--trainer.val_check_interval 0.5",
         ),
     ],
     ids=["decay", "several steps", "averaging"],
@@ -177,14 +169,7 @@ def test_frozen_as_initialised_is_said(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_group_that_is_frozen_is_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--model.net",
-        "test_frozen.Normed",
-        "--model.freeze",
-        "[stem]",
-        "--trainer.max_epochs",
-        1,
-    )
+    flags = argv("--model.net test_frozen.Normed --model.freeze [stem] --trainer.max_epochs 1")
     train(*flags, "--model.parameter_groups", "{stem: {lr: 0.1}, head: {lr: 0.01}}")
     out = capsys.readouterr().out
     assert out.count("model.parameter_groups.stem has no effect: its parameters are frozen") == 1

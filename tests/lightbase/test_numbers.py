@@ -11,7 +11,7 @@ import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
 from pages import commands, run, write_files
-from paths import REPO, script
+from paths import REPO, argv, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -110,12 +110,9 @@ def test_the_gradient_norm_is_what_the_step_gets_before_clipping(
 ) -> None:
     train(
         *flags,
-        "--gradient_norm",
-        "true",
-        "--trainer.callbacks",
+        "--gradient_norm true --trainer.callbacks",
         f"{HERE}.Norms",
-        "--trainer.max_epochs",
-        1,
+        "--trainer.max_epochs 1",
     )
     found = norms_of(tmp_path / "tiny" / "version_0")
     num_steps = len(Norms.found)
@@ -162,9 +159,7 @@ def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -
     histograms = ("--trainer.callbacks+", "lightbase.watch.parameters.WeightHistograms")
     flags = ("--trainer.callbacks.gradients", "true", "--trainer.callbacks.every_n_epochs", 2)
     several = ("--steps_per_execution", num_steps, "--trainer.max_epochs", 3)
-    train(
-        *histograms, *flags, *several, "--gradient_norm", "true", "--trainer.log_every_n_steps", 1
-    )
+    train(*histograms, *flags, *several, "--gradient_norm true --trainer.log_every_n_steps 1")
     folder = tmp_path / "tiny" / "version_0"
     events = events_of(folder)
     found = {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
@@ -187,14 +182,7 @@ class LoggedNorms(Norms):
 
 @pytest.mark.slow
 def test_ddp_has_the_norm_of_the_gradient_of_all_processes(train: Train, tmp_path: Path) -> None:
-    flags = (
-        "--gradient_norm",
-        "true",
-        "--histograms_every_n_epochs",
-        1,
-        "--trainer.log_every_n_steps",
-        1,
-    )
+    flags = argv("--gradient_norm true --histograms_every_n_epochs 1 --trainer.log_every_n_steps 1")
     several = ("--trainer.max_steps", 3, "--trainer.devices", 2, "--trainer.strategy", "ddp_fork")
     train(*flags, *several, "--trainer.callbacks", f"{HERE}.LoggedNorms")
     folder = tmp_path / "tiny" / "version_0"

@@ -9,6 +9,7 @@ import torch
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
+from paths import argv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
 from torch import Tensor
@@ -231,17 +232,9 @@ def test_spread() -> None:
     [
         ("--trainer.logger", "false"),
         ("--trainer.limit_val_batches", 0, *ONE),
-        ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
-        ("--trainer.enable_checkpointing", "false", "--trainer.log_every_n_steps", 0, *ONE),
-        (
-            "--data.val_fraction",
-            0,
-            "--data.num_workers",
-            1,
-            "--trainer.val_check_interval",
-            5,
-            *ONE,
-        ),
+        argv("--trainer.overfit_batches 1 --trainer.log_every_n_steps 1"),
+        argv("--trainer.enable_checkpointing false --trainer.log_every_n_steps 0", *ONE),
+        argv("--data.val_fraction 0 --data.num_workers 1 --trainer.val_check_interval 5", *ONE),
         ("--trainer.max_epochs", 0),
     ],
 )

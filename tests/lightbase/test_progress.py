@@ -43,7 +43,7 @@ def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(
         lambda self, *args: (redraws.append(1), redraw(self, *args))[1],
     )
     result = train(
-        *BAR, "--data.num_train", 8000, "--trainer.max_epochs", 1, "--trainer.limit_val_batches", 0
+        *BAR, "--data.num_train 8000 --trainer.max_epochs 1 --trainer.limit_val_batches 0"
     )
     assert result["steps"] > 400
     assert 3 <= len(redraws) <= result["train_seconds"] / REFRESH_S + 4

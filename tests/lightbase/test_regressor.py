@@ -8,19 +8,12 @@ import pytest
 import torch
 from example.models.mlp import MLP
 from example.regressor import Regressor
-from paths import script
+from paths import argv, script
 
 from lightbase.errors import UserError
 
 Train = Callable[..., dict[str, Any]]
-FLAGS = (
-    "--model",
-    "example.regressor.Regressor",
-    "--data",
-    "small.Numbers",
-    "--model.net.sizes",
-    "[10,1]",
-)
+FLAGS = argv("--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]")
 
 
 @pytest.mark.parametrize("column", ["true", "false"], ids=["N x 1", "N"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from example.classifier import Classifier
-from paths import TINY, script
+from paths import TINY, argv, script
 
 from lightbase.run.train import main
 
@@ -71,12 +71,9 @@ def test_the_report_agrees_with_the_test(run: Any, tmp_path: Path, capsys: Any) 
 
 
 def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Path) -> None:
-    flags = [
-        "--model.test_views",
-        "lightbase.data.transforms.mirrored",
-        "--trainer.limit_test_batches",
-        "3",
-    ]
+    flags = argv(
+        "--model.test_views lightbase.data.transforms.mirrored --trainer.limit_test_batches 3"
+    )
     path = str(run[0] / "checkpoints" / "best.ckpt")
     found = evaluate(["--ckpt_path", path, *flags, "--report", str(tmp_path)])
     _, counts = read(tmp_path)
@@ -104,14 +101,9 @@ def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(
     [
         (["--model", "test_report.Silent"], "test_step of Silent returns NoneType"),
         (
-            [
-                "--model",
-                "example.regressor.Regressor",
-                "--data",
-                "small.Numbers",
-                "--model.net.sizes",
-                "[10,1]",
-            ],
+            argv(
+                "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
+            ),
             "float",
         ),
     ],

@@ -345,14 +345,7 @@ def test_the_status_and_the_best_value_of_real_runs(
     train()
     assert status(capsys, tmp_path) == ("finished", "2")
     with pytest.raises(SystemExit):
-        train(
-            "--ckpt_path",
-            "last",
-            "--trainer.max_epochs",
-            4,
-            "--trainer.callbacks",
-            "test_runs.FullDisk",
-        )
+        train("--ckpt_path last --trainer.max_epochs 4 --trainer.callbacks test_runs.FullDisk")
     assert status(capsys, tmp_path) == ("stopped", "2")
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row

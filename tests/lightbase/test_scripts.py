@@ -77,12 +77,7 @@ def test_evaluate_keeps_what_changes_the_number_and_not_the_devices_of_the_run(
     train: Train, tmp_path: Path
 ) -> None:
     metrics = train(
-        "--trainer.precision",
-        "bf16-mixed",
-        "--trainer.limit_test_batches",
-        2,
-        "--data.batch_size",
-        5,
+        "--trainer.precision bf16-mixed --trainer.limit_test_batches 2 --data.batch_size 5"
     )
     found = evaluate(
         ["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")]
@@ -535,13 +530,9 @@ def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_pat
 def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path) -> None:
     data = ("--data", "example.data.discs.Discs", "--data.num_train", 100, "--data.num_test", 30)
     train(
-        "--model",
-        "example.regressor.Regressor",
-        "--model.net.sizes",
-        "[1024,1]",
+        "--model example.regressor.Regressor --model.net.sizes [1024,1]",
         *data,
-        "--trainer.max_epochs",
-        1,
+        "--trainer.max_epochs 1",
     )
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     Image.new("L", (32, 32), 200).save(tmp_path / "disc.png")

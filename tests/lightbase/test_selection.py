@@ -10,21 +10,17 @@ import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningModule
+from paths import argv
 from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
 
 from lightbase.errors import UserError
-from lightbase.run.selection import better
+from lightbase.run.selection import better, first_metric
 
 Train = Callable[..., dict[str, Any]]
-REGRESSION = (
-    "--model",
-    "example.regressor.Regressor",
-    "--data",
-    "small.Numbers",
-    "--model.net.sizes",
-    "[10,1]",
+REGRESSION = argv(
+    "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
 )
 # so high a rate that no epoch is like the one before
 WILD = ("--trainer.max_epochs", 4, "--model.lr", 0.5)
@@ -61,15 +57,12 @@ def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(
     assert "highest val/f1" in capsys.readouterr().out
 
 
-def test_without_metrics_it_is_the_loss(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train("--model", "test_selection.Bare", "--trainer.max_epochs", 1)
-    assert "lowest val/loss" in capsys.readouterr().out
-
-
-class Bare(Classifier):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.metrics = {}
+def test_without_a_metric_of_a_flag_it_is_the_first_the_loss_or_acc() -> None:
+    model = Classifier(MLP([2, 4]), num_classes=4)
+    assert first_metric(model) == "acc"
+    model.metrics = {}
+    assert first_metric(model) == "loss"
+    assert first_metric(LightningModule()) == "acc"
 
 
 class Energetic(Classifier):
@@ -185,51 +178,16 @@ def test_a_plain_module_is_compared_by_its_accuracy(
     assert best_epoch(folder) == scores.index(max(scores))
 
 
-@pytest.mark.parametrize(
-    "own",
-    ["Plain", *(pytest.param(own, marks=pytest.mark.slow) for own in ("Otherwise", "Silent"))],
-)
-@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
-    train: Train,
-    tmp_path: Path,
-    plain: str,
-    capsys: pytest.CaptureFixture[str],
-    own: str,
-    every: int,
+    train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--trainer.max_epochs", 4, "--trainer.check_val_every_n_epoch", every, "--name", own)
-    if own == "Plain":
-        train("--model.logs", "val_hits", *flags, config=plain)
-    else:
-        train("--model", f"test_selection.{own}", *flags)
-    folder = tmp_path / own / "version_0"
+    train("--model.logs val_hits", config=plain)
+    folder = tmp_path / "plain" / "version_0"
     assert best_epoch(folder) == 3
-    (line,) = [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if "best.ckpt is the last epoch" in line
-    ]
-    logged = {
-        "Plain": "--monitor names one of val_hits",
-        "Otherwise": "one of val_loss",
-        "Silent": "last epoch",
-    }
-    assert line.endswith(logged[own])
-    train(
-        "--ckpt_path", "last", *flags, "--trainer.max_epochs", 6, config=str(folder / "config.yaml")
-    )
+    shown = capsys.readouterr().out
+    assert "best.ckpt is the last epoch, unless --monitor names one of val_hits\n" in shown
+    train("--ckpt_path last --trainer.max_epochs 6", config=str(folder / "config.yaml"))
     assert best_epoch(folder) == 5
-
-
-class Otherwise(Classifier):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        self.log("val_loss", self.criterion(self.net(batch[0]), batch[1]))
-
-
-class Silent(Classifier):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        pass
 
 
 class Untested(Plain):
@@ -256,12 +214,3 @@ def test_no_monitor_is_the_last_epoch(
         train("--monitor", "null", "--patience", 2)
     assert caught.value.code == 2
     assert "--patience 2 needs" in capsys.readouterr().err
-
-
-def test_a_plain_modules_metric_can_be_named(train: Train, tmp_path: Path, plain: str) -> None:
-    train(
-        "--model.logs", "val/hits", "--monitor", "val/hits", "--monitor_mode", "max", config=plain
-    )
-    folder = tmp_path / "plain" / "version_0"
-    scores = [value for _, value in curves(folder)["val/hits"]]
-    assert best_epoch(folder) == scores.index(max(scores))

@@ -11,6 +11,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from paths import argv
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,9 +27,9 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "workers": ("--data.num_workers", 1),
     "bf16": ("--trainer.precision", "bf16-mixed"),
     "cosine": ("--model.scheduler", "CosineAnnealingLR"),
-    "warm-up": (
-        *("--model.scheduler", "WarmupCosineLR", "--model.scheduler_args.warmup_steps", 9),
-        *("--model.scheduler_interval", "step"),
+    "warm-up": argv(
+        "--model.scheduler WarmupCosineLR --model.scheduler_args.warmup_steps 9",
+        "--model.scheduler_interval step",
     ),
     "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
     "every step logged": ("--trainer.log_every_n_steps", 1),
@@ -126,16 +127,9 @@ def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_pa
         "model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, "
         "max_epochs: 3}"
     )
-    flags = (
-        "--trainer.log_every_n_steps",
-        5,
-        "--monitor",
-        "val_loss",
-        "--step_timer",
-        "false",
-        "--device_monitor",
-        "false",
-        "--name",
+    flags = argv(
+        "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false",
+        "--device_monitor false --name",
     )
     for name, num_steps in (("one", 1), ("several", 4)):
         train(*flags, name, "--steps_per_execution", num_steps, config=str(config))
@@ -175,13 +169,9 @@ def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int
 def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = (
-        "--trainer.max_epochs",
-        3,
-        "--trainer.callbacks",
-        "test_training.Terminate",
-        "--steps_per_execution",
-        4,
+    flags = argv(
+        "--trainer.max_epochs 3 --trainer.callbacks test_training.Terminate",
+        "--steps_per_execution 4",
     )
     train(*flags, "--name", "whole")
     monkeypatch.setattr("test_training.Terminate.at_batch", 11)

@@ -13,7 +13,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Trainer, seed_everything
-from paths import script
+from paths import argv, script
 from test_training import Terminate, curves, equal, weights
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -27,12 +27,9 @@ from lightbase.resume.load import load_run
 Train = Callable[..., dict[str, Any]]
 HERE = "test_system"
 ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
-PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
-PLATEAU += (
-    "--model.scheduler_args.threshold",
-    1000,
-    "--model.scheduler_args.threshold_mode",
-    "abs",
+PLATEAU = argv(
+    "--model.scheduler ReduceLROnPlateau --model.scheduler_args.patience 0",
+    "--model.scheduler_args.threshold 1000 --model.scheduler_args.threshold_mode abs",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import TINY, script
+from paths import TINY, argv, script
 from test_prediction_figures import events
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -231,13 +231,8 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
     config.write_text(
         "model: {class_path: test_tune.LitNet}\ndata: {class_path: test_tune.LitData}\n"
     )
-    flags = (
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.default_root_dir",
-        str(tmp_path),
-        "--max_batch_size",
-        "32",
+    flags = argv(
+        "--trainer.accelerator cpu --trainer.default_root_dir", tmp_path, "--max_batch_size 32"
     )
     flags += ("--num_steps", "100", "--max_lr", "300")
     found = tune.main(["--config", str(config), *flags])

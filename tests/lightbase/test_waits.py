@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
+from paths import argv
 from torch import Tensor
 from waits import Watch, stand_in
 
@@ -15,26 +16,16 @@ from lightbase.data.transforms import crop_and_flip
 from lightbase.run import train as run
 
 Train = Callable[..., dict[str, Any]]
-FLAGS = (
-    "--trainer.accelerator",
-    "stand_in",
-    "--trainer.log_every_n_steps",
-    7,
-    "--trainer.limit_test_batches",
-    0,
+FLAGS = argv(
+    "--trainer.accelerator stand_in --trainer.log_every_n_steps 7 --trainer.limit_test_batches 0"
 )
 RESIDENT = ("--data.resident", "true")
 SLOW = pytest.mark.slow
 ONE = ("--trainer.strategy", "stand_in")
 SEVERAL = ("--steps_per_execution", 3)
 CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
-FEATURES = (
-    "--data",
-    "lightbase.data.tables.Features",
-    "--model.net.sizes",
-    "[10,4]",
-    "--data.num_samples",
-    300,
+FEATURES = argv(
+    "--data lightbase.data.tables.Features --model.net.sizes [10,4] --data.num_samples 300"
 )
 
 

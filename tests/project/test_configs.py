@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from pages import REPO
+from paths import argv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_prediction_figures import events
 
@@ -23,16 +24,9 @@ MEASURES = {
 }
 MEASURES |= {"mnist_cnn": "acc", "cifar10_94": "acc"}
 FIGURES = {"acc": ("confusion_matrix", "predictions", "mistakes"), "mae": ("predictions",)}
-TWO_STEPS = (
-    *(
-        "--trainer.max_epochs",
-        1,
-        "--trainer.limit_train_batches",
-        2,
-        "--trainer.log_every_n_steps",
-        1,
-    ),
-    *("--trainer.limit_val_batches", 1, "--trainer.limit_test_batches", 1),
+TWO_STEPS = argv(
+    "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.log_every_n_steps 1",
+    "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1",
 )
 
 
@@ -56,14 +50,7 @@ def test_a_shipped_config_runs_two_steps_and_its_saved_config_again(
         "mnist_cnn": ("--data.batch_size", 64),
         "cifar10_94": ("--data.batch_size", 64),
     }.get(config.stem, ())
-    flags = (
-        *TWO_STEPS,
-        *size,
-        "--trainer.accelerator",
-        "cpu",
-        "--data.data_dir",
-        tmp_path / "data",
-    )
+    flags = argv(*TWO_STEPS, *size, "--trainer.accelerator cpu --data.data_dir", tmp_path / "data")
     first = train(*flags, config=str(config))
     assert first["steps"] == 2
     assert first["test/num_samples"] == 64
