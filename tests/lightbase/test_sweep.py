@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import sqlite3
 import statistics
@@ -25,8 +24,7 @@ import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from pages import commands, run
-from paths import HERE, REPO, TINY, argv, script
+from paths import HERE, TINY, argv, script
 from torch import Tensor, nn
 
 from lightbase.errors import UserError
@@ -35,7 +33,6 @@ from lightbase.tools import sweep_report, sweep_results, sweep_study, sweep_work
 from lightbase.tools.sweep_search import dimension
 from lightbase.tools.sweep_study import open_study
 
-PAGE = (REPO / "docs" / "sweep.md").read_text()
 SWEEP = script("sweep")
 LR = "model.lr=log:1e-3..1e-1"
 Sweep = Callable[..., Any]
@@ -555,28 +552,3 @@ def test_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 TINY_FLAGS = ("--config", TINY, "--trainer.max_epochs", "3")
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(
-    sweep: Sweep, tmp_path: Path, mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(REPO / "configs", tmp_path / "configs")
-    short = (
-        "--trainer.default_root_dir logs --trainer.max_epochs 1 --data.num_samples 600 "
-        "--trainer.limit_train_batches 2 "
-        "--step_timer false --device_monitor false --figures_every_n_epochs 0"
-    )
-    for command in commands(PAGE):
-        if "scripts/sweep.py" in command:
-            args = shlex.split(command.replace("--trials 20", "--trials 3"))[2:]
-            study = SWEEP.main([*args, *short.split()])
-            assert all(trial.state == TrialState.COMPLETE for trial in study.trials), command
-        else:
-            run(command, tmp_path)
-    names = {"small_net_sweep", "grid", "folds", "folds_lr", "seeds", "two", "fold"}
-    assert {path.name for path in (tmp_path / "logs").iterdir()} == names
-    assert mnist_dir == tmp_path / "data"
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    exec(code, {})
