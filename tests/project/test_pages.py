@@ -109,6 +109,21 @@ def test_the_commands_of_a_page_run(
         pytest.skip(f"config, module or run of {len(gone)} commands is deleted: {gone}")
 
 
+def test_a_command_is_gone_with_its_config_module_or_run(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    net = "model: {net: %s.models.%s.Net}\n"
+    (tmp_path / "configs" / "old.yaml").write_text(net % (PACKAGE, "deleted"))
+    (tmp_path / "configs" / "new.yaml").write_text("model: {net: torch.nn.Linear}\n")
+    train = "python scripts/train.py --config configs"
+    assert not is_gone(f"{train}/new.yaml", tmp_path)
+    assert not is_gone(f"{train}/new.yaml --model {PACKAGE}.classifier.Classifier", tmp_path)
+    assert is_gone(f"{train}/old.yaml", tmp_path)
+    assert is_gone(f"{train}/none.yaml", tmp_path)
+    assert is_gone(f"{train}/new.yaml --data {PACKAGE}.data.deleted.Data", tmp_path)
+    assert is_gone("python scripts/train.py", tmp_path)
+    assert is_gone("python scripts/evaluate.py --ckpt_path logs/none/best.ckpt", tmp_path)
+
+
 def model_of(folder: Path, name: str) -> Any:
     config = yaml.safe_load((folder / "logs" / name / "version_0" / "config.yaml").read_text())
     return config["model"]["init_args"]
