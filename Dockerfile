@@ -14,9 +14,9 @@ RUN useradd --create-home --uid 1000 user && chmod 777 /home/user
 ENV HOME=/home/user PATH=/home/user/.local/bin:$PATH
 WORKDIR /app
 # what is installed stays in its layer until one of these changes
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml requirements.txt constraints.txt README.md LICENSE ./
 COPY project/__init__.py project/
-COPY lightbase/__init__.py lightbase/
+COPY lightbase/__init__.py lightbase/requirements.txt lightbase/
 RUN pip install --no-cache-dir -c constraints.txt -e ".[export,sweep,timm]"
 COPY . .
 RUN mkdir -p logs data && chown user logs data

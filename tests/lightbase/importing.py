@@ -1,5 +1,5 @@
-"""Imports all modules of the project, and prints what of other packages and of the process has
-changed by that.
+"""Imports all modules of the library and of the example. Prints how many, and what the imports have
+changed in other packages and in this process.
 
 jsonargparse's table of types is left out: it has to know our types of arguments (WeightsFile, Seed)
 before it reads a class with such an argument, and nothing else looks them up.
@@ -24,9 +24,11 @@ from lightning.pytorch import loggers
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
+import lightbase
+
 LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger, loggers.WandbLogger, loggers.MLFlowLogger)
-REPO = Path(__file__).parents[2]
-ROOTS = (REPO / "lightbase", REPO / "project")
+HERE = Path(__file__).parent
+ROOTS = (Path(lightbase.__file__).parent, HERE / "example")
 
 
 def state() -> dict[str, Any]:
@@ -62,7 +64,7 @@ if __name__ == "__main__":
         for node in ast.parse(path.read_text()).body
     ]
     for name in sorted({name for node in nodes for name in imports(node)}):
-        if name.partition(".")[0] not in ("lightbase", "project"):
+        if name.partition(".")[0] not in ("lightbase", "example"):
             importlib.import_module(name)  # these may change what they like
     before = state()
     names = [

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).parent  # a small repository: its package is `example`
-REPO = HERE.parents[1]
 TINY = str(HERE / "tiny.yaml")
 
 

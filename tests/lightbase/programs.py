@@ -1,11 +1,10 @@
-"""Programs for tests, forked from a process that has imported torch and Lightning: a new one would
-take 4 s for that.
+"""Programs for tests, forked from a process that has imported torch and Lightning, which takes 4 s.
 
 `start` is subprocess.Popen for a command of sys.executable, a script and its arguments. The script
 runs in a child of the caller as in a new process: it imports the project itself, gets its own
-signals and ends with its own status. The process that it is forked from, `python tests/programs.py
-FD`, gets a message a command from a socket; the child answers with its id. Not for what happens
-while torch is imported, or with closed output.
+signals and ends with its own status. The process that it is forked from, `python programs.py FD`,
+gets one message for each command from a socket; the child answers with its process id. Do not use
+it for what happens while torch is imported, or with closed output.
 """
 
 import atexit
@@ -27,49 +26,27 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 LONGEST = 1 << 17  # bytes of a command with its environment
+MODULES = ["lightning.pytorch.cli", "torch.utils.tensorboard", "torchvision", "matplotlib.figure"]
 
 
 class Program(subprocess.Popen[str]):
     # there is no public way to put a process that was started elsewhere under a Popen
-    def _execute_child(
-        self,
-        args: Any,
-        executable: Any,
-        preexec_fn: Any,
-        close_fds: Any,
-        pass_fds: Any,
-        cwd: Any,
-        env: Any,
-        *others: Any,
-    ) -> None:
-        (
-            *_,
-            p2cread,
-            p2cwrite,
-            c2pread,
-            c2pwrite,
-            errread,
-            errwrite,
-            _,
-            _,
-            _,
-            _,
-            _,
-            new_session,
-            _,
-        ) = others
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        cwd, env = others[4:6]
+        pipes = others[9:15]  # both ends of stdin, stdout and stderr; -1: that of this process
+        ends = (pipes[0], pipes[3], pipes[5])
         job = {
             "args": args[1:],
             "cwd": str(cwd or Path.cwd()),
             "env": dict(env or os.environ),
-            "new": new_session,
+            "new_session": others[-2],
             "parent": os.getpid(),
         }
-        streams = [own if fd == -1 else fd for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
+        streams = [number if end == -1 else end for number, end in enumerate(ends)]
         socket.send_fds(server(), [json.dumps(job, default=str).encode()], streams)
         self.pid = int(server().recv(100))
         self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
@@ -81,25 +58,18 @@ def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
 def server() -> socket.socket:
     """The other end of the socket."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # whose parent has gone becomes our child
-    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with other:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(other.fileno())], pass_fds=[other.fileno()]
-        )
+    jobs, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other_end:
+        number = other_end.fileno()
+        process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
     atexit.register(process.wait)
-    atexit.register(own.close)
-    return own
+    atexit.register(jobs.close)
+    return jobs
 
 
 def serve(jobs: socket.socket) -> dict[str, Any]:
     """Fork a process for each job; returns in those processes alone."""
-    for name in (
-        "lightning.pytorch.cli",
-        "torch.utils.tensorboard",
-        "torchvision",
-        "matplotlib.figure",
-        "psutil",
-    ):
+    for name in MODULES:
         importlib.import_module(name)
     gc.freeze()  # shared memory stays shared, and nobody looks through it
     os.fsync = lambda _: None  # as in conftest.py
@@ -123,7 +93,7 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
     for fd, stream in enumerate(streams):
         os.dup2(stream, fd)
         os.close(stream)
-    if job["new"]:
+    if job["new_session"]:
         os.setsid()
     return job
 

@@ -3,6 +3,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,10 +175,13 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(
 
 
 @contextlib.contextmanager
-def no_file_over(size: int) -> Iterator[None]:
+def no_file_over(size: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stands for the end of the disk: files cannot grow beyond `size` bytes."""
     import resource  # Windows has none
 
+    # Python would write cut .pyc files, and git an index, which the test is not about
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("GIT_OPTIONAL_LOCKS", "0")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -189,10 +193,10 @@ def no_file_over(size: int) -> Iterator[None]:
 
 @pytest.mark.linux
 def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
-    train: Train, last: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, last: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = last.read_bytes()
-    with no_file_over(len(before) // 2), pytest.raises(SystemExit) as caught:
+    with no_file_over(len(before) // 2, monkeypatch), pytest.raises(SystemExit) as caught:
         train("--trainer.max_epochs", 3, "--ckpt_path", "last")
     assert caught.value.code == 1
     assert len(capsys.readouterr().err.splitlines()) <= 2
@@ -205,9 +209,15 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
 )
 @pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_nothing(
-    train: Train, tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    trained: Callable[..., Any],
+    tmp_path: Path,
+    size: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with no_file_over(size), pytest.raises(SystemExit) as caught:
+    trained()  # so that nothing is imported for the first time below
+    with no_file_over(size, monkeypatch), pytest.raises(SystemExit) as caught:
         train()
     assert caught.value.code == 1
     assert 1 <= len(capsys.readouterr().err.splitlines()) <= 2

@@ -4,7 +4,6 @@ its refusals."""
 import csv
 import importlib.util
 import json
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
-from pages import commands, run, write_files
-from paths import REPO, TINY, script
+from paths import TINY, script
 from PIL import Image
 from test_scripts import fails
 from torch import Tensor, nn
@@ -404,45 +402,6 @@ def test_weights_too_large_for_onnx_are_refused_before_the_work(
     monkeypatch.setattr(export, "MAX_ONNX_BYTES", 10)
     command = ["--ckpt_path", str(checkpoint("mlp")), "--format", "onnx"]
     assert "an ONNX file holds 2" in fails(capsys, 1, lambda: export.main(command))
-
-
-@pytest.mark.slow
-def test_each_example_of_the_page_runs_as_it_stands(
-    tmp_path: Path, mnist_dir: Path, cifar10_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (REPO / "docs" / "export.md").read_text()
-    assert mnist_dir == cifar10_dir == tmp_path / "data"
-    write_files(page, tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    for name in ("cifar10_cnn", "mnist_mlp"):
-        run(f"python scripts/train.py --config configs/{name}.yaml", tmp_path)
-    assert len(commands(page)) == 3
-    for command in commands(page):
-        run(command, tmp_path)
-
-    def output_of(example: str, *args: str) -> list[str]:
-        assert "project" not in (tmp_path / example).read_text()
-        monkeypatch.setattr("sys.argv", [example, *args])
-        capsys.readouterr()
-        runpy.run_path(example)
-        return capsys.readouterr().out.splitlines()
-
-    for i, size in enumerate([(50, 40), (20, 33)]):
-        noise = np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(noise).convert("RGB" if i else "L").save(f"{i}.png")
-    found = output_of("with_onnx.py", "0.png", "1.png")
-    capsys.readouterr()
-    script("predict").main(
-        ["--ckpt_path", "logs/cifar10_cnn/version_0/checkpoints/best.ckpt", "0.png", "1.png"]
-    )
-    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [line.split()[:2] for line in found] == [row[:2] for row in table]
-    assert [float(line.split()[2]) for line in found] == pytest.approx(
-        [float(row[2]) for row in table], abs=2e-4
-    )
-    is_class = [line.split()[0].isalpha() for line in output_of("with_pt2.py")]
-    assert is_class == [True] * 5
-    assert len(json.loads(output_of("with_pth.py")[0])) == 5
 
 
 @pytest.mark.slow

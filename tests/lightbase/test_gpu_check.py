@@ -5,15 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-REPO = Path(__file__).parents[2]
+from paths import HERE
 
 
 @pytest.mark.slow
 def test_its_dry_run_trains_watches_and_reports(tmp_path: Path) -> None:
     only = ("--only", "optimiser SGD", "waits", "strategy dp")
-    command = [sys.executable, "tests/gpu/checks.py", "--dry", "--output", tmp_path, *only]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    command = [sys.executable, "gpu_checks.py", "--dry", "--output", tmp_path, *only]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text()
     assert "| optimiser SGD | passed |" in table
@@ -25,16 +24,9 @@ def test_its_dry_run_trains_watches_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_check_that_fails_is_in_the_table_and_the_status(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "tests/gpu/checks.py",
-        "--output",
-        tmp_path,
-        "--only",
-        "optimiser SGD",
-    ]
+    command = [sys.executable, "gpu_checks.py", "--output", tmp_path, "--only", "optimiser SGD"]
     done = subprocess.run(
-        command, cwd=REPO, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""}
+        command, cwd=HERE, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""}
     )
     assert done.returncode == 1
     assert "| optimiser SGD | **failed** |" in done.stdout

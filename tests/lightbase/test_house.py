@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import programs
+from paths import HERE
 
-REPO = Path(__file__).parents[2]
+import lightbase
+
+LIGHTBASE = Path(lightbase.__file__).parent
 
 
 def imports(path: Path) -> set[str]:
@@ -17,21 +20,21 @@ def imports(path: Path) -> set[str]:
     return {*names, *(a.name for node in nodes if isinstance(node, ast.Import) for a in node.names)}
 
 
-def test_the_project_uses_public_names_only() -> None:
-    for path in (REPO / "project").rglob("*.py"):
+def test_the_example_uses_public_names_only() -> None:
+    for path in (HERE / "example").rglob("*.py"):
         known = {name for name in imports(path) if name.startswith("lightbase")}
         assert known <= {"lightbase", "lightbase.data.transforms"}, path
 
 
-def test_the_library_does_not_name_the_project() -> None:
-    for path in (REPO / "lightbase").rglob("*.py"):
-        assert "project" not in {name.partition(".")[0] for name in imports(path)}, path
+def test_the_library_does_not_import_a_project() -> None:
+    for path in LIGHTBASE.rglob("*.py"):
+        assert "example" not in {name.partition(".")[0] for name in imports(path)}, path
 
 
 def test_an_import_changes_nothing_else() -> None:
     command = [sys.executable, str(Path(__file__).with_name("importing.py"))]
-    environment = os.environ | {"PYTHONPATH": str(REPO)}
-    with programs.start(command, cwd=REPO, env=environment, stdout=subprocess.PIPE) as process:
+    environment = os.environ | {"PYTHONPATH": str(LIGHTBASE.parent)}
+    with programs.start(command, cwd=HERE, env=environment, stdout=subprocess.PIPE) as process:
         output, _ = process.communicate(timeout=100)
     num_modules, changed = output.split(maxsplit=1)
     assert int(num_modules) > 50

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,15 +16,13 @@ import pytest
 import yaml
 from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
-from pages import commands, run
-from paths import REPO, TINY, script
+from paths import HERE, TINY, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
 from lightbase.folder import is_running
 
-PAGE = (REPO / "docs" / "runs.md").read_text()
 runs = script("runs")
 Train = Callable[..., dict[str, Any]]
 
@@ -319,7 +316,7 @@ def test_a_hundred_runs_need_no_torch_and_no_time(tmp_path: Path) -> None:
     code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
     start = time.monotonic()
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True
     )
     assert time.monotonic() - start < 20
     assert len(found.stdout.splitlines()) == 102
@@ -389,7 +386,7 @@ def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
         str(tmp_path),
     ]
     process = programs.start(
-        [*command, "--trainer.max_epochs", "2000"], cwd=REPO, stdout=subprocess.DEVNULL
+        [*command, "--trainer.max_epochs", "2000"], cwd=HERE, stdout=subprocess.DEVNULL
     )
     folder = tmp_path / "tiny" / "version_0"
     while not (folder / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
@@ -402,25 +399,6 @@ def test_a_run_is_running_until_it_is_killed_and_finished_when_it_has_gone_on(
     assert found == "stopped"
     train("--ckpt_path", "last", "--trainer.max_epochs", int(epochs) + 2)
     assert status(capsys, tmp_path) == ("finished", str(int(epochs) + 2))
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(
-    train: Train, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    """On runs of a smaller network and data, by the names of the page."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
-        train("--name", name, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "logs")
-    for command in commands(PAGE):
-        if inner := re.search(r"\$\((.*)\)", command):
-            capsys.readouterr()
-            run(inner[1], tmp_path)
-            command = command.replace(inner[0], capsys.readouterr().out.strip())
-        run(command, tmp_path)
-    assert (tmp_path / "logs" / "mnist_mlp" / "version_1" / "report.csv").exists()
-    assert (tmp_path / "runs.csv").read_text().count("mnist_mlp") == 2
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])

@@ -323,7 +323,7 @@ class FloatImages(BaseDataModule):
 def test_predict_refuses_data_for_which_no_file_can_stand(
     train: Train, tmp_path: Path, capsys: Any, data: str, sizes: str, model: str
 ) -> None:
-    model = f"project.{model.lower()}.{model}"
+    model = f"example.{model.lower()}.{model}"
     limits = ("--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
     train("--model", model, "--data", data, "--model.net.sizes", sizes, *limits)
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"

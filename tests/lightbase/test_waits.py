@@ -118,4 +118,4 @@ def test_a_line_that_waits_is_found(
 ) -> None:
     train(*FLAGS, *flags, *RESIDENT, "--model", f"test_waits.{model}")
     assert watch.found
-    assert all(line.startswith(stage) and "tests/test_waits.py" in line for line in watch.found)
+    assert all(line.startswith(stage) and "test_waits.py" in line for line in watch.found)

@@ -1,7 +1,7 @@
 """Which lines of a training wait for the GPU: noted on one, or on a device that stands in for one.
 
-python tests/waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log
-steps wait
+python waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log steps
+wait
 
 The stand-in computes on the CPU. Its tensors report the device "meta", whose gradients autograd
 computes in the caller's thread. What waits is what waits on CUDA: to read a number, to ask where a
@@ -32,6 +32,7 @@ from torch.utils.data import dataloader
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
+from lightbase.folder import PROJECT
 from lightbase.run import train as run
 
 DEVICE = torch.device("meta")
@@ -333,10 +334,11 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+HERE = Path(__file__).parent
 RUNS = {
-    "one step a call": "tests/tiny.yaml --data.resident true --trainer.strategy {one}",
-    "several steps a call": "tests/tiny.yaml --data.resident true --steps_per_execution 3",
-    "pinned batches": "tests/tiny.yaml --data.resident false --data.pin_memory true "
+    "one step a call": "tiny.yaml --data.resident true --trainer.strategy {one}",
+    "several steps a call": "tiny.yaml --data.resident true --steps_per_execution 3",
+    "pinned batches": "tiny.yaml --data.resident false --data.pin_memory true "
     "--steps_per_execution 3",
     "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 "
     "--trainer.max_epochs 2",
@@ -345,6 +347,7 @@ RUNS = {
 
 def main() -> int:
     """Print the lines that wait, by run; return how many do so where none should."""
+    PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
     dry, num_found, make = "--dry" in sys.argv, 0, run.make_callbacks
     where = f"--trainer.accelerator {'stand_in' if dry else 'gpu'} --trainer.log_every_n_steps 10"
     for name, flags in RUNS.items():

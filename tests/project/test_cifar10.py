@@ -7,7 +7,8 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from lightbase.errors import UserError
-from project.data.cifar10 import CIFAR10
+
+CIFAR10 = pytest.importorskip("project.data.cifar10").CIFAR10
 
 
 def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir: Path) -> None:

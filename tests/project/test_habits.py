@@ -1,89 +1,95 @@
-"""What surrounds the code agrees with it: versions, the checks of a commit and of CI."""
+"""What surrounds the template's code agrees with it: versions, pages, the checks of a commit and of
+CI. Of no use in a project made from it: there these tests are skipped, or delete this file."""
 
-import io
+import ast
 import json
-import pickle
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from example.data.synthetic import SyntheticImages
-from lightning import Trainer
-from pages import REPO, script
-from PIL import Image
+from pages import PACKAGE, REPO, commands
 
-from lightbase.data.images import ImageFolder
-from lightbase.data.module import BaseDataModule
+import lightbase
 
-OWN = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-CI = (REPO / ".ci" / "run").read_text()
+README = (REPO / "README.md").read_text() if (REPO / "README.md").exists() else ""
+PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+pytestmark = pytest.mark.skipif(
+    not README.startswith("# A PyTorch Lightning project template\n"), reason="not the template"
+)
 
 
-def test_one_version_everywhere() -> None:
-    assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == OWN["version"]
-    headings = re.findall(r"^## (.*)$", (REPO / "CHANGELOG.md").read_text(), re.M)
+def text_of(name: str) -> str:
+    return (REPO / name).read_text()
+
+
+def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None:
+    assert yaml.safe_load(text_of("CITATION.cff"))["version"] == PYPROJECT["version"]
+    headings = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
     released = [heading for heading in headings if heading != "Unreleased"]
-    assert re.fullmatch(re.escape(OWN["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
+    assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
 
 
 @pytest.mark.parametrize("name", ["train", "export"])
-def test_version_needs_none_of_the_imports(name: str) -> None:
+def test_a_script_tells_its_version_before_torch_is_imported(name: str) -> None:
     command = [sys.executable, "-X", "importtime", f"scripts/{name}.py", "--version"]
     shown = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
-    assert re.fullmatch(
-        rf"{OWN['name']} {OWN['version']}, lightbase [\d.]+, torch [\d.+a-z]+, "
-        r"lightning [\d.]+, Python [\d.]+\n",
-        shown.stdout,
-    )
+    project = f"{PYPROJECT['name']} {PYPROJECT['version']}, lightbase {lightbase.__version__}, "
+    assert shown.stdout.startswith(project)
+    assert re.search(r"torch [\d.+a-z]+, lightning [\d.]+, Python [\d.]+\n$", shown.stdout)
     assert " torch" not in shown.stderr
 
 
-def test_version_beside_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, flags in (
-        ("train", ["--config", "configs/default.yaml"]),
-        ("evaluate", ["--data.batch_size", "7"]),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            script(name).main([*flags, "--version"])
-        assert not caught.value.code
-        assert capsys.readouterr().out.startswith(f"{OWN['name']} {OWN['version']}, lightbase ")
-
-
-def test_the_workflow_calls_ci_and_pytest() -> None:
-    jobs = yaml.safe_load((REPO / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
-    runs = {
-        name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()
-    }
-    assert runs["linux"] == ["bash .ci/run"]
-    install, test = runs["macos-and-windows"]
-    assert install == 'pip install -c constraints.txt -e ".[dev]"'
-    assert install.removeprefix("pip install") in CI
-    assert test == "pytest"
-    lowest = OWN["requires-python"].removeprefix(">=")
+def test_readme_workflow_and_container_install_as_ci_does() -> None:
+    ci, shown = text_of(".ci/run"), commands(README)
+    install = 'uv pip install --compile-bytecode -c constraints.txt -e ".[dev]"'
+    assert install in shown
+    assert install in ci
+    assert 'pip install -c constraints.txt -e ".[dev]" && pytest' in shown
+    assert "\ntime pytest\n" in ci
+    jobs = yaml.safe_load(text_of(".github/workflows/tests.yml"))["jobs"]
+    runs = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
+    assert runs["linux"][-1] == "bash .ci/run"
+    assert runs["macos-and-windows"][-2:] == [
+        'pip install -c constraints.txt -e ".[dev]"',
+        "pytest",
+    ]
+    lowest = PYPROJECT["requires-python"].removeprefix(">=")
     assert lowest in jobs["linux"]["strategy"]["matrix"]["python"]
-    assert f"python:{lowest}-slim" in (REPO / "Dockerfile").read_text()
+    assert f"python:{lowest}-slim" in text_of("Dockerfile")
+
+
+def test_what_the_containers_name_is_there() -> None:
+    dockerfile = text_of("Dockerfile")
+    for line in re.findall(r"^COPY ([^.].*) \S+$", dockerfile, re.M):
+        assert all((REPO / name).exists() for name in line.split())
+    text = re.sub(r"^\s*//.*", "", text_of(".devcontainer/devcontainer.json"), flags=re.M)
+    container = json.loads(text)
+    assert (REPO / ".devcontainer" / container["build"]["dockerfile"]).is_file()
+    assert f" {container['remoteUser']}\n" in dockerfile
+
+
+def hooks() -> dict[str, str]:
+    (repo,) = yaml.safe_load(text_of(".pre-commit-config.yaml"))["repos"]
+    return {hook["id"]: hook["entry"] for hook in repo["hooks"]}
 
 
 def test_a_commit_is_checked_as_in_ci() -> None:
-    (repo,) = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
-    entries = [hook["entry"] for hook in repo["hooks"] if hook["id"] != "large"]
-    assert re.search(r"^ruff.*\nmypy$", CI, re.M | re.S)[0].splitlines() == entries
+    entries = [entry for name, entry in hooks().items() if name != "large"]
+    checks = re.search(r"^ruff.*\nmypy$", text_of(".ci/run"), re.M | re.S)
+    assert checks
+    assert checks[0].splitlines() == entries
 
 
 @pytest.mark.linux
 def test_large_files_are_refused(tmp_path: Path) -> None:
-    (repo,) = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
-    (entry,) = [hook["entry"] for hook in repo["hooks"] if hook["id"] == "large"]
     (tmp_path / "a small one").write_bytes(bytes(400_000))
     (tmp_path / "a large one").write_bytes(bytes(600_000))
-    check = [*shlex.split(entry), str(tmp_path / "a small one")]
+    check = [*shlex.split(hooks()["large"]), str(tmp_path / "a small one")]
     assert subprocess.run(check).returncode == 0
     refused = subprocess.run(
         [*check, str(tmp_path / "a large one")], capture_output=True, text=True
@@ -91,34 +97,40 @@ def test_large_files_are_refused(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (1, f"{tmp_path}/a large one\n")
 
 
-@pytest.mark.parametrize("kind", ["images", "folder"])
-def test_what_a_worker_gets_can_be_handed_to_a_new_process(tmp_path: Path, kind: str) -> None:
-    """As on macOS and Windows, where nothing is forked."""
-    data: BaseDataModule = SyntheticImages(num_train=100, num_test=20, num_workers=1)
-    if kind == "folder":
-        for name in ("a", "b"):
-            (tmp_path / "train" / name).mkdir(parents=True)
-            for i in range(10):
-                Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / f"{i}.png")
-        data = ImageFolder(data_dir=str(tmp_path), num_workers=1, batch_size=4)
-    data.trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    data.prepare_data()
-    data.setup("fit")
-    loader = data.train_dataloader()
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-    again = pickle.loads(buffer.getvalue())[0]
-    indices = [3, 5]
-    assert torch.equal(again.__getitems__(indices)[0], loader.dataset.__getitems__(indices)[0])
+def test_each_package_imports_what_it_may() -> None:
+    for path in (REPO / PACKAGE).rglob("*.py"):
+        names = {name for name in imports(path) if name.startswith("lightbase")}
+        assert names <= {"lightbase", "lightbase.data.transforms"}, path
+    for path in (REPO / "lightbase").rglob("*.py"):
+        assert PACKAGE not in {name.partition(".")[0] for name in imports(path)}, path
 
 
-def test_what_the_containers_name_is_there() -> None:
-    dockerfile = (REPO / "Dockerfile").read_text()
-    for line in re.findall(r"^COPY ([^.].*) \S+$", dockerfile, re.M):
-        assert all((REPO / name).is_file() for name in line.split())
-    text = (REPO / ".devcontainer" / "devcontainer.json").read_text()
-    container = json.loads(re.sub(r"^\s*//.*", "", text, flags=re.M))
-    assert (REPO / ".devcontainer" / container["build"]["dockerfile"]).is_file()
-    assert f" {container['remoteUser']}\n" in dockerfile
+def imports(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return names | {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+
+
+def test_the_layout_names_the_scripts_and_the_pages() -> None:
+    layout = README.split("## Layout")[1]
+    shipped = [path for path in (REPO / "scripts").iterdir() if path.suffix in (".py", ".sh")]
+    for path in (*shipped, *(REPO / "docs").glob("*.md")):
+        assert re.search(rf"\b{path.stem}\b", layout), path.stem
+
+
+def test_a_shipped_config_says_how_to_run_it_and_what_to_expect() -> None:
+    for config in (REPO / "configs").glob("*.yaml"):
+        text = config.read_text()
+        assert len(text.splitlines()) <= 35
+        header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+        flags = "" if config.name == "default.yaml" else f" --config configs/{config.name}"
+        for word in (f"python scripts/train.py{flags}", "torch ", "2026-"):
+            assert word in header, f"the header of {config.name} lacks {word!r}"
+        assert re.search("accuracy|absolute error", header), config.name
+
+
+def test_links_and_pictures_are_there() -> None:
+    for page in [REPO / "README.md", *(REPO / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).is_file(), target
+            assert (page.parent / target).stat().st_size < 200_000

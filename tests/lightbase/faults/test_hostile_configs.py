@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from paths import REPO, TINY, script
+from paths import TINY, script
+from PIL import Image
 
 from lightbase.cli import trust
 from lightbase.run.train import main as train_main
@@ -177,7 +178,7 @@ def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": train_main,
     "evaluate": lambda args: script("evaluate").main(args),
-    "predict": lambda args: script("predict").main([*args, str(REPO / "docs" / "pie.png")]),
+    "predict": lambda args: script("predict").main([*args, "grey.png"]),
     "export": lambda args: script("export").main([*args, "--format", "pth"]),
 }
 
@@ -194,6 +195,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (work / "came").mkdir(parents=True)
     (work / "came" / "with_it.py").write_text(MODULE.format(target=str(found)))
     monkeypatch.chdir(work)
+    Image.new("L", (8, 8)).save("grey.png")
     monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
     yield found
     for name in ("hostile", "own_loss"):

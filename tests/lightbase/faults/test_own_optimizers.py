@@ -14,7 +14,7 @@ from typing import Any
 import programs
 import pytest
 import yaml
-from paths import REPO, TINY
+from paths import HERE, TINY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import equal, weights
 
@@ -66,7 +66,7 @@ def kill(args: list[str]) -> int:
     """Run train.py in a process of its own, which ends itself; its status."""
     command = [sys.executable, "scripts/train.py", *args]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    return programs.start(command, cwd=REPO, env=environment, stdout=subprocess.DEVNULL).wait(60)
+    return programs.start(command, cwd=HERE, env=environment, stdout=subprocess.DEVNULL).wait(60)
 
 
 def curves(folder: Path) -> dict[str, dict[int, float]]:

@@ -28,7 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+HERE = Path(__file__).parent  # a small repository, with scripts/ and configs/
+REPO = HERE.parents[1]
 PYTHON = shlex.quote(sys.executable)
 LIMIT_S = 300  # a command
 NO_GPU = "needs a GPU"
@@ -47,7 +48,7 @@ OPTIMIZERS = (
     "Rprop",
 )
 
-TINY = "scripts/train.py --config tests/tiny.yaml {device} {root}"
+TINY = "scripts/train.py --config tiny.yaml {device} {root}"
 CNN = (
     "scripts/train.py --config configs/default.yaml --data.num_train 800 --data.num_test "
     "200 {root} {device} "
@@ -110,14 +111,11 @@ def checks(dry: bool) -> list[Check]:
             ],
         ),
         Check(
-            "the recipe of cifar10_94.yaml",
+            "views and parameter groups",
             [
-                "scripts/train.py --config configs/cifar10_94.yaml --data "
-                "project.data.synthetic.SyntheticImages {root}"
-                " --data.num_train 2000 --data.num_test 500 --data.batch_size 256 "
-                "--trainer.max_epochs 1 {device}"
+                f"{CNN} --model.test_views lightbase.data.transforms.mirrored "
+                "--model.parameter_groups.norms_and_biases.weight_decay 0"
             ],
-            needs_gpu=True,  # minutes on a CPU
         ),
         Check("compiled", [f"{CNN} --model.compile_net inductor"], needs_gpu=True),
         Check(
@@ -174,19 +172,22 @@ def checks(dry: bool) -> list[Check]:
         Check(
             "tune",
             [
-                "scripts/tune.py --config tests/tiny.yaml --find batch_size --max_batch_size "
+                "scripts/tune.py --config tiny.yaml --find batch_size --max_batch_size "
                 "64 {root} {device}",
                 "scripts/tune.py --config configs/default.yaml --find lr {root} {device}",
             ],
         ),
-        Check("waits", [f"tests/waits.py {'--dry' * dry}"], alone=True),
+        Check("waits", [f"waits.py {'--dry' * dry}"], alone=True),
         Check(
-            "tests marked gpu", ["-m pytest -m gpu -o addopts= -q -rf"], needs_gpu=True, alone=True
+            "tests marked gpu",
+            ["-m pytest -m gpu -o addopts= -q -rf .."],
+            needs_gpu=True,
+            alone=True,
         ),
         Check(
             "speed",
             [
-                "benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300 "
+                "../../benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300 "
                 "> {folder}/speed.md"
             ],
             needs_gpu=True,
@@ -234,12 +235,12 @@ def run(check: Check, output: Path, dry: bool) -> None:
 
 def call(command: str) -> tuple[str, str]:
     """What is wrong with its end, if anything, and what it prints."""
-    paths = [str(REPO), str(REPO / "scripts"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(REPO), str(HERE), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": ":".join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command,
         shell=True,
-        cwd=REPO,
+        cwd=HERE,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

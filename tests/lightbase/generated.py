@@ -1,0 +1,56 @@
+"""Noise in the files of MNIST and CIFAR-10, as fixtures: nothing is downloaded in a test."""
+
+import hashlib
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    """MNIST's four files, with 300 training and 100 test images."""
+    import numpy as np
+
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for prefix, num in (("train", 300), ("t10k", 100)):
+        images = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8).tobytes()
+        labels = rng.integers(0, 10, num, dtype=np.uint8).tobytes()
+        header = struct.pack(">4i", 0x803, num, 28, 28)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(header + images)
+        header = struct.pack(">2i", 0x801, num)
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(header + labels)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's files, with 5 x 60 training and 100 test images. torchvision gets their
+    checksums."""
+    import numpy as np
+    from torchvision import datasets
+
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+
+    def write(name: str, content: dict[str, object]) -> list[str]:
+        data = pickle.dumps(content, protocol=2)
+        (folder / name).write_bytes(data)
+        return [name, hashlib.md5(data).hexdigest()]
+
+    def batch(num: int) -> dict[str, object]:
+        images = rng.integers(0, 256, (num, 3072), dtype=np.uint8)
+        return {"data": images, "labels": rng.integers(0, 10, num).tolist()}
+
+    train = [write(f"data_batch_{i}", batch(60)) for i in range(1, 6)]
+    test = [write("test_batch", batch(100))]
+    _, md5 = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": md5}
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", test)
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    return tmp_path / "data"
