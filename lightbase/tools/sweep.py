@@ -401,7 +401,7 @@ def train_trials(sweep: Sweep) -> None:
     """Train trials until all have ended. What a training prints goes to output.txt."""
     while (taken := sweep.take_trial()) is not None:
         trial, lock = taken
-        with lock:
+        try:
             with (
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
                 contextlib.redirect_stdout(output),
@@ -409,6 +409,8 @@ def train_trials(sweep: Sweep) -> None:
             ):
                 train_trial(sweep, trial)
             sweep.end(trial)
+        finally:
+            lock.release()
         gc.collect()  # frees the memory of the GPU
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
