@@ -59,7 +59,8 @@ from lightbase.run.selection import choose_selection
 from lightbase.run.train import parse, train
 from lightbase.tools.tables import as_table
 
-RANGE = re.compile(r"(log:)?([^,\[{\s]+?)\.\.([^,\[{\s]+)")
+NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
+RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
 NOT_FOR_TRIALS = ("ckpt_path", "trainer.fast_dev_run", "print_config")
 # sweep.py sets the first two; trials are compared by the others
 NOT_SEARCHED = ("name", "trainer.default_root_dir", "monitor", "monitor_mode")
@@ -114,41 +115,28 @@ def read_search(search: str) -> Dimension:
         raise UserError(f"--search {search!r}: give {forms}", 2)
     if flag in NOT_FOR_TRIALS + NOT_SEARCHED:
         raise UserError(f"--search {search}: {flag} cannot be searched", 2)
-    ends = read_range(values)
+    match = RANGE.fullmatch(values)
+    if match is not None:
+        is_log, texts = match[1] is not None, [match[2], match[3]]
+        low, high = (int(end) if end.lstrip("-").isdecimal() else float(end) for end in texts)
+        if low >= high or (is_log and low <= 0):
+            positive = " and positive" if is_log else ""
+            raise UserError(f"--search {search}: the first end must be smaller{positive}", 2)
+        return Dimension(flag, texts, (low, high), is_log)
+    if values.startswith("log:"):
+        raise UserError(f"--search {search}: log: wants two numbers, log:1e-4..1e-1", 2)
     try:
-        texts = split_list(values) if ends is None else [str(end) for end in ends]
+        texts = split_list(values)
     except yaml.YAMLError as error:
         raise UserError(f"--search {search}: {values} is no list of values", 2) from error
     if len(set(texts)) < len(texts):
         raise UserError(f"--search {search}: a value is given twice", 2)
-    is_log = values.startswith("log:")
-    if ends is None:
-        if is_log:
-            raise UserError(f"--search {search}: log: wants two numbers, log:1e-4..1e-1", 2)
-        return Dimension(flag, texts)
-    if not ends[0] < ends[1] or (is_log and ends[0] <= 0):
-        positive = " and positive" if is_log else ""
-        raise UserError(f"--search {search}: the first end must be smaller{positive}", 2)
-    return Dimension(flag, texts, ends, is_log)
+    return Dimension(flag, texts)
 
 
 def plain_flag(flag: str) -> str:
     """The one name of a flag that has several: --model.init_args.lr is model.lr."""
     return flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
-
-
-def read_range(values: str) -> tuple[float, float] | None:
-    """The ends of log:1e-4..1e-1 or 16..512, as int where they are whole; None for a list."""
-    match = RANGE.fullmatch(values)
-    if match is None:
-        return None
-    try:
-        low, high = (
-            int(end) if end.lstrip("-").isdecimal() else float(end) for end in match.groups()[1:]
-        )
-    except ValueError:  # a path such as ../data
-        return None
-    return low, high
 
 
 def split_list(values: str) -> list[str]:
@@ -400,7 +388,7 @@ def train_trials(sweep: Sweep) -> None:
     """Train trials until all have ended. What a training prints goes to output.txt."""
     while (taken := sweep.take_trial()) is not None:
         trial, lock = taken
-        with lock:
+        try:
             with (
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
                 contextlib.redirect_stdout(output),
@@ -408,6 +396,8 @@ def train_trials(sweep: Sweep) -> None:
             ):
                 train_trial(sweep, trial)
             sweep.end(trial)
+        finally:
+            lock.release()
         gc.collect()  # frees the memory of the GPU
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
@@ -463,11 +453,12 @@ def is_disk_error(error: BaseException | None) -> bool:
     return False
 
 
-def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str], gpus: Sequence[str]) -> None:
-    """Train the trials in processes of this command, each on one of the GPUs if there are any."""
+def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
+    """Train the trials in processes of this command, which take the GPUs in turn."""
     command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args]
     command += ["--worker", str(sweep.root), sweep.name]
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
+    gpus = visible_gpus()
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for i in range(num_workers):
@@ -522,51 +513,47 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
 
 
 def check_device(trainer: Any) -> None:
-    is_one = trainer.devices in (1, "1") or names_device(trainer)
-    if trainer.strategy not in ("auto", "single_device", "dp") or not is_one:
+    if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
         what = "sweep.py trains a trial on one device"
         raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
 
 
-def names_device(trainer: Any) -> bool:
-    return isinstance(trainer.devices, list) and len(trainer.devices) == 1
-
-
-def gpus_of_workers(trainer: Any) -> list[str]:
-    """The GPUs that workers take in turn; none if the flags name one, or the CPU."""
-    if trainer.accelerator == "cpu" or names_device(trainer) or trainer.strategy == "dp":
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(num_gpus())]
+def visible_gpus() -> list[str]:
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",") if names else [str(i) for i in range(num_gpus())]
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the means over folds or seeds, the flags of the best trial, and where the table is."""
+    """Print the means over folds or seeds, the best flags, and the command for the table."""
     finished = [trial for trial in sweep.trials() if trial.state == "finished"]
     if not finished:
         raise UserError(f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}")
-    others = [dimension for dimension in sweep.dimensions if dimension.flag not in REPEATS]
+    repeats = [item.flag for item in sweep.dimensions if item.flag in REPEATS]
+    compared = [item for item in sweep.dimensions if item.flag not in REPEATS]
     groups: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in finished:
-        values = tuple(trial.values[dimension.flag] for dimension in others)
+        values = tuple(trial.values[item.flag] for item in compared)
         groups.setdefault(values, []).append(trial)
-    if len(others) < len(sweep.dimensions):
-        print_means(groups, [dimension.flag for dimension in others])
-    if sweep.monitor is not None and others:
+    if repeats:
+        print_means(groups, [item.flag for item in compared])
+    if sweep.monitor is not None and compared:
         choose = max if sweep.mode == "max" else min
         best = choose(groups.values(), key=mean_best)[0]
-        command = ["python", short(PROJECT.root / "scripts" / "train.py"), *sweep.flags]
-        command += [item.argument(best.values[item.flag]) for item in others]
-        if len(others) == len(sweep.dimensions):
+        if not repeats:
             file = short((best.run or best.folder) / "checkpoints" / "best.ckpt")
             print(f"Best checkpoint, {sweep.monitor} {best.best:.4g}: {file}")
-        elif any(dimension.flag == "data.fold" for dimension in sweep.dimensions):
-            command += ["--data.num_folds=null"]
-        print(f"Best flags: {shlex.join(command)}")
-    command = ["python", short(PROJECT.root / "scripts" / "runs.py"), sweep.name]
+        flags = [*sweep.flags, *(item.argument(best.values[item.flag]) for item in compared)]
+        if "data.fold" in repeats:
+            flags.append("--data.num_folds=null")
+        print(f"Best flags: {command_line('train', flags)}")
+    flags = [sweep.name]
     if sweep.root != PROJECT.logs.absolute():
-        command += ["--trainer.default_root_dir", short(sweep.root)]
-    print(f"Table of the trials: {shlex.join(command)}")
+        flags += ["--trainer.default_root_dir", short(sweep.root)]
+    print(f"Table of the trials: {command_line('runs', flags)}")
+
+
+def command_line(script: str, args: Sequence[str]) -> str:
+    return shlex.join(["python", short(PROJECT.root / "scripts" / f"{script}.py"), *args])
 
 
 def mean_best(trials: Sequence[Trial]) -> float:
@@ -606,24 +593,25 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         options, flags = parser.parse_known_args(args)
         quiet_lightning()
         dimensions = [read_search(search) for search in options.search]
-        num_trials = options.trials or 0
-        prune_trials = options.prune == "true"
+        if options.prune is None:
+            options.prune = "false" if is_grid(dimensions) else "true"
+        check_options(options, flags, dimensions)
         if is_grid(dimensions):
-            num_trials = len(combinations(dimensions)[: options.trials])
-        elif options.prune is None:
-            prune_trials = True
+            options.trials = len(combinations(dimensions)[: options.trials])
         if options.worker is not None:
             root, name = options.worker
-            return work(Sweep(Path(root), name, dimensions, flags, num_trials, prune_trials))
-        check_options(options, flags, dimensions)
+            work(
+                Sweep(Path(root), name, dimensions, flags, options.trials, options.prune == "true")
+            )
+            return []
         cli = parse_all(flags, dimensions)
         selection = choose_selection(cli.config, cli.model, cli.datamodule)
         if selection is None and not is_grid(dimensions):
             raise UserError("a search compares trials by a validation, and there is none", 2)
         cli.config.name = options.name or f"{cli.config.name}_sweep"
-        root = root_folder(cli.config).absolute()
+        root, name = root_folder(cli.config).absolute(), cli.config.name
         cli.datamodule.prepare_data()  # once, a download for instance
-        sweep = Sweep(root, cli.config.name, dimensions, flags, num_trials, prune_trials)
+        sweep = Sweep(root, name, dimensions, flags, options.trials, options.prune == "true")
         config = flatten(write_config(cli.parser, cli.config)[0])
         config = {key: value for key, value in config.items() if key not in PLACE}
         sweep.begin(config, *(selection[:2] if selection else (None, None)))
@@ -633,8 +621,7 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
             if options.num_workers == 1:
                 train_trials(sweep)
             else:
-                num_workers = min(options.num_workers, num_trials)
-                run_workers(sweep, num_workers, args, gpus_of_workers(cli.config.trainer))
+                run_workers(sweep, min(options.num_workers, sweep.num_trials), args)
         except Stopped as stopped:
             stopped.hint = f"; {sweep.progress()}, the same command continues"
             raise
@@ -642,7 +629,7 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         return sweep.trials()
 
 
-def work(sweep: Sweep) -> list[Trial]:
+def work(sweep: Sweep) -> None:
     """Train trials in a process that `run_workers` has started."""
     end_with_parent(is_worker=True)
     sweep.read()
@@ -650,4 +637,3 @@ def work(sweep: Sweep) -> list[Trial]:
         train_trials(sweep)
     except Stopped as stopped:
         sys.exit(stopped.code)  # the first process prints the line
-    return []

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from paths import REPO
+from pages import REPO
 
-from lightbase.folder import PROJECT
+BENCHMARKS = REPO / "benchmarks"
+CONFIGS = [REPO / "configs" / f"{name}.yaml" for name in ("mnist_mlp", "cifar10_cnn")]
+pytestmark = pytest.mark.skipif(
+    not all(path.exists() for path in (BENCHMARKS / "benchmark.py", *CONFIGS)),
+    reason="the benchmark, or a config that it trains, is deleted",
+)
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
-    monkeypatch.setattr(PROJECT, "default_model", "project.classifier.Classifier")
     return importlib.import_module("benchmark")
 
 
