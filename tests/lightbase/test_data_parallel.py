@@ -352,9 +352,9 @@ def test_what_dp_cannot_do_is_refused(
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert "dp splits batches over GPUs" in error
+    assert "dp is one process with several GPUs" in error
     two = functools.partial(DataParallelStrategy, [CPU, CPU])
-    with pytest.raises(UserError, match="`net`, which PlainModule lacks"):
+    with pytest.raises(AttributeError, match="not an nn"):
         trainer(tmp_path, two()).fit(PlainModule(None), data())
     net = MLP(sizes=[48, 8, 4])
     net.compile(backend="eager")
@@ -362,7 +362,7 @@ def test_what_dp_cannot_do_is_refused(
         with pytest.raises(UserError, match="compiled"):
             fit(tmp_path, two(), compiled)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(UserError, match="without torchrun"):
+    with pytest.raises(UserError, match="with torchrun or on CPUs use ddp"):
         fit(tmp_path, two())
 
 

@@ -157,12 +157,8 @@ class Seen(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = WithBuffer()
-        self.seen: dict[str, list[list[list[int]]]] = {
-            "train": [],
-            "val": [],
-            "test": [],
-            "predict": [],
-        }
+        stages = ("train", "val", "test", "predict")
+        self.seen: dict[str, list[list[list[int]]]] = {stage: [] for stage in stages}
         self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
@@ -219,13 +215,8 @@ def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
 
 def look_by_flags(folder: str, data: str, *flags: Any) -> None:
     """The same, as flags have it."""
-    args = [
-        "--model",
-        "test_distributed.Seen",
-        "--data",
-        f"test_distributed.{data}",
-        *map(str, flags),
-    ]
+    args = ["--model", "test_distributed.Seen", "--data", f"test_distributed.{data}"]
+    args += map(str, flags)
     cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
     use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
 
@@ -301,28 +292,6 @@ def test_which_samples_each_rank_sees(
     assert orders[0] != orders[1]
     for stage in ("test", "predict"):
         assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
-
-
-def test_the_ranks_together_take_the_batches_of_one_process(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
-    epochs = []
-    for num_ranks, batch_size in ((1, 12), (2, 6), (3, 4)):
-        folder = tmp_path / str(num_ranks)
-        folder.mkdir()
-        assert not any(
-            on_ranks(
-                num_ranks, "test_distributed.look", folder, 5, {"batch_size": batch_size}
-            ).statuses
-        )
-        by_rank = [own["train"] for own in seen(folder, num_ranks)]
-        epochs.append(
-            [
-                [sorted(chain(*batch)) for batch in zip(*epoch, strict=True)]
-                for epoch in zip(*by_rank, strict=True)
-            ]
-        )
-    assert epochs[0] == epochs[1] == epochs[2]
 
 
 def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> list[dict[str, Any]]:
@@ -545,20 +514,6 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(
     assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
-@pytest.mark.slow
-def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_path: Path) -> None:
-    args = ("--trainer.strategy", "ddp", "--trainer.devices", 2)
-    run(on_ranks, 2, tmp_path / "single", *args)
-    first, second = run(on_ranks, 2, tmp_path / "several", *args, "--steps_per_execution", 4)
-    (line,) = [line for line in first.splitlines() if line.startswith("One step at a time")]
-    assert line.endswith(
-        "--steps_per_execution 4 does not go with trainer.strategy ddp on trainer.devices 2"
-    )
-    assert second == ""
-    for name, value in weights(tmp_path / "single").items():
-        assert torch.equal(weights(tmp_path / "several")[name], value)
-
-
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     first, second = run(on_ranks, 2, tmp_path)
     assert first.count("Run folder: ") == 1
@@ -571,23 +526,13 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
         path.name for path in folder.glob("events.out.tfevents.*")
     }
     # code.diff only where the code is not committed
-    assert names - {"code.diff"} == {
-        *(
-            "checkpoints",
-            "config.yaml",
-            "environment.txt",
-            "hparams.yaml",
-            "metrics.json",
-            "progress.json",
-        )
-    }
+    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json progress.json"
+    assert names - {"code.diff"} == {*files.split()}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (
-        2,
-        "ddp",
-    )  # what the launcher said
+    # as the launcher has it
+    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")
 
 
 @pytest.mark.slow
@@ -639,29 +584,15 @@ DROPOUT = (
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
     on_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    flags = (
-        "--step_timer",
-        "true",
-        "--device_monitor",
-        "true",
-        "--figures_every_n_epochs",
-        1,
-        "--model.lr",
-        1e-12,
-    )
-    flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+    watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
+    flags = (*watched.split(), "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     found = {}
     for num_ranks in (1, 2):
-        shown = run(
-            on_ranks,
-            num_ranks,
-            tmp_path / str(num_ranks),
-            *flags,
-            "--data.batch_size",
-            32 // num_ranks,
-        )
+        folder = tmp_path / str(num_ranks)
+        batches = ("--data.batch_size", 32 // num_ranks)
+        shown = run(on_ranks, num_ranks, folder, *flags, *batches)
         assert sum("Where the time of training went" in text for text in shown) == 1
-        events = EventAccumulator(str(tmp_path / str(num_ranks) / "tiny" / "version_0"))
+        events = EventAccumulator(str(folder / "tiny" / "version_0"))
         events.Reload()
         assert len(events.Scalars("watch/step_time/forward_percent")) == 1
         assert events.Scalars("watch/device/memory_gib")
@@ -699,15 +630,8 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
 
 # the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
 TO_THE_END = (
-    *(
-        "--data.num_train",
-        356,
-        "--trainer.val_check_interval",
-        0.5,
-        "--trainer.log_every_n_steps",
-        100,
-    ),
-    *("--monitor", "val/loss", "--model.lr", 0.001),
+    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5),
+    *("--trainer.log_every_n_steps", 100, "--monitor", "val/loss", "--model.lr", 0.001),
 )
 
 
@@ -721,17 +645,9 @@ def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
     assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
     (path,) = tmp_path.rglob("best.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 20
-    run(
-        on_ranks,
-        num_ranks,
-        tmp_path / "more",
-        *args,
-        "--ckpt_path",
-        path,
-        "--trainer.max_epochs",
-        3,
-    )
-    run(on_ranks, num_ranks, tmp_path / "whole", *args, "--trainer.max_epochs", 3)
+    longer = ("--trainer.max_epochs", 3)
+    run(on_ranks, num_ranks, tmp_path / "more", *args, "--ckpt_path", path, *longer)
+    run(on_ranks, num_ranks, tmp_path / "whole", *args, *longer)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "more")[name], value), name
     for tag in ("train/loss", "val/loss"):
@@ -775,13 +691,8 @@ def test_all_ranks_stop_together_at_a_signal(
     number: int,
     name: str,
 ) -> None:
-    callback = (
-        "--trainer.callbacks",
-        "test_distributed.Terminate",
-        "--trainer.callbacks.ranks",
-        terminated,
-    )
-    options = ("--trainer.callbacks.number", int(number))
+    callback = ("--trainer.callbacks", "test_distributed.Terminate")
+    options = ("--trainer.callbacks.ranks", terminated, "--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
     assert outputs[0].endswith(f"Stopped by {name}; go on with --ckpt_path last\n")
     assert not outputs[1]
@@ -800,19 +711,10 @@ def test_all_ranks_stop_together_at_a_signal(
     [
         (("--ckpt_path", "last"), "no run in"),
         (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
-        (
-            ("--data.batch_size", 110),
-            "data.batch_size 110 on 3 processes is more than the 315 training",
-        ),
-        (
-            ("--trainer.devices", 2),
-            "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",
-        ),
+        (("--data.batch_size", 110), "batch_size 110 on 3 processes is more than the 315 training"),
+        (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
         (("--trainer.strategy", "dp"), "trainer.strategy dp"),
-        (
-            ("--monitor", "val/nothing", "--monitor_mode", "max"),
-            "--monitor 'val/nothing' is not among",
-        ),
+        (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )
 def test_a_mistake_is_told_once(
@@ -833,11 +735,8 @@ class BreaksOnOne(Classifier):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return (
-            loss * torch.inf
-            if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1)
-            else loss
-        )
+        is_here = (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1)
+        return loss * torch.inf if is_here else loss
 
 
 @pytest.mark.slow
@@ -868,11 +767,8 @@ class Fail(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if not self.at_the_end and (trainer.current_epoch, batch_idx, trainer.global_rank) == (
-            1,
-            3,
-            1,
-        ):
+        is_here = (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 3, 1)
+        if is_here and not self.at_the_end:
             raise ValueError("a bug on rank 1")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -898,14 +794,8 @@ def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(
 
 def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
     return [
-        *(
-            sys.executable,
-            str(HERE / "scripts" / "train.py"),
-            "--config",
-            TINY,
-            "--trainer.strategy",
-            strategy,
-        ),
+        *(sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY),
+        *("--trainer.strategy", strategy),
         *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
     ]
 
@@ -1079,13 +969,8 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    fail = (
-        "--trainer.callbacks",
-        "test_distributed.Fail",
-        "--trainer.callbacks.at_the_end",
-        "true",
-    )
-    process = start_command(*fail)
+    fail = "--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true"
+    process = start_command(*fail.split())
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "a bug on rank 1" in output
@@ -1104,20 +989,10 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
         "--nproc-per-node=8", "--nproc-per-node=1"
     )
     torchrun, *args = shlex.split(line.replace("configs/cifar10_cnn.yaml", TINY))
-    program = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *args,
-        "--trainer.default_root_dir",
-        str(tmp_path),
-    ]
-    machines = [
-        subprocess.Popen(
-            program, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for _ in range(2)
-    ]
+    program = [sys.executable, "-m", "torch.distributed.run", *args]
+    program += ["--trainer.default_root_dir", str(tmp_path)]
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    machines = [subprocess.Popen(program, cwd=REPO, **piped) for _ in range(2)]
     outputs = [machine.communicate(timeout=100)[0] for machine in machines]
     assert torchrun == "torchrun"
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)
@@ -1139,24 +1014,3 @@ def test_a_process_ends_with_one_that_died_at_its_start(
     time.sleep(0.5)  # it imports torch
     process.kill()
     assert_none_left(process.pid, 15)
-
-
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(192, 4)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x.flatten(1))
-
-
-@pytest.mark.slow
-def test_parameters_without_a_gradient(on_ranks: RunRanks, tmp_path: Path) -> None:
-    args = ("--model.net", "test_distributed.Unused")
-    result = on_ranks(2, "test_distributed.train", tmp_path, *args)
-    assert all(result.statuses)
-    assert "Traceback" not in "".join(result.outputs)
-    assert "--trainer.strategy ddp_find_unused_parameters_true" in result.outputs[0]
-    assert not list(tmp_path.rglob("version_*"))
-    run(on_ranks, 2, tmp_path, *args, "--trainer.strategy", "ddp_find_unused_parameters_true")
