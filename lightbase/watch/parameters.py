@@ -60,9 +60,9 @@ class GradientNorm(MaySampleSteps):
             return
         every = trainer.log_every_n_steps
         self.written_at = trainer.global_step // every * every
-        values = dict(zip(self.curves, self.norms.tolist(), strict=True))
+        curves = self.curves if self.by_module else self.curves[:1]
+        log_values(trainer, dict(zip(curves, self.norms.tolist(), strict=False)))
         self.norms = None
-        log_values(trainer, values if self.by_module else {self.curves[0]: values[self.curves[0]]})
 
 
 class WeightHistograms(Callback):

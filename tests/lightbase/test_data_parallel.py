@@ -2,7 +2,6 @@
 are any."""
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from lightbase.devices import data_parallel
 from lightbase.devices.data_parallel import DataParallelStrategy
 from lightbase.errors import UserError
 from lightbase.run.train import main
-from lightbase.watch.step_timer import StepTimer, shares
 
 CPU = torch.device("cpu")
 
@@ -395,17 +393,6 @@ def test_gpus_train_as_one(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_replicas_on_a_gpu_work_in_the_steps_precision(dtype: torch.dtype) -> None:
-    strategy = DataParallelStrategy([GPU, GPU])
-    net = Watched().to(GPU)
-    strategy.connect(Classifier(net))
-    with strategy.split_forward(), torch.autocast("cuda", dtype=dtype):
-        assert net(torch.zeros(4, 3, 4, 4, device=GPU)).dtype == dtype
-    assert {context[-1] for context in net.contexts} == {dtype}
-
-
-@pytest.mark.gpu
 def test_batchnorms_running_mean_is_that_of_the_first_part(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 4))
     fitted, _, _ = fit(tmp_path, DataParallelStrategy([GPU, GPU]), net)
@@ -419,17 +406,3 @@ def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
     split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
     for name in ("test/acc", "test/loss", "steps"):
         assert plain[name] == split[name]
-
-
-class Slow(MLP):
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.003)
-        return super().forward(x)
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_the_step_timer_finds_a_slow_network_on_several_devices(tmp_path: Path) -> None:
-    timer = StepTimer(every_n_epochs=0)
-    fit(tmp_path, DataParallelStrategy([CPU, CPU]), Slow(sizes=[48, 8, 4]), callbacks=[timer])
-    found = shares(timer.sum())
-    assert max(found, key=lambda phase: found[phase]) == "forward"
