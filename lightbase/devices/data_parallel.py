@@ -44,24 +44,13 @@ class DataParallelStrategy(SingleDeviceStrategy):
     @property
     def net(self) -> nn.Module:
         assert self.lightning_module is not None
-        try:
-            return self.lightning_module.get_submodule("net")
-        except AttributeError as error:
-            lacks = f"which {type(self.lightning_module).__name__} lacks"
-            raise UserError(
-                f"trainer.strategy dp splits the network `net`, {lacks}: call it so, or use ddp"
-            ) from error
+        return self.lightning_module.get_submodule("net")
 
     def setup_environment(self) -> None:
-        if self.root_device.type != "cuda" and self.needs_gpus:
-            raise UserError(
-                "trainer.strategy dp splits batches over GPUs, and none is used: use ddp, or no "
-                "strategy"
-            )
-        if dist.is_torchelastic_launched():
-            raise UserError(
-                "trainer.strategy dp is one process: start it without torchrun, or use ddp"
-            )
+        has_gpus = self.root_device.type == "cuda" or not self.needs_gpus
+        if not has_gpus or dist.is_torchelastic_launched():
+            way_out = "with torchrun or on CPUs use ddp"
+            raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:

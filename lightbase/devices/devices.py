@@ -142,14 +142,12 @@ def describe_devices(trainer: Trainer) -> str:
         if trainer.world_size > 1:
             threads = f"{trainer.world_size} processes, {threads} each"
         return f"Device: CPU ({threads}), {gpus} found{', not used' if num_found else ''}"
-    if not isinstance(trainer.accelerator, CUDAAccelerator):
-        name = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-        return f"Device: {trainer.num_devices} x {name}"
     used = devices_of(trainer.strategy)  # trainer.device_ids would be wrong for dp, and for [1, 0]
-    launcher = trainer.strategy.launcher
     names = [str(gpu) for gpu in used]
-    if launcher is None or not launcher.is_interactive_compatible:
-        # a process that forks others must not ask: they could not use the GPU any more
+    launcher = trainer.strategy.launcher
+    forks = launcher is not None and launcher.is_interactive_compatible
+    # a process that asks for the name of a GPU cannot fork others that use the GPU
+    if isinstance(trainer.accelerator, CUDAAccelerator) and not forks:
         names = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used]
     machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
     return f"Device: {', '.join(names)} ({len(used)} of {gpus} used{machines})"

@@ -110,21 +110,18 @@ def is_child(trainer: Trainer) -> bool:
 
 @contextlib.contextmanager
 def short_process_errors() -> Iterator[None]:
-    """Turn three errors of devices and processes into two lines: what happened, and the way out."""
+    """Put a full memory and a lost process into two lines: what happened, and the way out."""
     try:
         yield
     except RuntimeError as error:
-        first, text = first_line(error), str(error)
+        first = first_line(error)
         if isinstance(error, torch.OutOfMemoryError):
             what = ". ".join(first.split(". ")[:2])  # advice on torch's allocator follows
             way_out = (
                 "another program may use the memory (nvidia-smi); else try a smaller "
                 "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
             )
-        elif "parameters that were not used in producing the loss" in text:
-            what = "the loss does not depend on all parameters; ddp would wait for their gradients"
-            way_out = "remove them, or use --trainer.strategy ddp_find_unused_parameters_true"
-        elif isinstance(error, dist.DistError) or "gloo/transport" in text:
+        elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):
             what = f"the processes of this run have lost each other: {first}"
             way_out = "the message of a process that failed is near; go on with --ckpt_path last"
         else:

@@ -19,7 +19,7 @@ from lightbase.watch.step_timer import StepTimer, shares, step_ms
 class Facts(NamedTuple):
     """What a training was like. Shares are in [0, 1]."""
 
-    shares: dict[str, float]  # of the time of steps, by phase
+    shares: dict[str, float]  # of the steps' time, by phase
     step_ms: float
     remedies: dict[str, str]  # what can be tried here, with its flags, by name
     num_processes: int = 1
@@ -27,59 +27,36 @@ class Facts(NamedTuple):
     memory: float = 0.0  # the highest share of a GPU's memory in use
 
 
-# Python and kernel launches take longer than the arithmetic
-FOR_SMALL_STEPS = ("several steps", "fused optimiser", "larger batch", "compiling")
+# names of remedies, the best first
+FOR_DATA = ("tensors", "resident data", "workers", "larger batch")
+FOR_COPY = ("resident data", "larger batch")
+# in small steps Python and kernel launches take longer than the arithmetic
+FOR_SMALL = ("several steps", "fused optimiser", "larger batch", "compiling")
+FOR_LOGGING = ("rarer logging",)
+FOR_EXCHANGE = ("larger batch",)
+FOR_OPTIMIZER = ("larger batch", "compiling")
+FOR_NET = ("half precision", "compiling", "larger batch")
 
 
 def findings(facts: Facts) -> list[tuple[bool, str, tuple[str, ...]]]:
     """The rules, the most urgent first: whether it applies, the finding, names of remedies."""
     part, ms, busy = facts.shares, f"{facts.step_ms:.2f} ms", facts.busy
-    copies = part["transfer_transforms"]
-    overhead = part["optimizer"] + part["logging"] + part["other"]
-    compute = part["forward"] + part["backward"]
-    is_exchange = facts.num_processes > 1 and part["backward"] > 3 * part["forward"]
+    waits, copies, logging = part["data_loading"], part["transfer_transforms"], part["logging"]
+    forward, backward, optimizer = part["forward"], part["backward"], part["optimizer"]
+    compute = forward + backward
+    overhead = optimizer + logging + part["other"]
+    is_exchange = facts.num_processes > 1 and backward > 3 * forward
+    is_idle = busy is not None and busy < 0.6
     is_small = busy is None and facts.step_ms < 3 and overhead > 0.3
     return [
-        (
-            part["data_loading"] > 0.2,
-            f"Steps waited for data {part['data_loading']:.0%} of their time",
-            ("tensors", "resident data", "workers", "larger batch"),
-        ),
-        (
-            copies > 0.3,
-            f"Copies to the device and transforms took {copies:.0%} of the time",
-            ("resident data", "larger batch"),
-        ),
-        (
-            part["logging"] > 0.1,
-            f"Logging and the progress bar took {part['logging']:.0%} of the time of steps",
-            ("rarer logging",),
-        ),
-        (
-            is_exchange,
-            f"Backward, with the exchange of gradients, took {part['backward']:.0%}",
-            ("larger batch",),
-        ),
-        (
-            busy is not None and busy < 0.6,
-            f"The GPU was busy {busy or 0:.0%} of the time: steps of {ms} are too small for it",
-            FOR_SMALL_STEPS,
-        ),
-        (
-            is_small,
-            f"Steps of {ms} are small: {overhead:.0%} of their time is not the network's",
-            FOR_SMALL_STEPS,
-        ),
-        (
-            part["optimizer"] > 0.4,
-            f"The optimiser took {part['optimizer']:.0%} of the time of steps",
-            ("larger batch", "compiling"),
-        ),
-        (
-            compute > 0.6,
-            f"The network itself took {compute:.0%} of the time of steps",
-            ("half precision", "compiling", "larger batch"),
-        ),
+        (waits > 0.2, f"Steps waited for data {waits:.0%} of their time", FOR_DATA),
+        (copies > 0.3, f"Copies and transforms took {copies:.0%} of a step", FOR_COPY),
+        (logging > 0.1, f"Logging and progress bar took {logging:.0%} of a step", FOR_LOGGING),
+        (is_exchange, f"Backward and exchange took {backward:.0%} of a step", FOR_EXCHANGE),
+        (is_idle, f"The GPU was busy {busy or 0:.0%} of the time: steps of {ms}", FOR_SMALL),
+        (is_small, f"Steps of {ms} are small: {overhead:.0%} is overhead", FOR_SMALL),
+        (optimizer > 0.4, f"The optimiser took {optimizer:.0%} of a step", FOR_OPTIMIZER),
+        (compute > 0.6, f"The network itself took {compute:.0%} of a step", FOR_NET),
     ]
 
 

@@ -202,10 +202,10 @@ def class_names(names: list[str], num_classes: int) -> list[str]:
 
 
 def target_texts(targets: Tensor, data: BaseDataModule) -> list[str]:
-    """The class, or the number, of each sample; empty texts for targets of several numbers."""
+    """The class of each sample; empty texts for other targets."""
     if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
         return [shorten(data.classes[target], 9) for target in targets.tolist()]
-    return [f"{target.item():.3g}" if target.numel() == 1 else "" for target in targets]
+    return [""] * len(targets)
 
 
 def spread(num: int, count: int) -> list[int]:
@@ -250,7 +250,7 @@ def log_graph(loggers: Sequence[Logger], net: nn.Module, inputs: Tensor) -> None
     for logger in loggers:
         if not isinstance(logger, TensorBoardLogger):
             continue
-        silence = contextlib.redirect_stdout(io.StringIO())  # torch prints an error before it
+        silence = contextlib.redirect_stdout(io.StringIO())  # torch prints an error and raises it
         try:
             with torch.random.fork_rng([]), warnings.catch_warnings(), silence:
                 # an `if` on a tensor's value: the trace is drawn, not run

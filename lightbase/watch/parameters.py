@@ -1,16 +1,15 @@
-"""Gradients and weights: the norm of the gradients as a curve, histograms of both."""
+"""The norm of the gradients as a curve; histograms of the weights."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from lightbase.curves import MayMissSteps, MaySampleSteps, log_values, newest_step
+from lightbase.curves import MaySampleSteps, log_values, newest_step
 from lightbase.ranks import say
 
 
@@ -41,8 +40,10 @@ class GradientNorm(MaySampleSteps):
         if not every or num_steps - self.written_at < every or not trainer.is_global_zero:
             return
         parts: dict[str, list[Tensor]] = {}
-        for name, gradient in gradients_of(pl_module):
-            parts.setdefault(name.partition(".")[0], []).append(gradient)
+        for name, weight in pl_module.named_parameters():
+            if weight.grad is not None:
+                part = name.removeprefix("net.").partition(".")[0]
+                parts.setdefault(part, []).append(weight.grad)
         if not parts:
             return
         norms = [get_total_norm(gradients) for gradients in parts.values()]
@@ -59,54 +60,33 @@ class GradientNorm(MaySampleSteps):
             return
         every = trainer.log_every_n_steps
         self.written_at = trainer.global_step // every * every
-        values = dict(zip(self.curves, self.norms.tolist(), strict=True))
+        curves = self.curves if self.by_module else self.curves[:1]
+        log_values(trainer, dict(zip(curves, self.norms.tolist(), strict=False)))
         self.norms = None
-        log_values(trainer, values if self.by_module else {self.curves[0]: values[self.curves[0]]})
 
 
-class WeightHistograms(MayMissSteps):
+class WeightHistograms(Callback):
     """Writes weights/NAME for each parameter at the end of every n-th epoch, on the first process.
 
     Numbers that are not finite are left out.
-
-    gradients: also gradients/NAME, of the epoch's last step, after clipping.
     """
 
-    def __init__(self, every_n_epochs: int = 1, gradients: bool = False) -> None:
+    def __init__(self, every_n_epochs: int = 1) -> None:
         self.every_n_epochs = every_n_epochs
-        self.gradients = gradients
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         takers = (TensorBoardLogger, WandbLogger)
         if trainer.loggers and not any(isinstance(logger, takers) for logger in trainer.loggers):
             say("Histograms: none, for no logger of this run takes them")
 
-    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        # at the end of the epoch is too late: Lightning drops gradients before a validation
-        if self.gradients and trainer.is_last_batch:
-            self._write(trainer, "gradients", gradients_of(pl_module))
-
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._write(trainer, "weights", named_parameters(pl_module))
-
-    def _write(self, trainer: Any, kind: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs or not trainer.is_global_zero:
             return
-        for name, tensor in tensors:
-            values = tensor.detach().float().flatten()
+        for name, weight in pl_module.named_parameters():
+            values = weight.detach().float().flatten()
             values = values[values.isfinite()].cpu()
             if len(values):
-                log_histogram(trainer, f"{kind}/{name}", values)
-
-
-def named_parameters(module: LightningModule) -> Iterable[tuple[str, Tensor]]:
-    """(name within the network, parameter)."""
-    return ((name.removeprefix("net."), weight) for name, weight in module.named_parameters())
-
-
-def gradients_of(module: LightningModule) -> Iterable[tuple[str, Tensor]]:
-    named = named_parameters(module)
-    return ((name, weight.grad) for name, weight in named if weight.grad is not None)
+                log_histogram(trainer, f"weights/{name.removeprefix('net.')}", values)
 
 
 def log_histogram(trainer: Any, tag: str, values: Tensor) -> None:

@@ -40,23 +40,23 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         {"busy": 0.4, "shares": shares(data_loading=0.6)},
         ("resident data", "workers"),
     ),
-    "Copies to the device and transforms took 50% of the time": (
+    "Copies and transforms took 50% of a step": (
         {"shares": shares(transfer_transforms=0.5)},
         ("resident data", "larger batch"),
     ),
-    "The GPU was busy 20% of the time: steps of 0.60 ms are too small for it": (
+    "The GPU was busy 20% of the time: steps of 0.60 ms": (
         {"busy": 0.2, "step_ms": 0.6},
         ("several steps", "larger batch"),
     ),
-    "Steps of 1.00 ms are small: 62% of their time is not the network's": (
+    "Steps of 1.00 ms are small: 62% is overhead": (
         {"step_ms": 1.0, "shares": shares(optimizer=0.35, other=0.27)},
         ("several steps", "larger batch"),
     ),
-    "The optimiser took 60% of the time of steps": (
+    "The optimiser took 60% of a step": (
         {"step_ms": 30, "shares": shares(optimizer=0.6)},
         ("larger batch", "compiling"),
     ),
-    "The network itself took 80% of the time of steps": (
+    "The network itself took 80% of a step": (
         {"busy": 0.99, "shares": shares(forward=0.4, backward=0.4)},
         ("half precision", "compiling"),
     ),
@@ -76,11 +76,9 @@ def test_each_rule_finds_its_case_and_names_the_flags(finding: str) -> None:
 
 def test_logging_and_the_exchange_of_gradients_have_one_remedy() -> None:
     (logging, *_) = advice(Facts(shares(logging=0.3), 10, ALL))
-    assert logging.startswith(
-        "Logging and the progress bar took 30% of the time of steps; try rare"
-    )
+    assert logging.startswith("Logging and progress bar took 30% of a step; try rare")
     several = Facts(shares(forward=0.1, backward=0.5), 10, ALL, num_processes=2)
-    assert "exchange of gradients, took 50%; try larger batch" in advice(several)[0]
+    assert "Backward and exchange took 50% of a step; try larger batch" in advice(several)[0]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_two_at_most() -> None:
     everything = shares(data_loading=0.4, transfer_transforms=0.4)
     first, second = advice(Facts(everything, 10, ALL, busy=0.1, memory=0.5))
     assert "waited for data" in first
-    assert "Copies to the device" in second
+    assert "Copies and transforms" in second
 
 
 @pytest.fixture

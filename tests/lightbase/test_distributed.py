@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,8 +23,9 @@ import torch
 import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
+from lightbase.data.sampler import EpochBatchSampler
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from paths import HERE, TINY, argv, script
+from paths import HERE, REPO, TINY, script
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_curves import epoch_lines
@@ -33,7 +35,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
-from lightbase.data.batches import EpochBatchSampler, ResumableLoader, as_it_is
+from lightbase.data.batches import ResumableLoader, as_it_is
 from lightbase.data.module import BaseDataModule, Batch
 from lightbase.devices import signals
 from lightbase.devices.processes import StopOnSignal
@@ -49,7 +51,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
 
 
 def train(folder: str, *args: Any) -> None:
-    main(argv("--config", TINY, "--trainer.default_root_dir", folder, *args))
+    main(["--config", TINY, "--trainer.default_root_dir", folder, *map(str, args)])
 
 
 def evaluate(*args: Any) -> None:
@@ -155,12 +157,8 @@ class Seen(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = WithBuffer()
-        self.seen: dict[str, list[list[list[int]]]] = {
-            "train": [],
-            "val": [],
-            "test": [],
-            "predict": [],
-        }
+        stages = ("train", "val", "test", "predict")
+        self.seen: dict[str, list[list[list[int]]]] = {stage: [] for stage in stages}
         self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
@@ -217,7 +215,8 @@ def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
 
 def look_by_flags(folder: str, data: str, *flags: Any) -> None:
     """The same, as flags have it."""
-    args = argv("--model test_distributed.Seen --data", f"test_distributed.{data}", *flags)
+    args = ["--model", "test_distributed.Seen", "--data", f"test_distributed.{data}"]
+    args += map(str, flags)
     cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
     use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
 
@@ -295,28 +294,6 @@ def test_which_samples_each_rank_sees(
         assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
 
 
-def test_the_ranks_together_take_the_batches_of_one_process(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
-    epochs = []
-    for num_ranks, batch_size in ((1, 12), (2, 6), (3, 4)):
-        folder = tmp_path / str(num_ranks)
-        folder.mkdir()
-        assert not any(
-            on_ranks(
-                num_ranks, "test_distributed.look", folder, 5, {"batch_size": batch_size}
-            ).statuses
-        )
-        by_rank = [own["train"] for own in seen(folder, num_ranks)]
-        epochs.append(
-            [
-                [sorted(chain(*batch)) for batch in zip(*epoch, strict=True)]
-                for epoch in zip(*by_rank, strict=True)
-            ]
-        )
-    assert epochs[0] == epochs[1] == epochs[2]
-
-
 def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> list[dict[str, Any]]:
     result = on_ranks(num_ranks, "test_distributed.look_by_flags", folder, *args)
     assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
@@ -388,7 +365,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
         "Classifier with StockImages: a resumed run may end with other weights (its "
         "training loader keeps no state); "
     )
-    assert f"{said}an evaluation may count samples twice" in outputs[0]
+    assert f"{said}an evaluation counts 1 samples twice, for 2 equal shares" in outputs[0]
     assert "StockImages" not in outputs[1]
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
@@ -537,20 +514,6 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(
     assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
-@pytest.mark.slow
-def test_several_steps_in_one_call_become_single_ones(on_ranks: RunRanks, tmp_path: Path) -> None:
-    args = ("--trainer.strategy", "ddp", "--trainer.devices", 2)
-    run(on_ranks, 2, tmp_path / "single", *args)
-    first, second = run(on_ranks, 2, tmp_path / "several", *args, "--steps_per_execution", 4)
-    (line,) = [line for line in first.splitlines() if line.startswith("One step at a time")]
-    assert line.endswith(
-        "--steps_per_execution 4 does not go with trainer.strategy ddp on trainer.devices 2"
-    )
-    assert second == ""
-    for name, value in weights(tmp_path / "single").items():
-        assert torch.equal(weights(tmp_path / "several")[name], value)
-
-
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     first, second = run(on_ranks, 2, tmp_path)
     assert first.count("Run folder: ") == 1
@@ -563,23 +526,13 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
         path.name for path in folder.glob("events.out.tfevents.*")
     }
     # code.diff only where the code is not committed
-    assert names - {"code.diff"} == {
-        *(
-            "checkpoints",
-            "config.yaml",
-            "environment.txt",
-            "hparams.yaml",
-            "metrics.json",
-            "progress.json",
-        )
-    }
+    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json progress.json"
+    assert names - {"code.diff"} == {*files.split()}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (
-        2,
-        "ddp",
-    )  # what the launcher said
+    # as the launcher has it
+    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")
 
 
 @pytest.mark.slow
@@ -617,38 +570,29 @@ class Dropout(nn.Module):
         return self.layers(x)
 
 
-DROPOUT = argv(
-    "--model.net test_distributed.Dropout --trainer.max_epochs 3 --trainer.log_every_n_steps 3",
-    "--model.metrics",
-    json.dumps(
-        {
-            "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
-            "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
-        }
-    ),
-)
+DROPOUT = (
+    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3,
+        "--trainer.log_every_n_steps", 3),
+    *("--model.metrics", json.dumps({
+        "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
+        "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
+    })),
+)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
     on_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    flags = argv(
-        "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
-    )
-    flags += ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+    watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
+    flags = (*watched.split(), "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     found = {}
     for num_ranks in (1, 2):
-        shown = run(
-            on_ranks,
-            num_ranks,
-            tmp_path / str(num_ranks),
-            *flags,
-            "--data.batch_size",
-            32 // num_ranks,
-        )
+        folder = tmp_path / str(num_ranks)
+        batches = ("--data.batch_size", 32 // num_ranks)
+        shown = run(on_ranks, num_ranks, folder, *flags, *batches)
         assert sum("Where the time of training went" in text for text in shown) == 1
-        events = EventAccumulator(str(tmp_path / str(num_ranks) / "tiny" / "version_0"))
+        events = EventAccumulator(str(folder / "tiny" / "version_0"))
         events.Reload()
         assert len(events.Scalars("watch/step_time/forward_percent")) == 1
         assert events.Scalars("watch/device/memory_gib")
@@ -685,9 +629,9 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
 
 
 # the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
-TO_THE_END = argv(
-    "--data.num_train 356 --trainer.val_check_interval 0.5 --trainer.log_every_n_steps 100",
-    "--monitor val/loss --model.lr 0.001",
+TO_THE_END = (
+    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5),
+    *("--trainer.log_every_n_steps", 100, "--monitor", "val/loss", "--model.lr", 0.001),
 )
 
 
@@ -701,17 +645,9 @@ def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
     assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
     (path,) = tmp_path.rglob("best.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 20
-    run(
-        on_ranks,
-        num_ranks,
-        tmp_path / "more",
-        *args,
-        "--ckpt_path",
-        path,
-        "--trainer.max_epochs",
-        3,
-    )
-    run(on_ranks, num_ranks, tmp_path / "whole", *args, "--trainer.max_epochs", 3)
+    longer = ("--trainer.max_epochs", 3)
+    run(on_ranks, num_ranks, tmp_path / "more", *args, "--ckpt_path", path, *longer)
+    run(on_ranks, num_ranks, tmp_path / "whole", *args, *longer)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "more")[name], value), name
     for tag in ("train/loss", "val/loss"):
@@ -755,10 +691,8 @@ def test_all_ranks_stop_together_at_a_signal(
     number: int,
     name: str,
 ) -> None:
-    callback = argv(
-        "--trainer.callbacks test_distributed.Terminate --trainer.callbacks.ranks", terminated
-    )
-    options = ("--trainer.callbacks.number", int(number))
+    callback = ("--trainer.callbacks", "test_distributed.Terminate")
+    options = ("--trainer.callbacks.ranks", terminated, "--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
     assert outputs[0].endswith(f"Stopped by {name}; go on with --ckpt_path last\n")
     assert not outputs[1]
@@ -777,19 +711,10 @@ def test_all_ranks_stop_together_at_a_signal(
     [
         (("--ckpt_path", "last"), "no run in"),
         (("--data.num_test", 2), "3 processes share the 2 samples of the test set"),
-        (
-            ("--data.batch_size", 110),
-            "data.batch_size 110 on 3 processes is more than the 315 training",
-        ),
-        (
-            ("--trainer.devices", 2),
-            "trainer.devices 2 and trainer.num_nodes 1: torchrun or SLURM has started 3",
-        ),
+        (("--data.batch_size", 110), "batch_size 110 on 3 processes is more than the 315 training"),
+        (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
         (("--trainer.strategy", "dp"), "trainer.strategy dp"),
-        (
-            ("--monitor", "val/nothing", "--monitor_mode", "max"),
-            "--monitor 'val/nothing' is not among",
-        ),
+        (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )
 def test_a_mistake_is_told_once(
@@ -810,11 +735,8 @@ class BreaksOnOne(Classifier):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return (
-            loss * torch.inf
-            if (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1)
-            else loss
-        )
+        is_here = (self.current_epoch, batch_idx, self.global_rank) == (1, 3, 1)
+        return loss * torch.inf if is_here else loss
 
 
 @pytest.mark.slow
@@ -845,11 +767,8 @@ class Fail(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if not self.at_the_end and (trainer.current_epoch, batch_idx, trainer.global_rank) == (
-            1,
-            3,
-            1,
-        ):
+        is_here = (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 3, 1)
+        if is_here and not self.at_the_end:
             raise ValueError("a bug on rank 1")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -874,17 +793,11 @@ def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(
 
 
 def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
-    return argv(
-        sys.executable,
-        HERE / "scripts" / "train.py",
-        "--config",
-        TINY,
-        "--trainer.strategy",
-        strategy,
-        "--trainer.devices 2 --trainer.default_root_dir",
-        folder,
-        *args,
-    )
+    return [
+        *(sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY),
+        *("--trainer.strategy", strategy),
+        *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
+    ]
 
 
 @pytest.fixture
@@ -974,7 +887,9 @@ def test_a_killed_rank_ends_the_command(
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
     start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = start_command("--data.num_train 5000 --trainer.max_epochs 100 --data.num_workers 1")
+    process = start_command(
+        "--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1
+    )
     assert process.stdout
     assert any(line.startswith("Epoch 1 ") for line in process.stdout)
     begin = time.monotonic()
@@ -1054,8 +969,8 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    fail = argv("--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true")
-    process = start_command(*fail)
+    fail = "--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true"
+    process = start_command(*fail.split())
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "a bug on rank 1" in output
@@ -1064,29 +979,22 @@ def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
 
 @pytest.mark.slow
 def test_two_machines_by_torchrun(tmp_path: Path) -> None:
-    """The command of docs/devices.md, with both "machines" on the loopback."""
+    """The page's command, with both "machines" on the loopback."""
+    page = (REPO / "docs" / "devices.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("torchrun ")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = argv(
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-id=1 --",
-        "scripts/train.py",
-        "--config",
-        TINY,
-        "--trainer.default_root_dir",
-        tmp_path,
+    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace(
+        "--nproc-per-node=8", "--nproc-per-node=1"
     )
-    machines = [
-        subprocess.Popen(
-            program, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for _ in range(2)
-    ]
+    torchrun, *args = shlex.split(line.replace("configs/cifar10_cnn.yaml", TINY))
+    program = [sys.executable, "-m", "torch.distributed.run", *args]
+    program += ["--trainer.default_root_dir", str(tmp_path)]
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    machines = [subprocess.Popen(program, cwd=REPO, **piped) for _ in range(2)]
     outputs = [machine.communicate(timeout=100)[0] for machine in machines]
+    assert torchrun == "torchrun"
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)
     assert "".join(outputs).count("Run folder: ") == 1
     assert "".join(outputs).count("2 processes") == 1
@@ -1106,24 +1014,3 @@ def test_a_process_ends_with_one_that_died_at_its_start(
     time.sleep(0.5)  # it imports torch
     process.kill()
     assert_none_left(process.pid, 15)
-
-
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(192, 4)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x.flatten(1))
-
-
-@pytest.mark.slow
-def test_parameters_without_a_gradient(on_ranks: RunRanks, tmp_path: Path) -> None:
-    args = ("--model.net", "test_distributed.Unused")
-    result = on_ranks(2, "test_distributed.train", tmp_path, *args)
-    assert all(result.statuses)
-    assert "Traceback" not in "".join(result.outputs)
-    assert "--trainer.strategy ddp_find_unused_parameters_true" in result.outputs[0]
-    assert not list(tmp_path.rglob("version_*"))
-    run(on_ranks, 2, tmp_path, *args, "--trainer.strategy", "ddp_find_unused_parameters_true")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from paths import argv, script
+from pages import commands, run, write_files
+from paths import REPO, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -107,12 +108,8 @@ def test_top_k_over_the_number_of_classes_is_refused(
 def test_the_gradient_norm_is_what_the_step_gets_before_clipping(
     train: Train, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
-    train(
-        *flags,
-        "--gradient_norm true --trainer.callbacks",
-        f"{HERE}.Norms",
-        "--trainer.max_epochs 1",
-    )
+    watched = f"--gradient_norm true --trainer.callbacks {HERE}.Norms --trainer.max_epochs 1"
+    train(*flags, *watched.split())
     found = norms_of(tmp_path / "tiny" / "version_0")
     num_steps = len(Norms.found)
     assert sorted(found) == list(range(4, num_steps, 5))
@@ -152,24 +149,6 @@ def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
     )
 
 
-@pytest.mark.parametrize("num_steps", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_histograms_of_gradients(train: Train, tmp_path: Path, num_steps: int) -> None:
-    """Of the epoch's last step, although Lightning drops gradients before the validation."""
-    histograms = ("--trainer.callbacks+", "lightbase.watch.parameters.WeightHistograms")
-    flags = ("--trainer.callbacks.gradients", "true", "--trainer.callbacks.every_n_epochs", 2)
-    several = ("--steps_per_execution", num_steps, "--trainer.max_epochs", 3)
-    train(*histograms, *flags, *several, "--gradient_norm true --trainer.log_every_n_steps 1")
-    folder = tmp_path / "tiny" / "version_0"
-    events = events_of(folder)
-    found = {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
-    names = {tag.removeprefix("gradients/") for tag in found if tag.startswith("gradients/")}
-    assert names == {tag.removeprefix("weights/") for tag in found if tag.startswith("weights/")}
-    assert {tuple(event.step for event in seen) for seen in found.values()} == {(37,)}
-    if num_steps == 1:
-        squares = sum(found[f"gradients/{name}"][0].histogram_value.sum_squares for name in names)
-        assert squares**0.5 == pytest.approx(norms_of(folder)[37], rel=1e-4)
-
-
 class LoggedNorms(Norms):
     """As a curve, and equal in all processes."""
 
@@ -181,10 +160,31 @@ class LoggedNorms(Norms):
 
 @pytest.mark.slow
 def test_ddp_has_the_norm_of_the_gradient_of_all_processes(train: Train, tmp_path: Path) -> None:
-    flags = argv("--gradient_norm true --histograms_every_n_epochs 1 --trainer.log_every_n_steps 1")
-    several = ("--trainer.max_steps", 3, "--trainer.devices", 2, "--trainer.strategy", "ddp_fork")
-    train(*flags, *several, "--trainer.callbacks", f"{HERE}.LoggedNorms")
+    flags = "--gradient_norm true --histograms_every_n_epochs 1 --trainer.log_every_n_steps 1"
+    several = "--trainer.max_steps 3 --trainer.devices 2 --trainer.strategy ddp_fork"
+    train(*flags.split(), *several.split(), "--trainer.callbacks", f"{HERE}.LoggedNorms")
     folder = tmp_path / "tiny" / "version_0"
     own = {event.step: event.value for event in events_of(folder).Scalars("own")}
     assert sorted(own) == [0, 1, 2]
     assert norms_of(folder) == pytest.approx(own, rel=1e-5)
+
+
+PAGE = (REPO / "docs" / "tensorboard.md").read_text()
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cifar10_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_files(PAGE, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    ran = [command for command in commands(PAGE) if not command.startswith("tensorboard")]
+    for command in ran:
+        result = run(command, tmp_path)
+        assert "test_class_acc/truck" in result
+        assert "test/top3" in result
+    assert ran
+    assert "test_class_acc/truck" in capsys.readouterr().out

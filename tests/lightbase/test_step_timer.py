@@ -94,7 +94,7 @@ class Keep(Callback):
 
     timer: StepTimer
     wall: float
-    whole: float
+    with_validations: float
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         Keep.timer = next(
@@ -110,8 +110,8 @@ class Keep(Callback):
             self.validation += time.perf_counter() - self.validation_start
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        Keep.whole = time.perf_counter() - self.start
-        Keep.wall = Keep.whole - self.validation
+        Keep.with_validations = time.perf_counter() - self.start
+        Keep.wall = Keep.with_validations - self.validation
 
 
 HERE = "test_step_timer"
@@ -175,7 +175,7 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
     # with the validations, whose time outside of Keep's two hooks varies by more than the timer
     # misses
     assert total(row) + row["between"] + row["validation"] == pytest.approx(
-        Keep.whole, rel=0.05, abs=0.003
+        Keep.with_validations, rel=0.05, abs=0.003
     )
     assert total(row) + row["between"] < Keep.wall + 0.003
     found = shares(row)
@@ -192,20 +192,15 @@ def check(train: Train, tmp_path: Path, phase: str, *flags: object) -> None:
 
 
 def test_validations_are_left_out(train: Train, tmp_path: Path) -> None:
-    slow = (
-        "--data",
-        f"{HERE}.SlowTransforms",
-        "--data.val_fraction",
-        0.6,
-        "--trainer.val_check_interval",
-        2,
-    )
-    train(*FLAGS, *slow)
+    slow = f"--data {HERE}.SlowTransforms --data.val_fraction 0.6 --trainer.val_check_interval 2"
+    train(*FLAGS, *slow.split())
     row = Keep.timer.sum()
     assert row["validation"] > 2 * total(row)
     # Lightning does more for a validation than lies between the two hooks
     assert total(row) + row["between"] < Keep.wall + 0.01
-    assert total(row) + row["between"] + row["validation"] == pytest.approx(Keep.whole, rel=0.05)
+    assert total(row) + row["between"] + row["validation"] == pytest.approx(
+        Keep.with_validations, rel=0.05
+    )
     assert shares(row)["transfer_transforms"] > 0.3
 
 
@@ -223,15 +218,8 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(
     drawn: list[tuple[list[float], list[str], str]] = []
     monkeypatch.setattr(step_timer.figures, "pie", lambda *args: drawn.append(args))
     monkeypatch.setattr(step_timer.figures, "log_figure", lambda *_: None)
-    flags = (
-        "--trainer.callbacks+",
-        f"{HERE}.SlowEnd",
-        "--figures_every_n_epochs",
-        1,
-        "--trainer.max_epochs",
-        1,
-    )
-    train(*FLAGS, *flags)
+    flags = f"--trainer.callbacks+ {HERE}.SlowEnd --figures_every_n_epochs 1 --trainer.max_epochs 1"
+    train(*FLAGS, *flags.split())
     ((pie, labels, title),) = drawn
     shown = capsys.readouterr().out
     (line,) = re.findall(r"Where the time of training went .*", shown)
@@ -296,13 +284,8 @@ def turn(clock: PhaseClock, forwards: list[float]) -> None:
     """An epoch of calls whose forward takes so many seconds."""
     clock.start("run_training_epoch")
     for forward in forwards:
-        for action, seconds in (
-            *(
-                ("[_TrainingEpochLoop].train_dataloader_next", 1),
-                ("[Strategy]S.batch_to_device", 2),
-            ),
-            *(("[Strategy]S.training_step", forward), ("[Strategy]S.backward", 4)),
-        ):
+        seconds_of = {"train_dataloader_next": 1, "batch_to_device": 2, "backward": 4}
+        for action, seconds in (seconds_of | {"training_step": forward}).items():
             clock.start(action)
             StandInEvent.now += seconds
             clock.stop(action)
@@ -316,11 +299,10 @@ def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(
     for _ in range(3):
         turn(clock, [30, *[3] * 9][:num_calls])  # the first one is slow
         clock.start("[Callback]StepTimer.on_train_epoch_end")
-        found = clock.take()
-        assert found["other"] == 0
-        assert found["forward"] / found["backward"] == pytest.approx(
-            30 / 4 if num_calls == 1 else 3 / 4
-        )
+        seconds = clock.take()
+        assert seconds["other"] == 0
+        ratio = 30 / 4 if num_calls == 1 else 3 / 4
+        assert seconds["forward"] / seconds["backward"] == pytest.approx(ratio)
 
 
 def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,15 +319,8 @@ def test_on_a_gpu_some_calls_are_timed_by_events(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.gpu
 def test_a_slow_network_is_found_on_a_gpu(train: Train) -> None:
-    train(
-        *FLAGS,
-        "--trainer.accelerator",
-        "gpu",
-        "--model.net",
-        f"{HERE}.HeavyForward",
-        "--data.num_train",
-        20_000,
-    )
+    heavy = f"--trainer.accelerator gpu --model.net {HERE}.HeavyForward --data.num_train 20000"
+    train(*FLAGS, *heavy.split())
     found = shares(Keep.timer.sum())
     assert found["forward"] > 0.6  # its kernels run long after they were launched
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from paths import argv
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,9 +26,9 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "workers": ("--data.num_workers", 1),
     "bf16": ("--trainer.precision", "bf16-mixed"),
     "cosine": ("--model.scheduler", "CosineAnnealingLR"),
-    "warm-up": argv(
-        "--model.scheduler WarmupCosineLR --model.scheduler_args.warmup_steps 9",
-        "--model.scheduler_interval step",
+    "warm-up": (
+        *("--model.scheduler", "WarmupCosineLR", "--model.scheduler_args.warmup_steps", 9),
+        *("--model.scheduler_interval", "step"),
     ),
     "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
     "every step logged": ("--trainer.log_every_n_steps", 1),
@@ -127,12 +126,10 @@ def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_pa
         "model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, "
         "max_epochs: 3}"
     )
-    flags = argv(
-        "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false",
-        "--device_monitor false --name",
-    )
+    flags = "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false"
     for name, num_steps in (("one", 1), ("several", 4)):
-        train(*flags, name, "--steps_per_execution", num_steps, config=str(config))
+        steps = ("--steps_per_execution", num_steps, "--device_monitor", "false", "--name", name)
+        train(*flags.split(), *steps, config=str(config))
     folders = tmp_path / "one" / "version_0", tmp_path / "several" / "version_0"
     assert equal(*map(weights, folders))
     assert curves(folders[0]) == curves(folders[1])
@@ -169,10 +166,8 @@ def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int
 def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = argv(
-        "--trainer.max_epochs 3 --trainer.callbacks test_training.Terminate",
-        "--steps_per_execution 4",
-    )
+    text = "--trainer.callbacks test_training.Terminate --steps_per_execution 4"
+    flags = (*text.split(), "--trainer.max_epochs", 3)
     train(*flags, "--name", "whole")
     monkeypatch.setattr("test_training.Terminate.at_batch", 11)
     with pytest.raises(SystemExit):
@@ -186,30 +181,17 @@ def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
 
 
 @pytest.mark.slow
-def test_a_finished_run_goes_on(train: Train, tmp_path: Path) -> None:
-    flags = ("--steps_per_execution", 6, "--model.scheduler", "CosineAnnealingLR")
-    train(*flags, "--trainer.max_epochs", 2)
-    train(*flags, "--trainer.max_epochs", 4, "--ckpt_path", "last")
-    train(*flags, "--trainer.max_epochs", 4, "--name", "whole")
-    found, expected = (checkpoint(tmp_path / name / "version_0") for name in ("tiny", "whole"))
-    assert found["global_step"] == expected["global_step"] == 76
-    assert found["lr_schedulers"][0]["last_epoch"] == 4
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_with_another_number(train: Train, tmp_path: Path) -> None:
+    scheduler = ("--model.scheduler", "CosineAnnealingLR")
     for name, numbers in (("one", (1, 1)), ("other", (6, 4))):
         for epochs, num_steps in zip((1, 3), numbers, strict=True):
-            flags = (
-                "--trainer.max_epochs",
-                epochs,
-                "--steps_per_execution",
-                num_steps,
-                "--name",
-                name,
-            )
-            train(*flags, *(("--ckpt_path", "last") if epochs == 3 else ()))
-    assert equal(weights(tmp_path / "one" / "version_0"), weights(tmp_path / "other" / "version_0"))
+            steps = ("--trainer.max_epochs", epochs, "--steps_per_execution", num_steps)
+            last = ("--ckpt_path", "last") if epochs == 3 else ()
+            train(*scheduler, *steps, *last, "--name", name)
+    one, other = (tmp_path / name / "version_0" for name in ("one", "other"))
+    assert equal(weights(one), weights(other))
+    assert checkpoint(other)["global_step"] == 57
+    assert checkpoint(other)["lr_schedulers"][0]["last_epoch"] == 3
 
 
 class Seen:
@@ -227,7 +209,7 @@ class HookedModel(Classifier):
         Seen.count()
 
 
-class HookedCallback(Callback):
+class Hooked(Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         Seen.count()
 
@@ -276,10 +258,7 @@ class OwnSGD(torch.optim.SGD):
         (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
         (("--model", "test_steps.Clips"), "configure_gradient_clipping of Clips"),
         (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
-        (
-            ("--trainer.callbacks", "test_steps.HookedCallback"),
-            "on_train_batch_end of HookedCallback",
-        ),
+        (("--trainer.callbacks", "test_steps.Hooked"), "on_train_batch_end of Hooked"),
         (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
     ],
 )
@@ -297,10 +276,8 @@ def test_what_needs_single_steps_gets_them_and_says_so(
     monkeypatch.setattr(test_steps.Seen, "calls", 0)
     flags = (*flags, "--trainer.log_every_n_steps", 1)
     several = train(*flags, "--steps_per_execution", 4, "--name", "several")
-    assert (
-        f"One step at a time: --steps_per_execution 4 does not go with {named}"
-        in capsys.readouterr().out
-    )
+    line = f"One step at a time: --steps_per_execution 4 does not go with {named}"
+    assert line in capsys.readouterr().out
     if "test_steps." in str(flags):
         assert test_steps.Seen.calls >= several["steps"] == 38
     one = train(*flags, "--name", "one")
@@ -321,33 +298,3 @@ def test_a_callback_may_say_that_it_need_not_see_every_step(
     train("--trainer.callbacks", "test_steps.Relaxed", "--steps_per_execution", 4)
     assert test_steps.Seen.calls == 2 * 5  # 19 steps an epoch
     assert "One step at a time" not in capsys.readouterr().out
-
-
-class Ask(Callback):
-    answer: Any = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        Ask.answer = trainer.estimated_stepping_batches
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        ("--trainer.max_steps", 23),
-        *(
-            pytest.param(limits, marks=pytest.mark.slow)
-            for limits in ((), ("--trainer.max_epochs", -1))
-        ),
-    ],
-)
-def test_the_estimated_number_of_steps_is_that_of_single_steps(
-    train: Train, limits: tuple[object, ...]
-) -> None:
-    limits = (*limits, "--trainer.max_steps", 30) if -1 in limits else limits
-    answers = []
-    for num_steps in (1, 4):
-        train("--trainer.callbacks", "test_steps.Ask", "--steps_per_execution", num_steps, *limits)
-        import test_steps
-
-        answers.append(test_steps.Ask.answer)
-    assert answers[0] == answers[1] == {(): 38, 2: 23, 4: 30}[len(limits) or ()]
