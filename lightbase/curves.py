@@ -1,4 +1,4 @@
-"""What a callback can say about itself, and ask about its run."""
+"""The curves of a training, and what callbacks need to know of a run."""
 
 import re
 import tempfile
@@ -22,19 +22,19 @@ class MayMissSteps(Callback):
     """A callback whose batch hooks need not see each step.
 
     With `--steps_per_execution 20` its `on_train_batch_start` and `on_train_batch_end` are called
-    once for 20 steps, with the first batch of them and the outputs of the last. Any other callback
-    with such a hook gets single steps.
+    once for 20 steps, with the first batch and the outputs of the last step. For any other callback
+    with such a hook the run takes single steps.
     """
 
 
 class MaySampleSteps(MayMissSteps):
-    """One whose `on_before_optimizer_step`, too, need not see each step: with
-    `--steps_per_execution 20` one of 20."""
+    """A callback whose `on_before_optimizer_step`, too, need not see each step: with
+    `--steps_per_execution 20` it is called for one of 20."""
 
 
 class RunFolder(Callback):
-    """Tells all processes the folder of the run, which the first one has made; a temporary one in a
-    fast_dev_run."""
+    """Gives all processes the folder of the run, which the first process has made; in a
+    fast_dev_run a temporary one."""
 
     temporary: tempfile.TemporaryDirectory | None = None
 
@@ -54,23 +54,24 @@ class RunFolder(Callback):
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Where a callback may write: the run's folder, on any process, from `on_fit_start` or
-    `on_test_start` on.
+    """The run's folder, where a callback may write, from `on_fit_start` or `on_test_start` on.
 
-    Unlike `trainer.log_dir` it may be asked for on one process alone. In evaluate.py it is
+    Unlike `trainer.log_dir`, one process may call this without the others. In evaluate.py it is
     `trainer.default_root_dir`.
     """
-    found = [callback.path for callback in trainer.callbacks if isinstance(callback, RunFolder)]  # type: ignore[attr-defined]
-    return found[0] if found and found[0] else Path(trainer.default_root_dir)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RunFolder) and callback.path:
+            return callback.path
+    return Path(trainer.default_root_dir)
 
 
-def gather(own: Any) -> list[Any]:
-    """That of each process, by rank; to be called on all of them."""
-    found = [own]
-    if dist.is_initialized():
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-    return found
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, by rank. All processes must call this."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def newest_step(trainer: Any) -> int:
@@ -85,40 +86,38 @@ def log_values(trainer: Any, values: Mapping[str, Any], step: int | None = None)
 
 
 Stage = Literal["train", "val", "test"]
-NEVER = (
-    2**62
-    # epochs until Lightning steps ReduceLROnPlateau: after an epoch's checkpoint, so that a resume
-    # misses it
-)
+# Effectively never. Lightning steps ReduceLROnPlateau after the checkpoint is written, so a resume
+# would lose the step. Curves steps it after each validation instead.
+NEVER = 2**62  # epochs
 
 
 class Curves(Callback):
-    """Writes train/ and lr on log steps and at the end of each epoch, of the samples since the last
-    point; val/ and test/ after each evaluation. What callbacks watch and a terminal shows at the
-    end of an epoch is of all its samples.
+    """Writes the points of all curves. train/ and lr get a point on log steps and at the end of
+    each epoch, of the samples since the last point; val/ and test/ after each evaluation.
 
-    It stands first among the callbacks.
+    At the end of an epoch, callbacks and the terminal see means over the whole epoch. This callback
+    must be the first one.
     """
 
     def __init__(self) -> None:
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
-        self.lr: float | Tensor = 0.0  # of the newest step
+        self.lr: float | Tensor = 0.0  # of the last step
         self.saw_views = False  # whether test_views had an effect
-        self.reported: set[str] = set()  # names of metrics that make no curve
+        self.reported: set[str] = set()  # names of metrics without a curve
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         metrics, data = collection(pl_module.metrics), trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, BaseDataModule) else None
         self.epoch = Accumulator(metrics.clone(), None, classes, self.reported)
-        self.means = {"train": Accumulator(metrics.clone(), self.epoch, classes, self.reported)}
-        self.means |= {
-            name: Accumulator(metrics.clone(), None, classes, self.reported)
-            for name in ("val", "test")
+        self.means = {
+            "train": Accumulator(metrics.clone(), self.epoch, classes, self.reported),
+            "val": Accumulator(metrics.clone(), None, classes, self.reported),
+            "test": Accumulator(metrics.clone(), None, classes, self.reported),
         }
         pl_module.prepare_net(trains=stage == "fit")
-        # such an epoch has its point at its end
+        # an epoch without a log step has a point at its end
         warnings.filterwarnings(
             "ignore", "The number of training batches .* is smaller than the logging interval"
         )
@@ -126,37 +125,36 @@ class Curves(Callback):
     def result(
         self, trainer: Trainer, stage: Stage, means: Accumulator | None = None, keep: bool = False
     ) -> dict[str, Any]:
-        """The means so far, by their curves' names; unless kept they start anew."""
+        """The points of a stage, by the names of their curves. The accumulator, `means` or that of
+        the stage, is reset, unless `keep`."""
         means = means or self.means[stage]
-        found = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
+        values = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
         if not keep:
             means.reset()
-        found = {
-            name: value for name, value in found.items() if stage == "test" or name != "num_samples"
-        }
-        # of each class: a group of their own in TensorBoard, val_class_acc/cat beside val/acc
-        own = [name for name in found if name.partition("/")[2] in means.classes]
-        return {
-            f"{stage}_{name}" if name in own else f"{stage}/{name}": value
-            for name, value in found.items()
-        }
+        if stage != "test":
+            values.pop("num_samples", None)
+        points: dict[str, Any] = {}
+        for name, value in values.items():
+            # the values of single classes are a group in TensorBoard: val_class_acc/cat
+            is_of_one_class = name.partition("/")[2] in means.classes
+            points[f"{stage}_{name}" if is_of_one_class else f"{stage}/{name}"] = value
+        return points
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
-        """On a log step. A mean over a few batches would be noise: shortly before the end of an
-        epoch the samples stay for the epoch's point, too, and shortly after it they still count for
-        the next log step."""
+        """Write a point on a log step. A mean over few batches would be noise. So, near the end of
+        an epoch, the samples are kept for the point at its end, too."""
         pl_module.log("lr", self.lr)
         num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
         keep = 0 < num_left < batches_between_points(trainer) / 2
         point = self.result(trainer, "train", keep=keep)
-        # on the CPU: after every batch Lightning reads again what a progress bar shows, and would
-        # wait for the GPU
+        # On the CPU: Lightning reads the values of the progress bar after every batch, and would
+        # wait for the GPU.
         for name, value in point.items():
             pl_module.log(name, value.cpu(), prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
-            # it may have been another number of processes
+            # the number of processes may have changed
             for state in self.resumed.get(name, [])[trainer.global_rank :: trainer.world_size]:
                 means.add_state(state, pl_module.device)
         self.resumed = {}
@@ -164,36 +162,36 @@ class Curves(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         every = batches_between_points(trainer)
         until_next = -trainer.global_step * trainer.accumulate_grad_batches % every if every else 0
+        # Shortly before a log step, the samples are kept for its point.
         keep = trainer.num_training_batches > every and until_next < every / 2
-        if point := self.result(trainer, "train", keep=keep):  # none right after a log step
+        if point := self.result(trainer, "train", keep=keep):  # empty right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
             # Lightning's counter: with several optimizers global_step is larger
             log_values(trainer, values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
-        # equal in all processes already, but Lightning warns without sync_dist, here and below
+        # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        found = self.result(trainer, "val")
-        for name, value in found.items():
-            pl_module.log(
-                name, value, prog_bar=name != "val/loss" and not is_of_class(name), sync_dist=True
-            )
-        if found and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            step_plateau(trainer, found)
+        points = self.result(trainer, "val")
+        for name, value in points.items():
+            in_bar = name != "val/loss" and not is_of_class(name)
+            pl_module.log(name, value, prog_bar=in_bar, sync_dist=True)
+        if points and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            step_plateau(trainer, points)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
         if pl_module.test_views is not None and not self.saw_views:
-            say(
-                f"model.test_views had no effect: test_step of {type(pl_module).__name__} "
-                "does not call self(x)"
-            )
+            name = type(pl_module).__name__
+            say(f"model.test_views had no effect: test_step of {name} does not call self(x)")
 
     def state_dict(self) -> dict[str, Any]:
         states = gather({"train": self.means["train"].state(), "epoch": self.epoch.state()})
-        return {name: [state[name] for state in states] for name in ("train", "epoch")} | {
-            "lr": float(self.lr)
+        return {
+            "train": [state["train"] for state in states],
+            "epoch": [state["epoch"] for state in states],
+            "lr": float(self.lr),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -202,7 +200,7 @@ class Curves(Callback):
 
 
 def is_of_class(name: str) -> bool:
-    """Whether a curve is one class's of a metric: too many for a line in the terminal."""
+    """Whether a curve is of a single class. The terminal does not show them: they are too many."""
     return re.match("(train|val|test)_[^/]+/", name) is not None
 
 
@@ -211,22 +209,22 @@ def batches_between_points(trainer: Trainer) -> int:
 
 
 def is_log_step(module: Any) -> bool:
-    """Whether this batch is the last of an optimiser step after which Lightning logs."""
+    """Whether this batch is the last of an optimizer step after which Lightning logs."""
     trainer = module.trainer
-    num_done = (
-        module.global_step if module.automatic_optimization else trainer.fit_loop.total_batch_idx
-    )
-    if not trainer.log_every_n_steps or (num_done + 1) % trainer.log_every_n_steps:
+    num_steps = module.global_step
+    if not module.automatic_optimization:
+        num_steps = trainer.fit_loop.total_batch_idx
+    if not trainer.log_every_n_steps or (num_steps + 1) % trainer.log_every_n_steps:
         return False
-    return (
-        trainer.fit_loop.batch_idx + 1
-    ) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+    num_batches = trainer.fit_loop.batch_idx + 1
+    is_step = num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+    return bool(is_step)
 
 
-def step_plateau(trainer: Trainer, found: dict[str, Tensor]) -> None:
-    """Step ReduceLROnPlateau after a validation, whose values are `found`."""
-    metrics = [name for name in found if name != "val/loss" and not is_of_class(name)]
+def step_plateau(trainer: Trainer, points: dict[str, Tensor]) -> None:
+    """Step ReduceLROnPlateau after a validation."""
+    metrics = [name for name in points if name != "val/loss" and not is_of_class(name)]
     for config in trainer.lr_scheduler_configs:
         if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
             watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"
-            config.scheduler.step(found[watched])
+            config.scheduler.step(points[watched])

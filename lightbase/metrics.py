@@ -1,4 +1,4 @@
-"""Means and metrics of many batches, computed a few times only: what the curves are made of."""
+"""Means and metrics of many batches: the values of the curves."""
 
 import re
 from collections import Counter
@@ -15,41 +15,42 @@ from lightbase.errors import UserError, first_line
 from lightbase.ranks import say
 
 Metrics = dict[str, Metric] | MetricCollection
-KEEP = (
-    2**20
-    # numbers of outputs that wait: one update for many batches costs hardly more than one for a
-    # single
-)
+# Batches wait until their outputs hold so many numbers: one update of the metrics for many batches
+# costs hardly more than an update for one batch.
+KEEP = 2**20
+MAX_BATCHES = 1000  # that wait
 
 
 class Accumulator:
-    """Means over samples, of the loss and other values, and metrics of outputs and targets.
+    """Means over samples of the loss and other values, and metrics of outputs and targets.
 
-    whole: those of a longer time, which get every batch too and start anew on their own.
-    classes: names for metrics with a value for each.
-    reported: names of metrics that make no curve; a line has reported each of them.
+    epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is reset
+        separately.
+    classes: Names for metrics that have a value for each class.
+    reported: Names of metrics without a curve that a line has reported already.
     """
 
     def __init__(
         self,
         metrics: MetricCollection,
-        whole: "Accumulator | None" = None,
+        epoch: "Accumulator | None" = None,
         classes: Sequence[str] | None = None,
         reported: set[str] | None = None,
     ) -> None:
-        self.metrics, self.whole, self.classes = metrics, whole, in_keys(classes or [])
+        self.metrics = metrics
+        self.epoch = epoch
+        self.classes = in_keys(classes or [])
         self.reported = set() if reported is None else reported
         self.reset()
 
     def reset(self) -> None:
         self.names: tuple[str, ...] = ()
-        self.values: list[Tensor] = []  # of each batch, all names
+        self.values: list[Tensor] = []  # of the batches that wait, one after the other
         self.sizes: list[int] = []
-        self.pairs: list[tuple[Tensor, Tensor]] = []  # outputs and targets
-        self.num_waiting = 0
-        self.sums: Tensor | None = (
-            None  # (names + 1,): of the values times samples, and of the samples
-        )
+        self.pairs: list[tuple[Tensor, Tensor]] = []  # outputs and targets that wait
+        self.num_waiting = 0  # numbers in these outputs
+        # (names + 1,): sums over the samples of each value, and the number of samples
+        self.sums: Tensor | None = None
         self.has_metrics = False
         self.metrics.reset()
 
@@ -57,76 +58,72 @@ class Accumulator:
         self, size: int, values: dict[str, Tensor], outputs: Tensor | None, targets: Tensor | None
     ) -> None:
         """values: means over a batch of `size` samples."""
-        names = self.names or (self.whole.names if self.whole else ())
+        names = self.names or (self.epoch.names if self.epoch else ())
         if names and names != tuple(values):
-            raise ValueError(
-                f"track() was given {', '.join(values)} now and {', '.join(names)} before"
-            )
+            now, before = ", ".join(values), ", ".join(names)
+            raise ValueError(f"track() was given {now} now and {before} before")
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
-            # a compiled network may use the memory of its outputs again
+            # The clone: a compiled network may use the memory of its outputs again.
             self.pairs.append((outputs.detach().clone(), targets.detach()))
             self.num_waiting += outputs.numel()
-        if self.num_waiting > KEEP or len(self.sizes) >= 1000:
+        if self.num_waiting > KEEP or len(self.sizes) >= MAX_BATCHES:
             self.flush()
 
     def flush(self) -> None:
-        """Into sums and metrics."""
-        both = [self, self.whole] if self.whole else [self]
+        """Add the batches that wait to the sums and the metrics."""
+        accumulators = [self, self.epoch] if self.epoch else [self]
         if self.sizes:
-            values = torch.stack(self.values).view(len(self.sizes), -1)
-            values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
-            sizes: Any = self.sizes[0]  # mostly of all: a copy of several to the GPU waits for it
-            if len(set(self.sizes)) > 1:
-                sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[:, None]
-            sums = torch.cat([(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))])
-            for means in both:
-                means.names, means.sums = (
-                    self.names,
-                    sums if means.sums is None else means.sums + sums,
-                )
+            sums = self._waiting_sums()
+            for accumulator in accumulators:
+                accumulator.names = self.names
+                accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
             self.values, self.sizes = [], []
         if self.pairs:
-            if (
-                len({(outputs.shape[1:], targets.shape[1:]) for outputs, targets in self.pairs})
-                == 1
-            ):
-                all_outputs, all_targets = zip(*self.pairs, strict=True)
-                self.pairs = [(torch.cat(all_outputs), torch.cat(all_targets))]
-            for means in both:
-                means.metrics.to(self.pairs[0][0].device)
-                for outputs, targets in self.pairs:
-                    update(means.metrics, outputs, targets)
-                means.has_metrics = True
+            pairs = concatenated(self.pairs)
+            for accumulator in accumulators:
+                accumulator.metrics.to(pairs[0][0].device)
+                for outputs, targets in pairs:
+                    update(accumulator.metrics, outputs, targets)
+                accumulator.has_metrics = True
             self.pairs, self.num_waiting = [], 0
 
+    def _waiting_sums(self) -> Tensor:
+        """The sums of the batches that wait, as in `sums`."""
+        values = torch.stack(self.values).view(len(self.sizes), -1)
+        values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+        sizes: Any = self.sizes[0]
+        if len(set(self.sizes)) > 1:  # rare; copying a list to the GPU waits for it
+            sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[:, None]
+        return torch.cat([(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))])
+
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Over all processes, `num_samples` beside them; empty without a batch."""
+        """The means and metrics over all processes, and `num_samples`; empty without a batch.
+
+        reduce: adds up a tensor over the processes."""
         self.flush()
         if self.sums is None:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        computed = (
-            numbers(self.metrics.compute(), self.classes, self.reported) if self.has_metrics else {}
-        )
-        check_names([*self.names, *computed, "num_samples"])
-        return means | computed | {"num_samples": total[-1]}
+        metrics: dict[str, Tensor] = {}
+        if self.has_metrics:
+            metrics = numbers(self.metrics.compute(), self.classes, self.reported)
+        check_names([*self.names, *metrics, "num_samples"])
+        return means | metrics | {"num_samples": total[-1]}
 
     def state(self) -> dict[str, Any]:
+        """For a checkpoint, on the CPU: other processes may not see this one's GPU."""
         self.flush()
-        # of metrics that torchmetrics can add up; others count from the resume on
-        can_add = {
-            n: m
-            for n, m in self.metrics.items()
-            if m.full_state_update is False and not m.dist_sync_on_step
-        }
-        states = {name: metric.metric_state for name, metric in can_add.items() if self.has_metrics}
-        # on the CPU: other processes may not see this one's GPU
-        own = {"names": list(self.names), "sums": self.sums, "metrics": states}
-        return move_data_to_device(own, torch.device("cpu"))
+        metrics: dict[str, Any] = {}
+        for name, metric in self.metrics.items() if self.has_metrics else ():
+            # Only such metrics can be merged. The others begin anew after a resume.
+            if metric.full_state_update is False and not metric.dist_sync_on_step:
+                metrics[name] = metric.metric_state
+        state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
+        return move_data_to_device(state, torch.device("cpu"))
 
     def add_state(self, state: dict[str, Any], device: torch.device) -> None:
         if state["sums"] is None:
@@ -139,89 +136,87 @@ class Accumulator:
             self.metrics[name].merge_state(saved)
 
 
+def concatenated(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The batches as one batch, if their samples have the same shape."""
+    shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
+    if len(shapes) > 1:
+        return pairs
+    all_outputs, all_targets = zip(*pairs, strict=True)
+    return [(torch.cat(all_outputs), torch.cat(all_targets))]
+
+
 def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
-    """Raises UserError if torchmetrics' metrics refuse the batch. An error of other metrics gets a
-    note."""
+    """Raises UserError if torchmetrics' metrics refuse the batch. Errors of other metrics get a
+    note with the shapes."""
     try:
         metrics.update(outputs, targets)
     except Exception as error:
         shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
         what = f"the metrics {', '.join(map(str, metrics))} cannot take {shapes}"
         modules = [type(metric).__module__ for metric in metrics.values()]
-        may_be_a_bug = not all(module.startswith("torchmetrics.") for module in modules)
-        if may_be_a_bug or isinstance(error, torch.OutOfMemoryError):
-            error.add_note(what)
-            raise
-        way_out = "take other metrics, or make outputs and targets fit them"
-        raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
+        are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+        if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
+            way_out = "take other metrics, or make outputs and targets fit them"
+            raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
+        error.add_note(what)
+        raise
 
 
 def numbers(
     values: Mapping[str, Any], classes: Sequence[str], reported: set[str]
 ) -> dict[str, Tensor]:
-    """Metrics of one number as they are; those of one for each class as NAME/CLASS, or NAME_0,
-    NAME_1, ... where the classes have no names. A line reports each other metric, unless `reported`
-    has its name already."""
-    found: dict[str, Tensor] = {}
+    """The curves of metrics: a number as it is, a vector as NAME/CLASS if it has a value for each
+    class, and as NAME_0, NAME_1, ... otherwise. Reports once which metrics have no curve."""
+    curves: dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
             value = torch.tensor(value)
         is_vector = isinstance(value, Tensor) and value.dim() == 1
         if isinstance(value, Tensor) and value.numel() == 1:
-            found[name] = value.float().squeeze()
+            curves[name] = value.float().squeeze()
         elif is_vector and len(value) == len(classes):
-            found |= {
-                f"{name}/{label}": number
-                for label, number in zip(classes, value.float(), strict=True)
-            }
+            pairs = zip(classes, value.float(), strict=True)
+            curves |= {f"{name}/{label}": number for label, number in pairs}
         elif is_vector and 0 < len(value) <= 100:
-            found |= {f"{name}_{i}": number for i, number in enumerate(value.float())}
+            curves |= {f"{name}_{i}": number for i, number in enumerate(value.float())}
         elif name not in reported:
-            say_no_curve(name, value)
             reported.add(name)
-    return found
-
-
-def say_no_curve(name: str, value: Any) -> None:
-    kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    what = (
-        f"Metric {name} is not logged: {kind}, and a curve needs a number, or a vector of "
-        "100 at most"
-    )
-    is_matrix = isinstance(value, Tensor) and value.dim() == 2
-    report = " (evaluate.py --report writes a confusion matrix)" if is_matrix else ""
-    say(f"{what}; compute one in a metric of your own{report}")
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                kind = f"shape {tuple(value.shape)}"
+            needs = "a curve needs a number, or a vector of at most 100"
+            say(f"Metric {name} is not logged: {kind}, and {needs}")
+    return curves
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
         what = f"two curves have the name {twice[0]!r}, and one would replace the other"
-        way_out = (
-            "rename the metric, or the value that track() is given; loss and num_samples are taken"
-        )
+        way_out = "rename the metric, or the value of track(); loss and num_samples are taken"
         raise UserError(f"{what}:\n{way_out}", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:
-    """Names of classes as they can stand in the key of a curve, of a file or of MLflow: "a b/c" as
+    """Names of classes as a logger, such as MLflow, and a file name can hold them: "a b/c" as
     a_b_c."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
 def collection(metrics: Metrics | Metric | None) -> MetricCollection:
-    """torchmetrics' collection of what `BaseModule.metrics` may be."""
+    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order."""
+    if isinstance(metrics, MetricCollection):
+        return metrics
     if not isinstance(metrics, dict):
-        return metrics if isinstance(metrics, MetricCollection) else MetricCollection(metrics or {})
+        return MetricCollection(metrics or {})
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
         if not str(name).isprintable():
             raise UserError(f"model.metrics: {name!r} cannot be a name", 2)
         try:
             ordered.add_metrics({name: metric})
-        except KeyError as error:  # of torch, for names with a dot, or of its methods
-            raise UserError(
-                f"model.metrics: {name!r} cannot be a name: {error.args[0]}", 2
-            ) from error
+        except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
+            reason = error.args[0]
+            raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
     return ordered

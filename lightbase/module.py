@@ -1,4 +1,4 @@
-"""The LightningModule below classifier.py and regressor.py: optimiser, schedule, curves."""
+"""The base class of a project's LightningModules: optimizer, schedule, curves."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Self, TypeGuard, get_args
@@ -28,11 +28,12 @@ from lightbase.transfer import WeightsFile, freeze_parameters, initialize, load_
 
 
 class BaseModule(LightningModule):
-    """Trains `net` with `criterion`, measured by `metrics`. What a subclass assigns to `criterion`,
-    `metrics`, `lr`, `optimizer` and `scheduler` is what trains; the last two may be objects, too.
+    """Trains `net` with `criterion`, measured by `metrics`. A subclass may assign other values to
+    `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`; the last two may be objects, too.
 
-    Logged, of what the steps give to `track`: train/ on log steps (means over the samples since the
-    last one), val/ after each validation, test/ and test/num_samples after a test; and lr.
+    The steps call `track`, which makes these curves: train/ on log steps (means over the samples
+    since the last log step), val/ after each validation, test/ and test/num_samples after a test.
+    lr is logged with train/.
 
     Args:
         net: The network.
@@ -44,33 +45,32 @@ class BaseModule(LightningModule):
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another
             one.
         optimizer_args: Its other arguments, such as {momentum: 0.9}.
-        parameter_groups: What other options some parameters have, such as {head: {lr: 0.1},
-            norms_and_biases: {weight_decay: 0}}, by what their names begin with or match
-                ("*.bias"); norms_and_biases: of one dimension.
+        parameter_groups: Other options for some parameters, such as {head: {lr: 0.1},
+            norms_and_biases: {weight_decay: 0}}. A group is the first part of the parameters' names
+            or a pattern ("*.bias"); norms_and_biases: all parameters of one dimension.
         scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR; WarmupCosineLR
             (linear warm-up, then cosine) or FinalDecayLR (constant, then down to 0); or an import
             path. None keeps the learning rate.
         scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the training
             (T_max, total_steps) and the highest rate (max_lr, which is lr) are filled in.
             ReduceLROnPlateau watches val/loss, with {mode: max} the first of the metrics.
-        scheduler_interval: Step the scheduler after every "epoch" or every "step"; unless given
-            after each step where it is made for that (OneCycleLR, CyclicLR and ours), after each
-            epoch otherwise.
-        initializer: Import path of a function of the network and up to 1,000 training samples (N,
-            ...), as the network gets them, that is called before a new training: for weights that
-            follow from the data.
-        test_views: Import path of a function from inputs (N, ...) to several such tensors, whose
-            outputs test and prediction average: lightbase.data.transforms.mirrored, for instance.
+        scheduler_interval: Step the scheduler after every "epoch" or every "step". Unless given,
+            OneCycleLR, CyclicLR, WarmupCosineLR and FinalDecayLR step every step, others every
+            epoch.
+        initializer: Import path of a function f(net, inputs), which is called before a new training
+            with up to 1,000 training samples (N, ...), as the network gets them. It sets weights
+            that depend on the data.
+        test_views: Import path of a function from inputs (N, ...) to several such tensors. Test and
+            prediction average their outputs. One is lightbase.data.transforms.mirrored.
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is
             mostly faster.
-        compile_net: Compile the network with this backend of torch.compile, "inductor" for
-            instance.
+        compile_net: Compile the network with this backend of torch.compile, such as "inductor".
         compile_mode: Of torch.compile, such as "reduce-overhead", which launches CUDA graphs, or
             "max-autotune".
-        weights: A checkpoint, state_dict or *.safetensors: a new training starts with what fits by
-            name and shape.
-        freeze: What the names of parameters begin with or match, such as [conv1, "*.bias"]: those
-            do not train, and modules without any other stay in eval mode.
+        weights: A checkpoint, state_dict or *.safetensors. A new training starts with the tensors
+            that fit by name and shape.
+        freeze: First parts of names or patterns, such as [conv1, "*.bias"]. Such parameters do not
+            train. Modules that have no others stay in eval mode.
     """
 
     optimizer: str | Optimizer | Callable[..., Optimizer]
@@ -103,9 +103,7 @@ class BaseModule(LightningModule):
         self.lr = float(lr)
         self.optimizer = optimizer
         self.optimizer_args = optimizer_args or {}
-        self.parameter_groups = {
-            str(name): options for name, options in (parameter_groups or {}).items()
-        }
+        self.parameter_groups = {str(name): args for name, args in (parameter_groups or {}).items()}
         self.scheduler = scheduler
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
@@ -115,28 +113,20 @@ class BaseModule(LightningModule):
         self.compile_net = compile_net
         self.compile_mode = compile_mode
         self.weights_file = weights
-        self.frozen_names = [
-            str(n).strip() for n in (freeze.split(",") if isinstance(freeze, str) else freeze or [])
-        ]
+        frozen: Any = freeze.split(",") if isinstance(freeze, str) else freeze or []
+        self.frozen_names = [str(name).strip() for name in frozen]
         self.frozen_modules: list[nn.Module] = []
         self.is_initialized = False
-        self.curves_callback = (
-            Curves()
-        )  # writes what `track` is told; the engine puts it before all others
-        if compile_net is not None and compile_net not in torch.compiler.list_backends(
-            exclude_tags=()
-        ):
-            raise ValueError(
-                f"compile_net {compile_net!r} is no backend of torch.compile; inductor is the "
-                "usual one"
-            )
+        self.is_compiled = False
+        self.curves_callback = Curves()  # in a run it stands before all other callbacks
+        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
+            raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile")
         if weights is not None and initializer is not None:
-            raise UserError(
-                "model.weights and model.initializer both set weights: --model.initializer null", 2
-            )
+            what = "model.weights and model.initializer both set weights"
+            raise UserError(f"{what}: --model.initializer null", 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's outputs (N, ...); outside training the mean over the test_views of x."""
+        """The network's outputs (N, ...); outside training their mean over the test_views of x."""
         if self.training or self.test_views is None:
             return self.net(x)
         self.curves_callback.saw_views = True
@@ -165,29 +155,30 @@ class BaseModule(LightningModule):
             if stage not in get_args(Stage):
                 raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
             return  # called without a Trainer
-        size = next((len(tensor) for tensor in (targets, outputs) if tensor is not None), 1)
-        # filled in there: a copy of a number to the GPU waits for it
-        own = {
-            k: v.to(loss) if isinstance(v, Tensor) else loss.new_full((), v)
-            for k, v in values.items()
-        }
-        self.curves_callback.means[stage].add(size, {"loss": loss, **own}, outputs, targets)
+        samples = outputs if targets is None else targets
+        means = {"loss": loss}
+        for name, value in values.items():
+            # new_full writes the number on the GPU; copying it there would wait for the GPU
+            means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
+        size = 1 if samples is None else len(samples)
+        self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             if is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
     def prepare_weights(self) -> None:
-        """Before each fit; by the engine before all else, too, so that a mistake is told at
-        once."""
-        left = set[str]()
+        """Load and freeze weights. Called before each fit, and before a run makes its folder: a
+        mistake ends the run early."""
+        untrained = set[str]()
         if self.weights_file is not None and not self.is_initialized:
-            left = load_weights(self.net, self.weights_file)
-            self.is_initialized = True  # a second fit goes on from the weights of the first
-        self.frozen_modules = freeze_parameters(self, self.frozen_names, left)
+            untrained = load_weights(self.net, self.weights_file)
+            self.is_initialized = True  # a second fit continues with the weights of the first
+        self.frozen_modules = freeze_parameters(self, self.frozen_names, untrained)
 
     def prepare_net(self, trains: bool) -> None:
-        """Before each fit or test, by Curves: not a hook that a subclass may override."""
+        """Prepare weights, memory layout and compilation. Curves calls it before each fit or test;
+        a hook of the module would be lost if a subclass overrides it without super()."""
         if trains:
             self.prepare_weights()
         if trains and self.initializer is not None and not self.is_initialized:
@@ -197,50 +188,48 @@ class BaseModule(LightningModule):
             for parameter in self.net.parameters():
                 if not is_lazy(parameter) and parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        if self.compile_net and self.net._compiled_call_impl is None:
-            self.net.compile(
-                backend=self.compile_net, mode=self.compile_mode
-            )  # torch.compile would rename weights
+        if self.compile_net and not self.is_compiled:
+            # torch.compile(net) would rename the weights
+            self.net.compile(backend=self.compile_net, mode=self.compile_mode)
+            self.is_compiled = True
 
     def configure_callbacks(self) -> list[Callback]:
-        # for a plain Trainer; the engine's has it already, in front of the others
-        return [] if self.curves_callback in self.trainer.callbacks else [self.curves_callback]  # type: ignore[attr-defined]
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [] if self.curves_callback in callbacks else [self.curves_callback]
 
     def step_scheduler_every(self) -> Literal["epoch", "step"]:
         return self.scheduler_interval or interval_of(self.scheduler)
 
     def configure_optimizers(self) -> Any:
-        optimizer, scheduler = self.optimizer, self.scheduler
-        # without groups what everybody's optimiser takes, and a callable of the user's may filter
-        own = self.parameter_groups
-        parameters: Any = grouped(self.named_parameters(), own) if own else self.parameters()
-        if isinstance(optimizer, str):
-            # Lightning cannot clip gradients that a fused optimiser takes the scale off (its issue
-            # 21435)
-            clips = self.trainer.gradient_clip_val and str(self.trainer.precision).endswith(
-                "-mixed"
-            )
-            optimizer = build_optimizer(
-                optimizer, self.optimizer_args, parameters, self.lr, fused=not clips
-            )
-        elif not isinstance(optimizer, Optimizer):
-            optimizer = optimizer(parameters, lr=self.lr, **self.optimizer_args)
-        elif own:
-            raise UserError(
-                "model.parameter_groups: an optimiser that is an object has its own; leave it out",
-                2,
-            )
-        check_options(own, optimizer)
+        optimizer, scheduler = self._build_optimizer(), self.scheduler
+        check_options(self.parameter_groups, optimizer)
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
-            scheduler = build_scheduler(
-                scheduler, self.scheduler_args, optimizer, self.num_scheduler_steps()
-            )
+            num_steps = self.num_scheduler_steps()
+            scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
-        if isinstance(scheduler, ReduceLROnPlateau):  # see Curves
+        if isinstance(scheduler, ReduceLROnPlateau):
+            # Curves steps it after each validation: see NEVER
             config |= {"interval": "epoch", "frequency": NEVER, "monitor": "val/loss"}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def _build_optimizer(self) -> Optimizer:
+        groups = self.parameter_groups
+        if isinstance(self.optimizer, Optimizer):
+            if groups:
+                what = "model.parameter_groups: an optimizer that is an object has its groups"
+                raise UserError(f"{what}; leave them out", 2)
+            return self.optimizer
+        parameters: Any = self.parameters()
+        if groups:
+            parameters = grouped(self.named_parameters(), groups)
+        if not isinstance(self.optimizer, str):
+            return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
+        # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
+        is_mixed = str(self.trainer.precision).endswith("-mixed")
+        fused = not (self.trainer.gradient_clip_val and is_mixed)
+        return build_optimizer(self.optimizer, self.optimizer_args, parameters, self.lr, fused)
 
     def num_scheduler_steps(self) -> int | None:
         """How often the scheduler steps in the whole training; None if the training has no end."""
@@ -248,20 +237,12 @@ class BaseModule(LightningModule):
 
 
 def mean_over_views(net: nn.Module, test_views: str | Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """The mean of the outputs (N, ...) for several tensors that are made of x, (N, ...)."""
+    """The mean of the network's outputs (N, ...) over the views of x, (N, ...)."""
     make_views: Any = function_at("test_views", test_views)
     views = make_views(x)
-    are_tensors = isinstance(views, list | tuple) and all(
-        isinstance(view, Tensor) for view in views
-    )
-    if not are_tensors or not views or any(view.shape[0] != x.shape[0] for view in views):
-        kind = type(views).__name__ if not are_tensors or views else "list of nothing"
-        what = f"{getattr(make_views, '__name__', make_views)} gives a {kind}"
-        raise UserError(
-            f"model.test_views: {what}, where a list of tensors belongs, each with all "
-            f"{len(x)} samples",
-            2,
-        )
+    if not isinstance(views, list | tuple) or not views or not all(map(torch.is_tensor, views)):
+        what = f"it returns a {type(views).__name__}, where a list of tensors belongs"
+        raise UserError(f"model.test_views: {what}, each with all samples", 2)
     return torch.stack([net(view) for view in views]).mean(0)
 
 

@@ -205,7 +205,6 @@ def test_without_a_rest_there_is_no_empty_group() -> None:
         ({"0": {"lr": "fast"}}, "learning rate is a number over 0"),
         ({"0": {"momentun": 0.1}}, "did you mean momentum"),
         ({"0": {"fused": True}}, "no option fused"),
-        ({"0": {"weight_decay": -1}}, "weight_decay"),
         ({"0": {"lr": True}}, "learning rate is a number over 0"),
         ({"0": {"params": 3}}, "no option params"),
         (
@@ -247,24 +246,6 @@ def test_a_single_group_rises_to_its_own_rate() -> None:
     assert (
         build_scheduler("OneCycleLR", {}, optimizer, 10).optimizer.param_groups[0]["max_lr"] == 8.0
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "own"), [("SGD", {"momentum": 0.3}), ("Adam", {"betas": [0.5, 0.9]})]
-)
-def test_a_momentum_of_its_own_is_not_lost_to_a_scheduler_that_cycles_it(
-    name: str, own: dict
-) -> None:
-    args = {"momentum": 0.9} if name == "SGD" else {}
-    optimizer = build_optimizer(
-        name, args, grouped(small_net().named_parameters(), {"2": own}), lr=1.0
-    )
-    with pytest.raises(UserError, match="cycle_momentum false"):
-        build_scheduler("OneCycleLR", {}, optimizer, 10)
-    build_scheduler("OneCycleLR", {"cycle_momentum": False}, optimizer, 10)
-    assert [group.get("momentum", group.get("betas")) for group in optimizer.param_groups][
-        1
-    ] == next(iter(own.values()))
 
 
 def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:

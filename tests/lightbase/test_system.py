@@ -494,7 +494,7 @@ class OwnGroups(Classifier):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [("class", "did you mean weight_decay"), ("object", "an object has its own")],
+    [("class", "did you mean weight_decay"), ("object", "an object has its groups")],
 )
 def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
     train: Train, capsys: pytest.CaptureFixture[str], kind: str, message: str
@@ -616,15 +616,11 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
         ),
         ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
         ("test_views", "lightbase.data.transforms.mirorred", "mirorred"),
-        (
-            "test_views",
-            f"{HERE}.none_at_all",
-            "gives a list of nothing, where a list of tensors belongs",
-        ),
+        ("test_views", f"{HERE}.none_at_all", "returns a list, where a list of tensors belongs"),
         (
             "test_views",
             "lightbase.data.transforms.random_flip",
-            "gives a Tensor, where a list of tensors belongs",
+            "returns a Tensor, where a list of tensors belongs",
         ),
         ("initializer", f"{HERE}.refuse", "made for another network"),
     ],

@@ -144,7 +144,7 @@ def broken(path: Path, kind: str) -> None:
         ("list", "no plain tensors by name", 2),
         ("no numbers", "no plain tensors by name", 2),
         ("itself", "no plain tensors by name", 2),
-        ("folder", "is a folder: give a file in it", 1),
+        ("folder", "is not there", 1),
         ("other", "none of its 2 tensors fits ConvNet", 2),
     ],
 )
