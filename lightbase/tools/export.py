@@ -137,7 +137,7 @@ class Job:
 
 
 def make_job(model: LightningModule, data: LightningDataModule) -> Job:
-    """Raises UserError if inputs of no shape are known, or predict_step returns no tensor."""
+    """Raises UserError if the inputs have no known shape, or predict_step returns no tensor."""
     classes: list[str] = []
     normalize: Callable[[Tensor], Tensor] = nn.Identity()
     has_images = False
@@ -225,7 +225,7 @@ def checked_graph(job: Job, kind: str) -> tuple[bytes, float]:
     content = write(job)
     outputs = run(content, [inputs for inputs, _ in job.batches])
     pairs = zip(job.batches, outputs, strict=True)
-    differences = [difference(found, expected) for (_, expected), found in pairs]
+    differences = [difference(actual, expected) for (_, expected), actual in pairs]
     # NaN, which is not equal to itself, is refused
     for size, value in zip(BATCH_SIZES, differences, strict=True):
         if not value <= TOLERANCE:

@@ -15,7 +15,7 @@ import torch
 from lightning import LightningModule
 from paths import TINY, script
 from PIL import Image
-from test_scripts import fails
+from test_scripts import Plain, PlainImages, PlainWithStep, fails
 from torch import Tensor, nn
 
 from lightbase.data.batches import Batch
@@ -116,22 +116,6 @@ class Branches(nn.Module):
 class AlwaysDrops(Branches):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(nn.functional.dropout(x.flatten(1)))
-
-
-class Plain(LightningModule):
-    """A module of Lightning's alone, whose predict_step is Lightning's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * x.mean((2, 3))
-
-
-class PlainWithStep(Plain):
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(batch[0]) + 1
 
 
 @pytest.fixture(scope="module")
@@ -270,14 +254,11 @@ def test_a_plain_module_by_its_forward_or_predict_step(
     job = export.make_job(model(), data)
     assert (job.input_name, job.output_name) == ("images", "prediction")
     batch = images(3, 8, 8)(2)
-    assert torch.equal(
-        job.predictor(batch), data.normalize(batch).mean((2, 3)) + (model is PlainWithStep)
-    )
+    expected = model()(data.normalize(batch)) + (model is PlainWithStep)
+    assert torch.equal(job.predictor(batch), expected)
 
 
 def test_data_that_is_not_ours_needs_an_example_of_the_model() -> None:
-    from test_scripts import PlainImages
-
     model = Plain()
     with pytest.raises(UserError, match=r"set self.example_input_array of Plain"):
         export.make_job(model, PlainImages())
