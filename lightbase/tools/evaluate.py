@@ -6,10 +6,10 @@ python scripts/evaluate.py --ckpt_path ... --data.num_folds null
 python scripts/evaluate.py --ckpt_path ... --model.test_views lightbase.data.transforms.mirrored
 python scripts/evaluate.py --ckpt_path ... --report
 
-That of a fold is tested on its fold; with --data.num_folds null on the data set's own test set.
---report writes precision, recall, F1 and support of each class to report.csv, and
-confusion_matrix.csv, into the run's folder or a given one. The last line on stdout is a JSON object
-with test/loss, test/num_samples and the metrics, such as test/acc.
+A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
+data. --report writes precision, recall, F1 and support of each class to report.csv, and
+confusion_matrix.csv, into the folder of the run or another one. The last line on stdout is a JSON
+object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
 import os
@@ -39,6 +39,11 @@ from lightbase.tools.tables import as_csv, as_table
 from lightbase.watch.figures import are_logits, class_names
 
 FLAGS = ("--data.", "--trainer.", "--model.test_views")
+MEASURES = {
+    "precision": classification.multiclass_precision,
+    "recall": classification.multiclass_recall,
+    "f1": classification.multiclass_f1_score,
+}
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -75,47 +80,39 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")
         with short_process_errors(), cpu_threads(run.config.num_threads):
-            is_there = has_test(run.model, run.datamodule)
-            found = trainer.test(run.model, run.datamodule, verbose=False) if is_there else []
+            metrics = []
+            if has_test(run.model, run.datamodule):
+                metrics = trainer.test(run.model, run.datamodule, verbose=False)
         leave(trainer)
-        if not found:
-            raise UserError(
-                "nothing was tested: trainer.limit_test_batches is 0, or the model or the "
-                "data has no test"
-            )
-    results = as_metrics(found)
+        if not metrics:
+            what = "nothing was tested: trainer.limit_test_batches is 0"
+            raise UserError(f"{what}, or the model or the data has no test")
+    results = as_metrics(metrics)
     say(json_text(results))
     return results
 
 
-def report_folder(asked: str, checkpoint: Path) -> Path:
-    """That of the checkpoint's run unless asked for another one."""
-    own = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
-    folder = Path(asked) if asked else own
-    near = next(path for path in (folder, *folder.parents) if path.exists())
-    if not near.is_dir() or not os.access(near, os.W_OK):
-        raise UserError(
-            f"--report: nothing can be written into {short(folder)}; give another folder", 2
-        )
-    return folder
-
-
-MEASURES = {
-    "precision": classification.multiclass_precision,
-    "recall": classification.multiclass_recall,
-    "f1": classification.multiclass_f1_score,
-}
+def report_folder(folder: str, checkpoint: Path) -> Path:
+    """The given folder, or else the folder of the checkpoint's run."""
+    in_run = checkpoint.parent.name == "checkpoints"
+    path = Path(folder) if folder else checkpoint.parents[1 if in_run else 0]
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        what = f"--report: nothing can be written into {short(path)}"
+        raise UserError(f"{what}; give another folder", 2)
+    return path
 
 
 class ClassReport(Callback):
-    """Writes report.csv and confusion_matrix.csv into `folder` at the end of a test, of the samples
-    of all processes, and prints the first as a table. It wants the logits (N, classes) as output of
-    test_step."""
+    """Writes report.csv and confusion_matrix.csv at the end of a test, and prints the first.
+
+    It covers the samples of all processes. test_step has to return the logits (N, classes).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.batches: list[tuple[Tensor, Tensor]] = []  # true and predicted class, each (N,)
         self.num_classes = 0
+        self.batches: list[tuple[Tensor, Tensor]] = []  # true and predicted class, each (N,)
 
     def on_test_batch_end(  # type: ignore[override]
         self,
@@ -128,76 +125,53 @@ class ClassReport(Callback):
     ) -> None:
         targets: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
         if not are_logits(outputs, targets) or outputs.shape[1] < 2:
-            what = (
-                f"test_step of {type(pl_module).__name__} returns {describe(outputs)} for "
-                f"{describe(targets)}"
-            )
+            step = f"test_step of {type(pl_module).__name__} returns {describe(outputs)}"
             raise UserError(
-                f"--report is of classes: {what}\nit needs logits (N, classes) for labels (N,)", 2
+                f"--report is of classes: {step} for {describe(targets)}\nit needs logits "
+                "(N, classes) for labels (N,)",
+                2,
             )
         if dataloader_idx:
-            raise UserError(
-                f"--report is of one test set; {type(trainer.datamodule).__name__} has several", 2
-            )
+            name = type(trainer.datamodule).__name__
+            raise UserError(f"--report is of one test set; {name} has several", 2)
         self.num_classes = outputs.shape[1]
         self.batches.append((targets, outputs.argmax(1)))
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        own = [torch.cat(column).cpu() for column in zip(*self.batches, strict=True)]
-        parts = [
-            part for part in gather([self.num_classes, *own]) if part[0]
-        ]  # a process may have no batch
-        if not parts or not trainer.is_global_zero:
+        batches = [(true.cpu(), predicted.cpu()) for true, predicted in self.batches]
+        batches = [batch for part in gather(batches) for batch in part]
+        if not batches or not trainer.is_global_zero:
             return
-        num = parts[0][0]
-        true, predicted = (
-            torch.cat([part[1] for part in parts]),
-            torch.cat([part[2] for part in parts]),
-        )
-        if not 0 <= int(true.min()) <= int(true.max()) < num:
-            raise UserError(
-                f"--report: logits of {num} classes, but labels of {true.min()} to {true.max()}"
-            )
+        true, predicted = (torch.cat(column) for column in zip(*batches, strict=True))
         data = trainer.datamodule
-        names = class_names(data.classes if isinstance(data, BaseDataModule) else [], num)
-        self.write(names, true, predicted)
+        classes = data.classes if isinstance(data, BaseDataModule) else []
+        self.write(class_names(classes, self.num_classes), true, predicted)
 
     def write(self, names: list[str], true: Tensor, predicted: Tensor) -> None:
-        """true, predicted: (N,)"""
+        """names: of the classes. true, predicted: class indices (N,)."""
         num = len(names)
-        counts = classification.multiclass_confusion_matrix(
-            predicted, true, num
-        )  # (true, predicted)
-        values = [
-            measure(predicted, true, num, average=None).tolist() for measure in MEASURES.values()
-        ]
-        means = [
-            f"{name} {measure(predicted, true, num, average='macro'):.4f}"
-            for name, measure in MEASURES.items()
-        ]
-        rows = [
-            ("class", *MEASURES, "support"),
-            *zip(names, *values, counts.sum(1).tolist(), strict=True),
-        ]
-        pairs = zip(names, counts.tolist(), strict=True)
+        columns, means = [], []
+        for name, measure in MEASURES.items():
+            columns.append(measure(predicted, true, num, average=None).tolist())
+            means.append(f"{name} {measure(predicted, true, num, average='macro'):.4f}")
+        matrix = classification.multiclass_confusion_matrix(predicted, true, num)
+        support = matrix.sum(1).tolist()  # rows are true classes
+        rows = list(zip(names, *columns, support, strict=True))
+        header = ("class", *MEASURES, "support")
+        counts = [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / "report.csv", as_csv(rows))
-        matrix = [("true / predicted", *names), *((name, *row) for name, row in pairs)]
-        write_whole(self.folder / "confusion_matrix.csv", as_csv(matrix))
-        shown = [
-            tuple(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
-            for row in rows
-        ]
-        print("\n".join(as_table(shown)))
+        write_whole(self.folder / "report.csv", as_csv([header, *rows]))
+        write_whole(
+            self.folder / "confusion_matrix.csv", as_csv([("true / predicted", *names), *counts])
+        )
+        cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
+        print("\n".join(as_table([header, *cells])))
         accuracy = f"Accuracy {(true == predicted).double().mean():.4f} of {len(true)} samples"
         print(f"{accuracy}; means over the classes: {', '.join(means)}")
         print(f"Report: {short(self.folder / 'report.csv')} and confusion_matrix.csv", flush=True)
 
 
 def describe(value: Any) -> str:
-    is_tensor = isinstance(value, Tensor)
-    return (
-        f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-        if is_tensor
-        else type(value).__name__
-    )
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -37,37 +37,28 @@ def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
 
 
 def test_the_report_agrees_with_the_test(run: Any, tmp_path: Path, capsys: Any) -> None:
-    found = evaluate(
-        [
-            "--ckpt_path",
-            str(run[0] / "checkpoints" / "best.ckpt"),
-            "--report",
-            str(tmp_path / "a" / "b"),
-        ]
-    )
+    path = str(run[0] / "checkpoints" / "best.ckpt")
+    metrics = evaluate(["--ckpt_path", path, "--report", str(tmp_path / "a" / "b")])
     shown = capsys.readouterr().out.splitlines()
-    assert json.loads(shown[-1]) == found == {key: run[1][key] for key in found}
+    assert json.loads(shown[-1]) == metrics == {key: run[1][key] for key in metrics}
     rows, counts = read(tmp_path / "a" / "b")
     num, right = sum(map(sum, counts)), [counts[i][i] for i in range(4)]
-    assert num == found["test/num_samples"]
-    assert sum(right) / num == pytest.approx(found["test/acc"], abs=1e-6)
+    assert num == metrics["test/num_samples"]
+    assert sum(right) / num == pytest.approx(metrics["test/acc"], abs=1e-6)
     for i, row in enumerate(rows.values()):
-        precision, recall = (
-            right[i] / max(1, sum(line[i] for line in counts)),
-            right[i] / sum(counts[i]),
-        )
+        precision = right[i] / max(1, sum(line[i] for line in counts))
+        recall = right[i] / sum(counts[i])
         assert int(row["support"]) == sum(counts[i])
         assert float(row["precision"]) == pytest.approx(precision)
         assert float(row["recall"]) == pytest.approx(recall)
-        assert float(row["f1"]) == pytest.approx(
-            2 * precision * recall / max(precision + recall, 1e-12)
-        )
+        f1 = 2 * precision * recall / max(precision + recall, 1e-12)
+        assert float(row["f1"]) == pytest.approx(f1)
     table = next(i for i, line in enumerate(shown) if line.startswith("class "))
     cells = [
         cell if cell.isdecimal() else f"{float(cell):.4f}" for cell in rows["stripes_0"].values()
     ]
     assert shown[table + 1].split() == ["stripes_0", *cells]
-    assert f"Accuracy {found['test/acc']:.4f} of 75 samples" in shown[table + 5]
+    assert f"Accuracy {metrics['test/acc']:.4f} of 75 samples" in shown[table + 5]
 
 
 def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Path) -> None:
@@ -75,10 +66,10 @@ def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Pat
         "--model.test_views lightbase.data.transforms.mirrored --trainer.limit_test_batches 3"
     )
     path = str(run[0] / "checkpoints" / "best.ckpt")
-    found = evaluate(["--ckpt_path", path, *flags, "--report", str(tmp_path)])
+    metrics = evaluate(["--ckpt_path", path, *flags, "--report", str(tmp_path)])
     _, counts = read(tmp_path)
-    assert sum(map(sum, counts)) == found["test/num_samples"] == 48
-    assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(found["test/acc"], abs=1e-6)
+    assert sum(map(sum, counts)) == metrics["test/num_samples"] == 48
+    assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(metrics["test/acc"], abs=1e-6)
 
 
 def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(

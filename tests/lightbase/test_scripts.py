@@ -1,4 +1,4 @@
-"""evaluate.py, predict.py and export.py, in process and, once each, as a user starts them."""
+"""evaluate.py, predict.py, export.py and prepare_data.py, in process and as a user starts them."""
 
 import ast
 import csv
@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,8 +31,7 @@ from lightbase.resume.load import load_run
 from lightbase.run.train import main
 
 Train = Callable[..., dict[str, Any]]
-
-
+STRIPES = [f"stripes_{i}" for i in range(4)]
 evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
 
 
@@ -41,172 +39,161 @@ evaluate, predict, export = (script(name).main for name in ("evaluate", "predict
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run's folder, which no test changes, and its metrics."""
     root = tmp_path_factory.mktemp("run")
-    metrics = main(
-        ["--config", TINY, "--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"]
-    )
+    flags = ["--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"]
+    metrics = main(["--config", TINY, *flags])
     return root / "tiny" / "version_0", metrics
 
 
-def best(run: tuple[Path, Any]) -> str:
-    return str(run[0] / "checkpoints" / "best.ckpt")
+@pytest.fixture
+def ckpt(run: tuple[Path, Any]) -> list[str]:
+    """The flag that names the run's checkpoint."""
+    return ["--ckpt_path", str(run[0] / "checkpoints" / "best.ckpt")]
 
 
-def test_evaluate_returns_the_numbers_of_the_training(run: Any, capsys: Any) -> None:
-    capsys.readouterr()
-    evaluate(["--ckpt_path", best(run)])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == {key: value for key, value in run[1].items() if key.startswith("test/")}
-    assert set(found) == {"test/acc", "test/loss", "test/num_samples"}
+@pytest.fixture
+def black(tmp_path: Path) -> str:
+    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
+    return str(tmp_path / "black.png")
 
 
-def test_evaluate_takes_flags_of_data_and_trainer(run: Any) -> None:
-    found = evaluate(
-        ["--ckpt_path", best(run), "--data.batch_size", "7", "--trainer.precision", "64-true"]
-    )
-    assert found["test/acc"] == pytest.approx(run[1]["test/acc"])
-    assert found["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
-    assert (
-        evaluate(["--ckpt_path", best(run), "--trainer.limit_test_batches", "1"])[
-            "test/num_samples"
-        ]
-        == 16
-    )
-
-
-def test_evaluate_keeps_what_changes_the_number_and_not_the_devices_of_the_run(
-    train: Train, tmp_path: Path
-) -> None:
-    metrics = train(
-        "--trainer.precision bf16-mixed --trainer.limit_test_batches 2 --data.batch_size 5"
-    )
-    found = evaluate(
-        ["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")]
-    )
-    assert found == {key: value for key, value in metrics.items() if key.startswith("test/")}
-
-
-def test_evaluate_works_from_any_folder_and_writes_nothing(
-    run: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    before = sorted(run[0].rglob("*"))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    evaluate(["--ckpt_path", best(run)])
-    assert sorted(run[0].rglob("*")) == before
-    assert not list((tmp_path / "elsewhere").iterdir())
+def best_of(tmp_path: Path) -> list[str]:
+    """As ckpt, of a run that the test has trained."""
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    return ["--ckpt_path", str(path)]
 
 
 def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
     with pytest.raises(SystemExit) as caught:
         run()
-    error = capsys.readouterr().err.rstrip("\n")
+    error: str = capsys.readouterr().err.rstrip("\n")
     assert caught.value.code == status, error
     assert 1 <= len(error.splitlines()) <= 2, error
     return error
+
+
+# evaluate.py
+
+
+def test_evaluate_returns_the_numbers_of_the_training(run: Any, ckpt: Any, capsys: Any) -> None:
+    capsys.readouterr()
+    evaluate(ckpt)
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert metrics == {key: value for key, value in run[1].items() if key.startswith("test/")}
+    assert set(metrics) == {"test/acc", "test/loss", "test/num_samples"}
+
+
+def test_evaluate_takes_flags_of_data_and_trainer(run: Any, ckpt: Any) -> None:
+    metrics = evaluate([*ckpt, "--data.batch_size", "7", "--trainer.precision", "64-true"])
+    assert metrics["test/acc"] == pytest.approx(run[1]["test/acc"])
+    assert metrics["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
+    limited = evaluate([*ckpt, "--trainer.limit_test_batches", "1"])
+    assert limited["test/num_samples"] == 16
+
+
+def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) -> None:
+    flags = ("--trainer.precision", "bf16-mixed", "--trainer.limit_test_batches", 2)
+    metrics = train(*flags, "--data.batch_size", 5)
+    expected = {key: value for key, value in metrics.items() if key.startswith("test/")}
+    assert evaluate(best_of(tmp_path)) == expected
+
+
+def test_evaluate_works_from_any_folder_and_writes_nothing(
+    run: Any, ckpt: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    before = sorted(run[0].rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    evaluate(ckpt)
+    assert sorted(run[0].rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
+    assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
+    wrong = [*ckpt, "--data.batchsize", "1"]
+    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
 
 
 @pytest.mark.parametrize("main", [evaluate, predict, export])
 def test_mistakes_common_to_the_scripts(
     main: Callable[..., Any], tmp_path: Path, capsys: Any
 ) -> None:
-    image = ["x.png"] if main is predict else []
-    assert "none.ckpt" in fails(
-        capsys, 1, lambda: main(["--ckpt_path", str(tmp_path / "none.ckpt"), *image])
-    )
-    assert "--ckpt_path" in fails(capsys, 2, lambda: main([*image]))
-    assert "--ckpt" in fails(capsys, 2, lambda: main(["--ckpt", "x", "--ckpt_path", "y", *image]))
+    def error(status: int, *args: str) -> str:
+        image = ["x.png"] if main is predict else []
+        return fails(capsys, status, lambda: main([*args, *image]))
+
+    assert "none.ckpt" in error(1, "--ckpt_path", str(tmp_path / "none.ckpt"))
+    assert "--ckpt_path" in error(2)
+    assert "--ckpt" in error(2, "--ckpt", "x", "--ckpt_path", "y")
 
 
-def test_evaluate_refuses_other_flags(run: Any, capsys: Any) -> None:
-    assert "--model.lr" in fails(
-        capsys, 2, lambda: evaluate(["--ckpt_path", best(run), "--model.lr", "1"])
-    )
-    wrong = ["--ckpt_path", best(run), "--data.batchsize", "1"]
-    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
+# export.py --format pth, and how files are written
 
 
-def test_exported_weights_give_the_same_outputs_in_plain_torch(run: Any, tmp_path: Path) -> None:
+def test_exported_weights_give_the_same_outputs_in_plain_torch(ckpt: Any, tmp_path: Path) -> None:
     output = tmp_path / "tiny.pth"
-    assert export(["--ckpt_path", best(run), "--format", "pth", "--output", str(output)]) == output
+    assert export([*ckpt, "--format", "pth", "--output", str(output)]) == output
     net = MLP([192, 16, 4])
     net.load_state_dict(torch.load(output, weights_only=True))
-    checkpoint = torch.load(best(run), weights_only=True)["state_dict"]
-    reference = MLP([192, 16, 4])
-    reference.load_state_dict(
-        {name.removeprefix("net."): value for name, value in checkpoint.items()}
-    )
     x = torch.rand(5, 3, 8, 8)
-    assert torch.equal(net(x), reference(x))
-    assert export(["--ckpt_path", best(run)]) == run[0] / "checkpoints" / "best.pth"
+    model: Any = load_run(Path(ckpt[1])).model
+    assert torch.equal(net(x), model.net.eval()(x))
+    assert export(ckpt) == Path(ckpt[1]).with_suffix(".pth")
 
 
-def test_export_never_overwrites_the_checkpoint(run: Any, capsys: Any) -> None:
-    before = Path(best(run)).read_bytes()
-    command = ["--ckpt_path", best(run), "--output", best(run), "--format", "pth"]
+def test_export_refuses_an_output(ckpt: Any, capsys: Any) -> None:
+    before = Path(ckpt[1]).read_bytes()
+    command = [*ckpt, "--output", ckpt[1], "--format", "pth"]
     assert "checkpoint itself" in fails(capsys, 2, lambda: export(command))
-    assert Path(best(run)).read_bytes() == before
+    assert Path(ckpt[1]).read_bytes() == before
+    assert "nowhere" in fails(capsys, 2, lambda: export([*ckpt, "--output", "nowhere/x.pth"]))
 
 
 def test_a_full_disk_leaves_earlier_predictions_whole(
-    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+    ckpt: Any, black: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     output = tmp_path / "predictions.csv"
     output.write_text("earlier")
-    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    command = ["--ckpt_path", best(run), str(tmp_path / "black.png"), "--output", str(output)]
+    command = [*ckpt, black, "--output", str(output)]
     assert "No space left" in fails(capsys, 1, lambda: predict(command))
     assert output.read_text() == "earlier"
     assert not list(tmp_path.glob(".*.part"))
 
 
 @pytest.mark.linux
-def test_a_link_stays_and_its_target_is_written(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_link_stays_and_its_target_is_written(ckpt: Any, tmp_path: Path, capsys: Any) -> None:
     link, target = tmp_path / "link.pth", tmp_path / "elsewhere" / "weights.pth"
     target.parent.mkdir()
-    link.symlink_to(target)  # which is not there yet
+    link.symlink_to(target)  # which does not exist yet
     for _ in range(2):
-        export(["--ckpt_path", best(run), "--output", str(link)])
+        export([*ckpt, "--output", str(link)])
         assert link.readlink() == target
         assert torch.load(target, weights_only=True)
         assert list(target.parent.iterdir()) == [target]
         target.write_text("earlier")
     shutil.rmtree(target.parent)
-    error = fails(capsys, 1, lambda: export(["--ckpt_path", best(run), "--output", str(link)]))
+    error = fails(capsys, 1, lambda: export([*ckpt, "--output", str(link)]))
     assert "link.pth cannot be written: No such file" in error
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize("kind", ["named pipe", "process substitution", "device"])
-def test_what_is_no_regular_file_is_written_in_place(run: Any, tmp_path: Path, kind: str) -> None:
-    output = tmp_path / "output"
-    if kind == "device":
-        try:
-            os.mknod(output, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
-            output.write_text("")
-        except PermissionError:
-            pytest.skip("only root makes devices")
-        reader = os.open(os.devnull, os.O_RDONLY)
-    elif kind == "named pipe":
-        os.mkfifo(output)
-        reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
-    else:
-        reader, writer = os.pipe()
-        output = Path(f"/dev/fd/{writer}")
-    before = stat.S_IFMT(output.stat().st_mode)
-    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
-    predict(["--ckpt_path", best(run), str(tmp_path / "black.png"), "--output", str(output)])
-    assert stat.S_IFMT(output.stat().st_mode) == before
-    assert os.read(reader, 99).startswith(b"file,class" if kind != "device" else b"")
-    os.close(reader)
-    if kind == "process substitution":
-        with pytest.raises(UserError, match="Broken pipe"):
-            write_whole(output, "x")
-        os.close(writer)
+def test_a_pipe_is_written_in_place(tmp_path: Path) -> None:
+    named = tmp_path / "pipe"
+    os.mkfifo(named)
+    named_reader = os.open(named, os.O_RDONLY | os.O_NONBLOCK)
+    reader, writer = os.pipe()  # as the shell's >(command)
+    for path, end in ((named, named_reader), (Path(f"/dev/fd/{writer}"), reader)):
+        write_whole(path, "content")
+        assert os.read(end, 99) == b"content"
+        os.close(end)
+    assert named.is_fifo()
+    with pytest.raises(UserError, match="Broken pipe"):
+        write_whole(Path(f"/dev/fd/{writer}"), "x")
+    os.close(writer)
 
 
 @pytest.mark.linux
@@ -221,76 +208,59 @@ def test_an_open_file_goes_on_where_it_is(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().out == "before\ncontent\nmore\nafter\n"
 
 
-def test_export_refuses_a_folder_that_is_not_there(run: Any, capsys: Any) -> None:
-    assert "nowhere" in fails(
-        capsys, 2, lambda: export(["--ckpt_path", best(run), "--output", "nowhere/x.pth"])
-    )
+# predict.py
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """A folder with an image of each mode, in several sizes, and one of them cut short."""
+def rows_of(ckpt: Any, output: Path, *args: object) -> list[dict[str, str]]:
+    predict([*ckpt, *map(str, args), "--output", str(output)])
+    with output.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
+    ckpt: Any, tmp_path: Path, capsys: Any
+) -> None:
     folder = tmp_path / "images"
     (folder / "below").mkdir(parents=True)
     rng = np.random.default_rng(0)
     for i, mode in enumerate(["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "F", "I"]):
-        size = (11 + 7 * i, 40 - 3 * i, 3)
+        pixels = rng.integers(0, 256, (11 + 7 * i, 40 - 3 * i, 3), dtype=np.uint8)
         suffix = "tiff" if mode in ("CMYK", "F", "I") else "png"
-        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).convert(mode).save(
-            folder / f"{mode}.{suffix}"
-        )
-    Image.fromarray(rng.integers(0, 2**16, (9, 9), dtype=np.uint16)).save(
-        folder / "below" / "deep.png"
-    )
+        Image.fromarray(pixels).convert(mode).save(folder / f"{mode}.{suffix}")
+    deep = rng.integers(0, 2**16, (9, 9), dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "below" / "deep.png")
+    readable = sorted(path.name for path in folder.rglob("*.*"))
     (folder / "broken.png").write_bytes((folder / "RGB.png").read_bytes()[:100])
     (folder / "notes.txt").write_text("no image")
-    return folder
 
-
-def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
-    run: Any, images: Path, tmp_path: Path, capsys: Any
-) -> None:
     output = tmp_path / "predictions.csv"
-    command = [
-        "--ckpt_path",
-        best(run),
-        str(images),
-        str(images / "notes.txt"),
-        "none.png",
-        "--output",
-        str(output),
-    ]
+    files = [str(folder), str(folder / "notes.txt"), "none.png"]
     with pytest.raises(SystemExit) as caught:
-        predict(command)
+        predict([*ckpt, *files, "--output", str(output)])
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     for name in ("broken.png", "notes.txt", "none.png"):
         assert errors.count(name) == 1
     rows = list(csv.DictReader(output.read_text().splitlines()))
-    assert sorted(Path(row["file"]).name for row in rows) == sorted(
-        path.name for path in images.rglob("*.*") if path.name not in ("broken.png", "notes.txt")
-    )
+    assert sorted(Path(row["file"]).name for row in rows) == readable
     for row in rows:
-        assert row["class"] in {f"stripes_{i}" for i in range(4)}
+        assert row["class"] in STRIPES
         assert 0.25 <= float(row["probability"]) <= 1
 
 
-def test_predict_agrees_with_the_network_on_images_of_the_test_set(
-    run: Any, tmp_path: Path, capsys: Any
-) -> None:
-    loaded = load_run(Path(best(run)))
+def test_predict_agrees_with_the_network(ckpt: Any, tmp_path: Path, capsys: Any) -> None:
+    loaded: Any = load_run(Path(ckpt[1]))
     loaded.datamodule.setup("test")
     inputs = loaded.datamodule.splits["test"].inputs[:30]
-    files = []
-    for i, image in enumerate(inputs):
-        files.append(str(tmp_path / f"{i:02d}.png"))
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(files[-1])
+    files = [str(tmp_path / f"{i:02d}.png") for i in range(30)]
+    for file, image in zip(files, inputs, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
     with torch.no_grad():
         expected = loaded.model.eval()(loaded.datamodule.normalize(inputs)).softmax(1).max(1)
     capsys.readouterr()
-    predict(["--ckpt_path", best(run), *files])
+    predict([*ckpt, *files])
     table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[1] for row in table] == [f"stripes_{i}" for i in expected.indices.tolist()]
+    assert [row[1] for row in table] == [STRIPES[i] for i in expected.indices]
     assert [float(row[2]) for row in table] == pytest.approx(expected.values.tolist(), abs=1e-4)
 
 
@@ -298,9 +268,8 @@ class PlainImages(LightningDataModule):
     """Images of a plain data module: nobody knows what its loaders do to a file's pixels."""
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(
-            TensorDataset(torch.rand(32, 3, 8, 8), torch.arange(32) % 4), batch_size=8
-        )
+        images = torch.rand(32, 3, 8, 8)
+        return DataLoader(TensorDataset(images, torch.arange(32) % 4), batch_size=8)
 
     val_dataloader = train_dataloader
 
@@ -315,24 +284,18 @@ class FloatImages(BaseDataModule):
 @pytest.mark.parametrize(
     ("data", "sizes", "model"),
     [
-        ("small.Points", "[10,2]", "Classifier"),
-        ("test_scripts.PlainImages", "[192,4]", "Classifier"),
-        ("test_scripts.FloatImages", "[192,1]", "Regressor"),
+        ("small.Points", "[10,2]", "classifier.Classifier"),
+        ("test_scripts.PlainImages", "[192,4]", "classifier.Classifier"),
+        ("test_scripts.FloatImages", "[192,1]", "regressor.Regressor"),
     ],
 )
-def test_predict_refuses_data_for_which_no_file_can_stand(
+def test_predict_refuses_data_that_files_cannot_replace(
     train: Train, tmp_path: Path, capsys: Any, data: str, sizes: str, model: str
 ) -> None:
-    model = f"example.{model.lower()}.{model}"
-    limits = ("--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
-    train("--model", model, "--data", data, "--model.net.sizes", sizes, *limits)
-    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    error = fails(capsys, 1, lambda: predict(["--ckpt_path", str(path), "x.png"]))
-    assert (
-        f"trained on {data.rpartition('.')[2]}: how an image file becomes such an input is "
-        "not known" in error
-    )
-    assert "BaseDataModule" in error
+    flags = ("--model", f"example.{model}", "--data", data, "--model.net.sizes", sizes)
+    train(*flags, "--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
+    error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), "x.png"]))
+    assert f"trained on {data.rpartition('.')[2]}: how an image file becomes such an" in error
 
 
 class Halved(BaseDataModule):
@@ -341,24 +304,22 @@ class Halved(BaseDataModule):
     classes = ["a", "b"]
 
     def load(self, split: str) -> Any:  # type: ignore[override]
-        return TensorDataset(
-            torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8), torch.arange(40) % 2
-        )
+        images = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8)
+        return TensorDataset(images, torch.arange(40) % 2)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return inputs / 510
 
 
 class Plain(LightningModule):
-    """A module of Lightning's alone: its predict_step is Lightning's own, or one that takes
-    (inputs, targets)."""
+    """A module of Lightning's alone, with Lightning's own predict_step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(batch[0]).square().mean()
+        return self.scale.sum()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/acc", 0.0)
@@ -380,114 +341,80 @@ class Blind(Plain):
 
     forward = LightningModule.forward  # type: ignore[assignment]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.scale.sum()
 
-
-def trained_on_halved(tmp_path: Path, model: str) -> str:
-    """The last checkpoint of a model of this file."""
-    config = tmp_path / "plain.yaml"
-    data = "{class_path: test_scripts.Halved, init_args: {batch_size: 8}}"
-    trainer = (
-        f"{{max_epochs: 1, accelerator: cpu, log_every_n_steps: 1, default_root_dir: {tmp_path}}}"
-    )
-    config.write_text(
-        f"model: {{class_path: test_scripts.{model}}}\ndata: {data}\ntrainer: {trainer}\n"
-    )
-    main(["--config", str(config), "--step_timer", "false", "--device_monitor", "false"])
-    return str(next(tmp_path.rglob("last.ckpt")))
-
-
-@pytest.mark.parametrize(("model", "first"), [("Plain", 0.1), ("PlainWithStep", 1.1)])
+@pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1), ("Blind", 0)])
 def test_predict_goes_through_the_predict_step_of_any_module(
-    tmp_path: Path, capsys: Any, model: str, first: float
+    tmp_path: Path, capsys: Any, model: str, a: float
 ) -> None:
-    Image.new("RGB", (5, 5), (51, 102, 0)).save(tmp_path / "x.png")
-    path = trained_on_halved(tmp_path, model)
-    predict(["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"])
-    cells = capsys.readouterr().out.splitlines()[-1].split()
-    assert cells[1:] == ["b", f"{first + 0.1:.4f}", "a", f"{first:.4f}"]
-
-
-def test_predict_with_a_module_that_cannot(tmp_path: Path, capsys: Any) -> None:
-    path = trained_on_halved(tmp_path, "Blind")
-    assert "Blind has neither predict_step nor forward" in fails(
-        capsys, 1, lambda: predict(["--ckpt_path", path, "x"])
+    config = tmp_path / "plain.yaml"
+    config.write_text(
+        f"model: {{class_path: test_scripts.{model}}}\n"
+        "data: {class_path: test_scripts.Halved, init_args: {batch_size: 8}}\n"
+        f"trainer: {{max_epochs: 1, accelerator: cpu, default_root_dir: {tmp_path}, "
+        "log_every_n_steps: 1}\nstep_timer: false\ndevice_monitor: false\n"
     )
-
-
-def rows_of(run: Any, output: Path, *args: object) -> list[dict[str, str]]:
-    predict(["--ckpt_path", best(run), *map(str, args), "--output", str(output)])
-    with output.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    main(["--config", str(config)])
+    Image.new("RGB", (5, 5), (51, 102, 0)).save(tmp_path / "x.png")
+    path = str(next(tmp_path.rglob("last.ckpt")))
+    command = ["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"]
+    if model == "Blind":
+        error = fails(capsys, 1, lambda: predict(command))
+        assert "Blind has neither predict_step nor forward" in error
+    else:
+        predict(command)
+        cells = capsys.readouterr().out.splitlines()[-1].split()
+        assert cells[1:] == ["b", f"{a + 0.1:.4f}", "a", f"{a:.4f}"]
 
 
 def test_predict_names_the_k_likeliest_and_all_probabilities(
-    run: Any, tmp_path: Path, capsys: Any
+    ckpt: Any, tmp_path: Path, capsys: Any
 ) -> None:
     images = [tmp_path / f"{i}.png" for i in range(5)]
     for i, image in enumerate(images):
         Image.new("RGB", (8, 8), (40 * i, 250 - 40 * i, 99)).save(image)
-    names = [f"stripes_{i}" for i in range(4)]
-    usual = rows_of(run, tmp_path / "1.csv", *images)
+    usual = rows_of(ckpt, tmp_path / "1.csv", *images)
     assert list(usual[0]) == ["file", "class", "probability"]
-    rows = rows_of(run, tmp_path / "2.csv", *images, "--top_k", 3, "--probabilities")
+    rows = rows_of(ckpt, tmp_path / "2.csv", *images, "--top_k", 3, "--probabilities")
     pairs = ["class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
-    assert list(rows[0]) == ["file", *pairs, *(f"probability_{name}" for name in names)]
+    assert list(rows[0]) == ["file", *pairs, *(f"probability_{name}" for name in STRIPES)]
     for row, one in zip(rows, usual, strict=True):
         assert {key: row[key] for key in one} == one
-        found = {name: row[f"probability_{name}"] for name in names}
-        assert sum(map(float, found.values())) == pytest.approx(1, abs=1e-3)
-        ordered = sorted(found.items(), key=lambda item: -float(item[1]))[:3]
+        all_classes = {name: row[f"probability_{name}"] for name in STRIPES}
+        assert sum(map(float, all_classes.values())) == pytest.approx(1, abs=1e-3)
+        ordered = sorted(all_classes.items(), key=lambda item: -float(item[1]))[:3]
         assert [(row[a], row[b]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)] == ordered
     for wrong in ("0", "5", "-1"):
-        command = ["--ckpt_path", best(run), str(images[0]), "--top_k", wrong]
-        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in fails(
-            capsys, 2, lambda c=command: predict(c)
-        )
+        command = [*ckpt, str(images[0]), "--top_k", wrong]
+        error = fails(capsys, 2, lambda c=command: predict(c))
+        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in error
 
 
 def test_predict_writes_any_file_name(
-    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+    ckpt: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = [
-        os.fsdecode(b"caf\xe9.png"),
-        "two\nlines.png",
-        "=1+1.png",
-        "-x.png",
-        "@x.png",
-        "photos/=2.png",
-        "n\u00e9.png",
-    ]
-    (tmp_path / "photos").mkdir()
-    for name in names:
-        Image.new("RGB", (8, 8)).save(name)
-    (tmp_path / "photos" / "._=2.png").write_bytes(b"of macOS")
-    (tmp_path / "photos" / ".thumbs").mkdir()
+    (tmp_path / "photos" / ".thumbs").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save("photos/.thumbs/1.png")
-    rows = rows_of(
-        run, tmp_path / "x.csv", *names[:3], f"./{names[3]}", *names[4:5], "photos", names[6]
-    )
-    expected = [
-        "caf\\udce9.png",
-        "two\nlines.png",
-        "'=1+1.png",
-        "'-x.png",
-        "'@x.png",
-        "photos/=2.png",
-        "n\u00e9.png",
-    ]
-    assert [row["file"] for row in rows] == expected
-    assert all(row["class"].startswith("stripes_") for row in rows)
+    cells = {  # by name: what the CSV has
+        os.fsdecode(b"caf\xe9.png"): "caf\\udce9.png",
+        "two\nlines.png": "two\nlines.png",
+        "=1+1.png": "'=1+1.png",
+        "@x.png": "'@x.png",
+        "photos/=2.png": "photos/=2.png",
+        "n\u00e9.png": "n\u00e9.png",
+    }
+    for name in cells:
+        Image.new("RGB", (8, 8)).save(name)
+    names = [name.partition("/")[0] for name in cells]
+    rows = rows_of(ckpt, tmp_path / "x.csv", *names)
+    assert [row["file"] for row in rows] == list(cells.values())
     capsys.readouterr()
-    predict(["--ckpt_path", best(run), *names[:2]])
+    predict([*ckpt, *names[:2]])
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table] == ["file", "caf\\udce9.png", "two\\nlines.png"]
     Path("bad\nname.png").write_bytes(b"")
-    with pytest.raises(SystemExit):
-        predict(["--ckpt_path", best(run), "bad\nname.png"])
-    assert capsys.readouterr().err == "cannot read bad\\nname.png: not an image, or cut short\n"
+    error = fails(capsys, 1, lambda: predict([*ckpt, "bad\nname.png"]))
+    assert error == "cannot read bad\\nname.png: not an image, or cut short"
 
 
 def test_numbers_are_no_formulas() -> None:
@@ -498,14 +425,13 @@ def test_numbers_are_no_formulas() -> None:
         assert as_cell(formula) == f"'{formula}"
 
 
-@pytest.mark.parametrize("mode", ["I;16", "F", "I", "L"])
-def test_white_stays_white_and_grey_grey_in_every_depth(tmp_path: Path, mode: str) -> None:
-    white = {"I;16": 65535, "F": 1.0, "I": 65535, "L": 255}[mode]
-    values = np.full(
-        (8, 8),
-        white,
-        dtype={"I;16": np.uint16, "F": np.float32, "I": np.int32, "L": np.uint8}[mode],
-    )
+@pytest.mark.parametrize(
+    ("white", "dtype"), [(65535, np.uint16), (1.0, np.float32), (65535, np.int32), (255, np.uint8)]
+)
+def test_white_stays_white_and_grey_grey_in_every_depth(
+    tmp_path: Path, white: float, dtype: type
+) -> None:
+    values = np.full((8, 8), white, dtype=dtype)
     values[:, :4] = values[0, 0] / 2
     Image.fromarray(values).save(tmp_path / "x.tiff")
     pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))
@@ -529,38 +455,26 @@ def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_pat
 
 def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path) -> None:
     data = ("--data", "example.data.discs.Discs", "--data.num_train", 100, "--data.num_test", 30)
-    train(
-        "--model example.regressor.Regressor --model.net.sizes [1024,1]",
-        *data,
-        "--trainer.max_epochs 1",
-    )
-    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    model = ("--model", "example.regressor.Regressor", "--model.net.sizes", "[1024,1]")
+    train(*model, *data, "--trainer.max_epochs", 1)
     Image.new("L", (32, 32), 200).save(tmp_path / "disc.png")
-    predict(
-        [
-            "--ckpt_path",
-            str(path),
-            str(tmp_path / "disc.png"),
-            "--output",
-            str(tmp_path / "numbers.csv"),
-        ]
-    )
-    (row,) = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
-    loaded = load_run(path)
+    (row,) = rows_of(best_of(tmp_path), tmp_path / "numbers.csv", tmp_path / "disc.png")
+    loaded: Any = load_run(Path(best_of(tmp_path)[1]))
     image = loaded.datamodule.normalize(torch.full((1, 1, 32, 32), 200, dtype=torch.uint8))
     with torch.no_grad():
-        assert float(row["prediction"]) == pytest.approx(
-            loaded.model.eval()(image).item(), rel=1e-4
-        )
+        expected = loaded.model.eval()(image).item()
+    assert float(row["prediction"]) == pytest.approx(expected, rel=1e-4)
+
+
+# all scripts
 
 
 @pytest.mark.slow
-def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
+def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: Path) -> None:
     def shown(name: str, *args: str) -> str:
-        command = [sys.executable, str(HERE / "scripts" / name), "--ckpt_path", best(run), *args]
-        with programs.start(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
+        command = [sys.executable, str(HERE / "scripts" / name), *ckpt, *args]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with programs.start(command, cwd=tmp_path, **pipes) as process:
             output, error = process.communicate()
         assert process.returncode == 0, error
         assert error == ""
@@ -569,8 +483,7 @@ def test_the_scripts_run_as_programs(run: Any, tmp_path: Path) -> None:
     assert json.loads(shown("evaluate.py").splitlines()[-1])["test/acc"] == run[1]["test/acc"]
     shown("export.py", "--output", "x.pth")
     assert (tmp_path / "x.pth").exists()
-    Image.new("RGB", (5, 5)).save(tmp_path / "black.png")
-    assert "black.png" in shown("predict.py", "black.png")
+    assert "black.png" in shown("predict.py", black)
 
 
 PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]
@@ -580,10 +493,8 @@ def test_prepare_data_says_what_is_there_and_needs_no_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script("prepare_data").main([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
-    assert (
-        capsys.readouterr().out
-        == f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
-    )
+    expected = f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
+    assert capsys.readouterr().out == expected
 
 
 def test_prepare_data_wants_a_config_and_tells_of_damage(
