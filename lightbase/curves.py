@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
+from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
 from lightbase.metrics import Accumulator, collection
 from lightbase.ranks import say
@@ -156,9 +157,7 @@ class Curves(Callback):
         if point := self.result(trainer, "train", keep=keep):  # none right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
             for logger in trainer.loggers:
-                logger.log_metrics(
-                    values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
-                )  # as Lightning counts
+                logger.log_metrics(values, logged_step(trainer) - 1)  # as Lightning counts
         # equal in all processes already, but Lightning warns without sync_dist, here and below
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)

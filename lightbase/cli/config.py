@@ -14,6 +14,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.messages import explain
+from lightbase.compat import parse_unvalidated
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.folder import flatten
@@ -113,9 +114,8 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
             to_repeat, skip_unset=False, skip_validation=True
         )  # it has been validated
         plain = yaml.safe_load(text)
-        same = parser.parse_object(
-            copy.deepcopy(plain), _skip_validation=True
-        )  # changes what it is given
+        # parse_object changes what it is given
+        same = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
         for key in NOT_KEPT:
             same.pop(key, None)
         if same != to_repeat:  # otherwise there is no need to look further, which takes longer

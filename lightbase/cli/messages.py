@@ -15,6 +15,7 @@ import jsonargparse
 import torch
 from jsonargparse import ArgumentParser
 
+from lightbase.compat import arguments_of
 from lightbase.errors import did_you_mean
 from lightbase.folder import PROJECT
 
@@ -193,6 +194,6 @@ def shorten_help(parser: ArgumentParser) -> None:
     parser.epilog = f"{others} {known} --version prints the versions."
     for key, group in (parser.groups or {}).items():
         group.title = key.capitalize()
-    for action in parser._actions:  # argparse has no public list of them
+    for action in arguments_of(parser):
         if action.dest in HELP or action.dest.startswith("trainer"):
             action.help = HELP.get(action.dest, argparse.SUPPRESS)

@@ -23,6 +23,7 @@ from lightbase.cli.config import drop_objects, facts_of, fill_in
 from lightbase.cli.messages import explain, is_of_library, is_of_parser, pretrained_hint
 from lightbase.cli.parser import Parser, Seed, make_paths_absolute, make_plain, validate_nulls
 from lightbase.cli.trust import Trust
+from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import data_parallel
 from lightbase.devices.devices import check_devices, has_bf16, num_devices, num_gpus, settle_devices
 from lightbase.devices.steps import SeveralSteps, say_single_steps
@@ -142,16 +143,16 @@ class TrainingCLI(LightningCLI):
         add("--histograms_every_n_epochs", NonNegativeInt, 0, "Of the weights; 0: none.")
         add("--figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures.")
         add("--keep_every_epoch", bool, False, "Keep all checkpoints.")
-        for action in parser._actions:  # argparse has no public list of them
+        for action in arguments_of(parser):
             if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
                 action.nargs, action.const = "?", True
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
         saved = copy.deepcopy(self.saved)  # parsing changes it
-        start = {"namespace": parser.parse_object(saved, _skip_validation=True)} if saved else {}
-        self.config = parser.parse_args(args, **copy.deepcopy(start), _skip_validation=True)
-        self.given = parser.parse_args(args, **start, defaults=False, _skip_validation=True)
+        start = {"namespace": parse_unvalidated(parser.parse_object, saved)} if saved else {}
+        self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
+        self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
         if self.config.seed_everything is None:  # a blank in a YAML: Lightning would take 0
             raise UserError(
                 "seed_everything: null is no seed; give a number, or true to draw one", 2
@@ -192,7 +193,7 @@ class TrainingCLI(LightningCLI):
     def read(self, files: Sequence[Path]) -> dict[str, Any]:
         """What config files themselves say."""
         args = [f"--model={self.config.model.class_path}", *(f"--config={file}" for file in files)]
-        found = self.parser.parse_args(args, defaults=False, _skip_validation=True)
+        found = parse_unvalidated(self.parser.parse_args, args, defaults=False)
         said: dict[str, Any] = yaml.safe_load(self.parser.dump(found, skip_validation=True))
         return said
 

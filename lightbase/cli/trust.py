@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
-from jsonargparse._common import parsing_settings
 from torch import nn
 
+from lightbase.compat import import_rules, restore_import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
 from lightbase.resume.checkpoints import PATHS
@@ -139,9 +139,7 @@ class Trust:
         self.modules.update(
             name for name in names if name not in EXCEPT and is_users_module(name, self.file)
         )
-        before = {
-            key: parsing_settings[key] for key in ("import_path_verdicts", "import_paths_enforced")
-        }
+        before = import_rules()
         paths = (*PACKAGES, NATIVE, *self.modules, *self.named)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
@@ -154,7 +152,7 @@ class Trust:
                 self.refuse(denied[1])
             raise
         finally:
-            parsing_settings.update(before)  # jsonargparse has no public way to take its rules back
+            restore_import_rules(before)
 
     def check(self, config: Any, key: str = "") -> None:
         """Raise UserError where a parsed config would construct or call what it may not."""
