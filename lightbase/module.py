@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from lightbase.compat import is_compiled
 from lightbase.curves import NEVER, Curves, Stage, is_log_step
 from lightbase.errors import UserError, function_at
 from lightbase.metrics import Metrics
@@ -196,7 +197,7 @@ class BaseModule(LightningModule):
             for parameter in self.net.parameters():
                 if not is_lazy(parameter) and parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        if self.compile_net and self.net._compiled_call_impl is None:
+        if self.compile_net and not is_compiled(self.net):
             self.net.compile(
                 backend=self.compile_net, mode=self.compile_mode
             )  # torch.compile would rename weights

@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
 
+from lightbase.compat import is_compiled
 from lightbase.errors import UserError
 
 
@@ -137,23 +138,11 @@ def keep_channels_last(net: nn.Module, replica: nn.Module) -> None:
     """Put weights of the replica into the order that they have in `net`: torch's replicate hands on
     flat copies."""
     for module, copy in zip(net.modules(), replica.modules(), strict=True):
-        for name, weight in module._parameters.items():  # a replica's are plain attributes
-            if (
-                weight is not None
-                and weight.dim() == 4
-                and weight.is_contiguous(memory_format=torch.channels_last)
-            ):
+        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
                 setattr(
                     copy, name, getattr(copy, name).contiguous(memory_format=torch.channels_last)
                 )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether by torch.compile(module) or by module.compile(), which leaves no other trace than
-    this attribute."""
-    return module._compiled_call_impl is not None or isinstance(
-        module, torch._dynamo.OptimizedModule
-    )
 
 
 def map_tensors(function: Callable[..., Any], *values: Any) -> Any:

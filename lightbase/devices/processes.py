@@ -15,11 +15,11 @@ import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing import ProcessRaisedException
 
 from lightbase.cli.script import STARTED_BY
+from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
@@ -60,9 +60,7 @@ class StopOnSignal(MayMissSteps):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         SIGNALS.install()
-        # Lightning has no public way to replace it
-        loop: Any = trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
-        loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
+        replace_signal_exchange(trainer, functools.partial(self._stop_together, trainer))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # not after the last batch of an epoch: Lightning cannot go on from a validation, so it
@@ -74,8 +72,7 @@ class StopOnSignal(MayMissSteps):
             and is_after_step
             and not trainer.is_last_batch
         ):
-            # stops now
-            trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]
+            stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_if_asked(trainer)
@@ -167,10 +164,7 @@ def leave(trainer: Trainer) -> None:
         with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
-    launcher = trainer.strategy.launcher
-    # no public name says who starts processes by a command, as for ddp; those of ddp_spawn have
-    # ended already
-    for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else ():
+    for process in started_processes(trainer):  # those of ddp_spawn have ended already
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=30)
         if process.returncode != 0:

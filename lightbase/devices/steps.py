@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
 from lightbase.curves import MayMissSteps, MaySampleSteps
 from lightbase.ranks import say
 from lightbase.watch.step_timer import PhaseClock
@@ -61,7 +62,7 @@ class SeveralSteps(SingleDeviceStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        return self.parallel_devices[0] if self.parallel_devices else self._root_device
+        return self.parallel_devices[0] if self.parallel_devices else super().root_device
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
@@ -92,12 +93,12 @@ class SeveralSteps(SingleDeviceStrategy):
         ends the run."""
         model: Any = self.lightning_module
         optimizer = self.optimizers[0]
-        epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        epoch_loop, fetcher = trainer.fit_loop.epoch_loop, data_fetcher(trainer)
         batches, steps = (
             epoch_loop.batch_progress,
             epoch_loop.automatic_optimization.optim_progress.optimizer.step,
         )
-        connector, every = trainer._logger_connector, trainer.log_every_n_steps
+        connector, every = logger_connector(trainer), trainer.log_every_n_steps
         schedulers = [
             config for config in trainer.lr_scheduler_configs if config.interval == "step"
         ]
@@ -138,12 +139,12 @@ class SeveralSteps(SingleDeviceStrategy):
                     ):
                         with phase("lr_scheduler_step"):
                             config.scheduler.step()
-                if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
+                if every and (logged_step(trainer) + 1) % every == 0:
                     with phase("logging"):
                         connector.on_batch_end()
                         connector.update_train_step_metrics()
                 batches.increment_completed()
-                epoch_loop._batches_that_stepped += 1
+                increase_logged_step(trainer)
                 batch, _, _ = next(fetcher)
                 batches.is_last_batch = fetcher.done
                 with phase("transforms"):
@@ -228,4 +229,4 @@ def is_by_epoch(callback: Any) -> bool:
         "on_train_batch_end", callback, ModelCheckpoint
     ):
         return False
-    return not callback._every_n_train_steps and callback._train_time_interval is None
+    return bool(callback.every_n_epochs)
