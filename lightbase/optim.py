@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from lightbase.compat import forget_train_loader
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, imported
@@ -167,9 +168,7 @@ def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | 
     else:
         trainer.fit_loop.setup_data()
         num_batches = trainer.num_training_batches
-        trainer.fit_loop._combined_loader = (
-            None  # made anew, with the checkpoint's state, when training starts
-        )
+        forget_train_loader(trainer)
     steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
     limits = (
         trainer.max_epochs * steps_per_epoch,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from lightbase.compat import unscales_gradients
 from lightbase.curves import MayMissSteps, MaySampleSteps
 from lightbase.ranks import say
 
@@ -50,7 +51,7 @@ class GradientNorm(MaySampleSteps):
             return
         values = torch.stack([get_total_norm(list(norms.values())), *norms.values()])
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # of 16-mixed alone
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        if scaler is not None and unscales_gradients(optimizer):
             values = values / scaler.scale(
                 torch.ones_like(values)
             )  # a fused step takes the scale off itself

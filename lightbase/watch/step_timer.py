@@ -10,6 +10,7 @@ import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
+from lightbase.compat import training_results
 from lightbase.ranks import say
 from lightbase.watch import charts
 
@@ -245,9 +246,7 @@ class StepTimer(Callback):
         if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
             trainer.profiler = self.clock
             self.clock.begin(trainer.strategy.root_device)
-            self._time_logs(
-                trainer.fit_loop.epoch_loop._results
-            )  # where self.log ends up; its profiler hears nothing
+            self._time_logs(training_results(trainer))
         else:
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
