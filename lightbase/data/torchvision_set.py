@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import datasets
 
+from lightbase.compat import labels_of
 from lightbase.data.batches import Batch
 from lightbase.data.images import ResizedImages
 from lightbase.data.module import BaseDataModule
@@ -175,8 +176,7 @@ class TorchvisionSet(BaseDataModule):
         found = self.open(split)
         arrays = in_memory(found)
         fits = arrays and arrays[0].shape[1:] == tuple(self.image_shape)
-        fields = vars(found)
-        targets = fields.get("targets", fields.get("labels", fields.get("_labels")))
+        targets = labels_of(found)
         data: Any = (
             TensorDataset(*arrays)
             if arrays and fits

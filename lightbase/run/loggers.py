@@ -21,12 +21,12 @@ from lightning.pytorch.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightbase.cli.parser import configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
+from lightbase.compat import KeepingWriter, drop_anonymous, hide_no_points
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, short, write_whole
 
@@ -36,7 +36,7 @@ class RunTensorBoard(TensorBoardLogger):
     all of watch/."""
 
     def keep_points(self) -> None:
-        self._kwargs["purge_step"] = None  # of the SummaryWriter that Lightning makes
+        hide_no_points(self)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics(
@@ -49,6 +49,7 @@ class RunRows(CSVLogger):
     file."""
 
     purge_step: float = 0
+    rows: Any = None  # once it is written to
 
     def keep_points(self) -> None:
         self.purge_step = math.inf
@@ -56,12 +57,16 @@ class RunRows(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is None:
-            self._experiment = Rows(self.log_dir, self.purge_step)
-        return self._experiment
+        if self.rows is None:
+            self.rows = Rows(self.log_dir, self.purge_step)
+        return self.rows
+
+    def finalize(self, status: str) -> None:
+        if self.rows is not None:
+            self.save()
 
 
-class Rows(ExperimentWriter):
+class Rows(KeepingWriter):
     def __init__(self, log_dir: str, purge_step: float) -> None:
         super().__init__(log_dir)
         file = Path(self.metrics_file_path)
@@ -77,12 +82,7 @@ class Rows(ExperimentWriter):
                 self.metrics_keys = list(reader.fieldnames or [])
             self._write(rows)
 
-    def _check_log_dir_exists(self) -> None:  # it deletes the file
-        pass
-
-    def _rewrite_with_new_header(
-        self, fieldnames: list[str]
-    ) -> None:  # it would be lost if the run was killed then
+    def rewrite(self) -> None:
         with Path(self.metrics_file_path).open(newline="", encoding="utf-8") as lines:
             self._write(list(csv.DictReader(lines)))
 
@@ -131,7 +131,7 @@ class GoesOn(Logger):
 
 class RunWandb(GoesOn, WandbLogger):
     def begin(self, file: Path, saved: dict[str, Any]) -> None:
-        self._wandb_init.pop("anonymous")  # of which W&B warns, and which Lightning always gives
+        drop_anonymous(self)
         super().begin(file, saved)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
 from optuna.trial import TrialState
 
+from lightbase.compat import unfinished_trial
 from lightbase.devices.signals import Stopped
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT, short
@@ -106,7 +106,7 @@ def note_death(study: Any, folder: Path, index: int, status: int, died: Counter[
         and died[number] > 1
         and not study.get_trials(deepcopy=False)[number].state.is_finished()
     ):
-        trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+        trial = unfinished_trial(study, study.get_trials(deepcopy=False)[number])
         memory = ", as one that takes more memory than there is" * (status == -signal.SIGKILL)
         trial.set_user_attr("reason", f"its process died twice by {why}{memory}")
         study.tell(trial, state=TrialState.FAIL)

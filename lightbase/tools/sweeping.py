@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from optuna.trial import TrialState
 
 from lightbase.cli.script import short_errors
-from lightbase.compat import quiet_lightning
+from lightbase.compat import quiet_lightning, unfinished_trial
 from lightbase.devices.devices import cpu_threads
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
@@ -77,9 +77,7 @@ class Worker:
                             == TrialState.RUNNING
                         ):
                             self.study.sampler = sampler(self.task["seed"], trial.number)
-                            return optuna.Trial(
-                                self.study, trial._trial_id
-                            ), lock  # Study.ask makes it so
+                            return unfinished_trial(self.study, trial), lock
                         lock.release()  # another worker has just finished it
                 waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
                 if waiting or len(trials) < self.task["num_trials"]:
