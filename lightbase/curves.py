@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
+from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
 from lightbase.metrics import Accumulator, collection
 from lightbase.ranks import say
@@ -167,7 +168,7 @@ class Curves(Callback):
         if point := self.result(trainer, "train", keep=keep):  # empty right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
             # Lightning's counter: with several optimizers global_step is larger
-            log_values(trainer, values, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            log_values(trainer, values, logged_step(trainer) - 1)
         # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from lightbase.compat import forget_train_loader
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
@@ -157,7 +158,7 @@ def num_training_batches(trainer: Any) -> int:
     trainer.fit_loop.setup_data()
     num_batches: int = trainer.num_training_batches
     # Lightning makes the loader anew, with the checkpoint's state, when the training starts.
-    trainer.fit_loop._combined_loader = None
+    forget_train_loader(trainer)
     return num_batches
 
 

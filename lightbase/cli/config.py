@@ -16,6 +16,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.parser import add_arguments_of, explain
+from lightbase.compat import parse_unvalidated
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.folder import flatten
@@ -159,7 +160,7 @@ def changed_by_reading(
 ) -> list[str]:
     """Settings that differ when the plain values of a config are read again."""
     # parse_object changes its argument
-    again = parser.parse_object(copy.deepcopy(plain), _skip_validation=True)
+    again = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
     for key in NOT_KEPT:
         again.pop(key, None)
     if again == config:  # the usual case; the rest takes longer

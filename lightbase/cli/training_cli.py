@@ -23,6 +23,7 @@ from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_abs
 from lightbase.cli.parser import Parser, Seed, explain, validate_nulls
 from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
+from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import data_parallel
 from lightbase.devices.devices import check_devices, num_devices, settle_devices
 from lightbase.devices.steps import SeveralSteps, say_single_steps
@@ -114,16 +115,16 @@ class TrainingCLI(LightningCLI):
         for name, kind, default, text in FLAGS:
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
         parser.add_argument("--version", action="version", version=versions())
-        for action in parser._actions:  # argparse has no public list of them
+        for action in arguments_of(parser):
             if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
                 action.nargs, action.const = "?", True
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
         saved = copy.deepcopy(self.saved)  # parsing changes it
-        start = {"namespace": parser.parse_object(saved, _skip_validation=True)} if saved else {}
-        self.config = parser.parse_args(args, **copy.deepcopy(start), _skip_validation=True)
-        self.given = parser.parse_args(args, **start, defaults=False, _skip_validation=True)
+        start = {"namespace": parse_unvalidated(parser.parse_object, saved)} if saved else {}
+        self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
+        self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
         if self.config.seed_everything is None:  # a blank in a YAML: Lightning would take 0
             what = "null is no seed; give a number, or true to draw one"
             raise UserError(f"seed_everything: {what}", 2)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace, set_parsing_settings
-from jsonargparse._common import parsing_settings
 from torch import nn
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import entries
 from lightbase.cli.old_names import PATHS
+from lightbase.compat import import_rules, restore_import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
 
@@ -134,8 +134,7 @@ class Trust:
         )
         paths = (*PACKAGES, NATIVE, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
-        keys = ("import_path_verdicts", "import_paths_enforced")
-        before = {key: parsing_settings[key] for key in keys}
+        before = import_rules()
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
             yield
@@ -145,7 +144,7 @@ class Trust:
                 self.refuse(denied[1])
             raise
         finally:
-            parsing_settings.update(before)  # jsonargparse has no public way to take its rules back
+            restore_import_rules(before)
 
     def check(self, config: Any, key: str = "") -> None:
         """Raise UserError where a parsed config would construct or call what it may not.

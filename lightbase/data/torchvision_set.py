@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
+from lightbase.compat import labels_of
 from lightbase.data.batches import Batch
 from lightbase.data.images import ResizedImages
 from lightbase.data.module import BaseDataModule
@@ -73,16 +74,10 @@ def open_or_download(
         raise UserError(f"{name} cannot be read from {data_dir}: {reason}") from error
 
 
-def targets_of(source: Any) -> Any:
-    """All targets of a torchvision set, if it has them at hand; None otherwise."""
-    fields = vars(source)
-    return fields.get("targets", fields.get("labels", fields.get("_labels")))
-
-
 def in_memory(source: Any) -> Batch | None:
     """uint8 (N, C, H, W) and class numbers (N,) of a torchvision set that has them as arrays, in
     any of the layouts HW, HWC and CHW; None of other sets."""
-    images, targets = vars(source).get("data"), targets_of(source)
+    images, targets = vars(source).get("data"), labels_of(source)
     if targets is None or not hasattr(images, "shape"):
         return None
     images, targets = torch.as_tensor(images), torch.as_tensor(targets)
@@ -143,7 +138,7 @@ class TorchvisionSet(BaseDataModule):
         source = self.open("train")
         with contextlib.suppress(AttributeError):
             return [str(name) for name in source.classes]
-        targets = targets_of(source)
+        targets = labels_of(source)
         if targets is None:
             targets = [source[i][1] for i in range(len(source))]
         return [str(i) for i in range(int(max(targets)) + 1)]
@@ -167,7 +162,7 @@ class TorchvisionSet(BaseDataModule):
     def load(self, split: Literal["train", "test"]) -> Dataset:
         source = self.open(split)
         arrays = in_memory(source)
-        data: Any = ResizedImages(source, self.image_shape, targets_of(source))
+        data: Any = ResizedImages(source, self.image_shape, labels_of(source))
         if arrays and arrays[0].shape[1:] == tuple(self.image_shape):
             data = TensorDataset(*arrays)
         if "train" in self.parameters or "split" in self.parameters or self.fold:

@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
 
+from lightbase.compat import is_compiled
 from lightbase.errors import UserError
 
 
@@ -126,12 +127,6 @@ def keep_channels_last(net: nn.Module, replica: nn.Module) -> None:
             if weight.dim() == 4 and weight.is_contiguous(memory_format=order):
                 # the weights of a replica are plain attributes
                 setattr(copy, name, getattr(copy, name).contiguous(memory_format=order))
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """By torch.compile(module), or by module.compile(), which leaves only this attribute."""
-    is_wrapped = isinstance(module, torch._dynamo.OptimizedModule)
-    return is_wrapped or module._compiled_call_impl is not None
 
 
 def map_tensors(function: Callable[..., Any], *values: Any) -> Any:

@@ -160,5 +160,5 @@ def count(number: int, word: str) -> str:
 
 def has_bf16() -> bool:
     """Whether this CPU has instructions for bf16. Only an x86 is asked."""
-    # the public torch.cpu.get_capabilities came after 2.11, our lower bound
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_tile"))

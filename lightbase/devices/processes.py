@@ -15,10 +15,10 @@ import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.cli.script import STARTED_BY
+from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError, first_line
@@ -61,9 +61,7 @@ class StopOnSignal(MayMissSteps):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         SIGNALS.install()
-        # Lightning has no public way to replace it
-        loop: Any = trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
-        loop._broadcast_sigterm_tensor = functools.partial(self._stop_together, trainer)
+        replace_signal_exchange(trainer, functools.partial(self._stop_together, trainer))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # After the last batch of an epoch the validation comes first: Lightning cannot continue
@@ -71,7 +69,7 @@ class StopOnSignal(MayMissSteps):
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
             return
         if num_batches(trainer) % trainer.accumulate_grad_batches == 0:
-            trainer._signal_connector.received_sigterm = True  # type: ignore[attr-defined]
+            stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_if_received(trainer)
@@ -135,9 +133,7 @@ def leave(trainer: Trainer) -> None:
         with short_process_errors():
             trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
-    launcher = trainer.strategy.launcher
-    # Lightning has no public name for the launcher of ddp. Processes of ddp_spawn have ended.
-    for process in launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else ():
+    for process in started_processes(trainer):  # those of ddp_spawn have ended already
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=30)
         if process.returncode != 0:

@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
 from lightbase.curves import MayMissSteps, MaySampleSteps
 from lightbase.ranks import say
 from lightbase.watch.step_timer import PhaseClock
@@ -65,7 +66,7 @@ class SeveralSteps(SingleDeviceStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        return self.parallel_devices[0] if self.parallel_devices else self._root_device
+        return self.parallel_devices[0] if self.parallel_devices else super().root_device
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
@@ -88,7 +89,7 @@ class SeveralSteps(SingleDeviceStrategy):
         if num_more > 0:
             with trainer.profiler.profile("loop"):
                 for _ in range(num_more):
-                    if trainer.fit_loop._data_fetcher.done or trainer.should_stop:
+                    if data_fetcher(trainer).done or trainer.should_stop:
                         break
                     output = self.forward(trainer, batch, args)
                     if trainer.should_stop:
@@ -124,9 +125,9 @@ class SeveralSteps(SingleDeviceStrategy):
 
     def next_batch(self, trainer: Any) -> Any:
         """End this batch and begin the next one, as Lightning's `advance` does."""
-        phase, connector = trainer.profiler.profile, trainer._logger_connector
-        epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-        progress = epoch_loop.batch_progress
+        phase, connector = trainer.profiler.profile, logger_connector(trainer)
+        fetcher = data_fetcher(trainer)
+        progress = trainer.fit_loop.epoch_loop.batch_progress
         progress.increment_processed()
         for config in trainer.lr_scheduler_configs:
             is_by_step = config.interval == "step" and not config.reduce_on_plateau
@@ -134,12 +135,12 @@ class SeveralSteps(SingleDeviceStrategy):
                 with phase("lr_scheduler_step"):
                     config.scheduler.step()
         every = trainer.log_every_n_steps
-        if every and (epoch_loop._batches_that_stepped + 1) % every == 0:
+        if every and (logged_step(trainer) + 1) % every == 0:
             with phase("logging"):
                 connector.on_batch_end()
                 connector.update_train_step_metrics()
         progress.increment_completed()
-        epoch_loop._batches_that_stepped += 1
+        increase_logged_step(trainer)
         batch, _, _ = next(fetcher)
         progress.is_last_batch = fetcher.done
         with phase("transforms"):
@@ -228,8 +229,7 @@ def misses_batches(callback: Any) -> bool:
     return (
         isinstance(callback, ModelCheckpoint)
         and not is_overridden("on_train_batch_end", callback, ModelCheckpoint)
-        and not callback._every_n_train_steps
-        and callback._train_time_interval is None
+        and bool(callback.every_n_epochs)
     )
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import NEVER, gather
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
@@ -61,13 +62,19 @@ class RandomState(Callback):
             epochs = loop.epoch_progress.current
             if epochs.processed == epochs.ready:  # an epoch begins
                 # again: a stock DataLoader draws its order from the generators
-                iter(loop._data_fetcher)
+                iter(data_fetcher(trainer))
         elif rank > 0:
             seed = (torch.initial_seed() + rank) % 2**32
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
         self.resumed = []
+
+
+def is_epoch_over(trainer: Trainer) -> bool:
+    """Whether all batches of this epoch were trained on."""
+    num_batches = trainer.fit_loop.batch_idx + 1
+    return num_batches >= trainer.num_training_batches or trainer.is_last_batch
 
 
 class WholeEpochs(Callback):
@@ -79,7 +86,7 @@ class WholeEpochs(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
-        is_cut = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        is_cut = not is_epoch_over(trainer)
         if is_cut and progress["current"]["processed"] == progress["current"]["ready"]:
             for counts in progress.values():
                 counts["processed"] -= 1
@@ -89,7 +96,7 @@ class WholeEpochs(Callback):
         if loop.restarted_on_epoch_end:
             loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
-            loop._restarting = loop.epoch_loop.restarting = False
+            start_at_epoch_begin(trainer)
 
 
 class PlateauFirst(Checkpoint):
@@ -118,7 +125,7 @@ class PlateauFirst(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop.epoch_loop
-        if loop._num_ready_batches_reached():  # not an epoch that max_steps cuts short
+        if is_epoch_over(trainer):  # not an epoch that max_steps cuts short
             for config, frequency in self.frequencies:
                 config.frequency = frequency
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
@@ -153,7 +160,7 @@ class ResumedOptimizer(Callback):
             # `trainer.estimated_stepping_batches` in configure_optimizers makes the loaders before
             # the epoch and the loader's state are restored; without them Lightning makes them anew,
             # and restores both
-            trainer.fit_loop._combined_loader = None
+            forget_train_loader(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

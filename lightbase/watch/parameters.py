@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from lightbase.compat import unscales_gradients
 from lightbase.curves import MaySampleSteps, log_values, newest_step
 from lightbase.ranks import say
 
@@ -50,7 +51,7 @@ class GradientNorm(MaySampleSteps):
         values = torch.stack([get_total_norm(norms), *norms])
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # only 16-mixed has one
         # a fused optimizer removes the scale itself, in its step
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        if scaler is not None and unscales_gradients(optimizer):
             values = values / scaler.scale(torch.ones_like(values))
         self.curves = ["watch/gradient/norm", *(f"watch/gradient/norm_{name}" for name in parts)]
         self.norms = values

@@ -1,17 +1,29 @@
-"""Imports point one way: the project imports the library, and never the other way round."""
+"""Imports point one way: the project imports the library, and never the other way round. Private
+attributes of other packages stand in compat.py only."""
 
 import ast
+import functools
+import importlib
+import inspect
 import os
+import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import programs
+import pytest
 from paths import HERE
 
 import lightbase
+from lightbase import compat
 
 LIGHTBASE = Path(lightbase.__file__).parent
+PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+DOCUMENTED = {"_exit", "_replace", "_fields", "_asdict"}  # of os and of named tuples
+LOOKUPS = {"getattr", "setattr", "hasattr", "delattr", "get", "pop", "setdefault"}
 
 
 def imports(path: Path) -> set[str]:
@@ -29,6 +41,80 @@ def test_the_example_uses_public_names_only() -> None:
 def test_the_library_does_not_import_a_project() -> None:
     for path in LIGHTBASE.rglob("*.py"):
         assert "example" not in {name.partition(".")[0] for name in imports(path)}, path
+
+
+def is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def private_names(node: ast.AST) -> Iterator[str]:
+    """Private names that this node takes from an object, a module or a function's parameters."""
+    names: list[str] = []
+    if isinstance(node, ast.Attribute) and not is_of_self(node):
+        names = [node.attr]
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        paths = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        names = [part for path in paths for part in path.split(".")]
+    elif isinstance(node, ast.Call):
+        names = [keyword.arg or "" for keyword in node.keywords]
+        if ast.unparse(node.func).rpartition(".")[2] in LOOKUPS:
+            names += [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        names = [str(node.slice.value)]
+    return (name for name in names if PRIVATE.fullmatch(name) and name not in DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("trainer._results", ["_results"]),
+        ("self._results", []),
+        ("self.trainer._results.log", ["_results"]),
+        ("super()._root_device", ["_root_device"]),
+        ("from torch.utils._pytree import tree_map", ["_pytree"]),
+        ("from launchers import _Launcher", ["_Launcher"]),
+        ("import torch._dynamo", ["_dynamo"]),
+        ("parser.parse_args(_skip_validation=True)", ["_skip_validation"]),
+        ("getattr(trainer, '_results')", ["_results"]),
+        ("vars(trainer).get('_results')", ["_results"]),
+        ("vars(trainer)['_results']", ["_results"]),
+        ("os._exit(1); module.__name__; _, _ = pair; name.endswith('_dir')", []),
+    ],
+)
+def test_private_names_are_seen(line: str, names: list[str]) -> None:
+    assert [name for node in ast.walk(ast.parse(line)) for name in private_names(node)] == names
+
+
+def test_only_compat_reads_private_attributes() -> None:
+    names = {
+        (str(path.relative_to(LIGHTBASE)), name)
+        for path in LIGHTBASE.rglob("*.py")
+        if path != Path(compat.__file__)
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in private_names(node)
+    }
+    assert names == set()
+
+
+@functools.cache
+def source(kind: type) -> str:
+    return "" if kind.__module__ in ("builtins", "_io") else inspect.getsource(kind)
+
+
+def test_private_attributes_of_our_classes_are_not_those_of_their_bases() -> None:
+    """Neither read, nor overridden, nor hidden by chance."""
+    defined = re.compile(rf"(?:\bself\.|\bcls\.|def |^ {{4}})({PRIVATE.pattern})", re.MULTILINE)
+    shared = set()
+    for info in pkgutil.walk_packages(lightbase.__path__, "lightbase."):
+        for kind in vars(importlib.import_module(info.name)).values():
+            if inspect.isclass(kind) and kind.__module__ == info.name != "lightbase.compat":
+                bases = [
+                    base for base in kind.__mro__ if not base.__module__.startswith("lightbase.")
+                ]
+                text = "\n".join(map(source, bases))
+                names = set(defined.findall(source(kind)))
+                shared |= {(kind, name) for name in names if re.search(rf"\b{name}\b", text)}
+    assert shared == set()
 
 
 def test_an_import_changes_nothing_else() -> None:
