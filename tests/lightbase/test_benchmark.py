@@ -9,13 +9,10 @@ import pytest
 import torch
 from paths import REPO
 
-from lightbase.folder import PROJECT
-
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
-    monkeypatch.setattr(PROJECT, "default_model", "project.classifier.Classifier")
     return importlib.import_module("benchmark")
 
 
