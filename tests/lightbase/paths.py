@@ -14,3 +14,8 @@ def script(name: str) -> ModuleType:
     return importlib.import_module(
         "lightbase.run.train" if name == "train" else f"lightbase.tools.{name}"
     )
+
+
+def words(line: str) -> list[str]:
+    """The arguments of a command line without quotes."""
+    return line.split()
