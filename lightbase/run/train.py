@@ -95,7 +95,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     check_packages(config.trainer.logger)
     restart = cli.restart or Restart("", None)
     path, checkpoint = restart.path, restart.checkpoint
-    restart.checkpoint = None  # the memory is free when Lightning has restored it
+    restart.checkpoint = None  # its memory is to be free when Lightning has restored it
     if checkpoint is not None and path is not None:
         if restart.trust:
             restart.trust.check_run(checkpoint, restart.folder)
@@ -112,10 +112,9 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, checkpoint)
         with ended(loggers), short_process_errors():
-            checkpoint_io = AtomicCheckpointIO(path, checkpoint)
-            checkpoint = None
-            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
-            del checkpoint_io
+            plugins = [AtomicCheckpointIO(path, checkpoint)]
+            del checkpoint  # the plugin drops it when Lightning has taken it
+            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=plugins)
             return fit_and_test(trainer, cli, path, run)
     except (UserError, OSError, Stopped) as error:
         is_saved = run and list(run.checkpoints.glob("*.ckpt"))
