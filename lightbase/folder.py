@@ -1,9 +1,9 @@
-"""Where things are: the user's repository, the folder of a run, `ROOT/NAME/version_N`, and how
-files are written."""
+"""The user's repository, the folder of a run, `ROOT/NAME/version_N`, and how files are written."""
 
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from lightbase.errors import UserError
 
 @dataclass
 class Project:
-    """The user's repository, as the scripts give it: see `lightbase.cli.script.starting`.
+    """The user's repository, which each script sets, see `lightbase.cli.script.starting`.
 
-    root: Its folder; the one that holds lightbase/ where no script has said otherwise.
-    default_model: The import path of the LightningModule that trains where a command names none.
+    root: Its folder; without a script, the folder that holds lightbase/.
+    default_model: Import path of the LightningModule that trains where a command names none.
     """
 
     root: Path = Path(__file__).parents[1]
@@ -49,17 +49,19 @@ PROJECT = Project()
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
-    """Write a file whole or not at all: an earlier file survives a full disk or a crash.
+    """Write a file completely or not at all: an earlier file survives a full disk or a crash.
 
     A link stays, and its target is written. A device, a pipe or /dev/stdout is written in place.
+    Raises UserError, with the line `way_out` below it.
     """
     content = content.encode() if isinstance(content, str) else content
     try:
-        if stream := open_stream(path):
+        stream = open_stream(path)
+        if stream is None:
+            replace(Path(os.path.realpath(path)), content)
+        else:
             with stream:
                 stream.write(content)
-        else:
-            replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
         raise UserError(f"{what}\n{way_out}".strip()) from error
@@ -72,16 +74,14 @@ def open_stream(path: Path) -> BinaryIO | None:
     folder, _, name = standard.get(str(path), str(path)).rpartition("/")
     if folder == "/dev/fd" and name.isdecimal():  # 63 for the shell's >(command)
         sys.stdout.flush()  # what was printed before comes first
-        return os.fdopen(
-            os.dup(int(name)), "wb"
-        )  # opened by its path, a file would be cut to nothing
+        # opened by its path, a file would be cut to nothing
+        return os.fdopen(os.dup(int(name)), "wb")
     return path.open("wb") if path.exists() and not path.is_file() else None
 
 
 def replace(path: Path, content: bytes | memoryview) -> None:
-    staged = path.with_name(
-        f".{path.name}.part"
-    )  # one name a target: the next time replaces what a crash left
+    # always the same name, so that the next write replaces what a crash has left
+    staged = path.with_name(f".{path.name}.part")
     try:
         with staged.open("wb") as file:
             file.write(content)
@@ -94,16 +94,19 @@ def replace(path: Path, content: bytes | memoryview) -> None:
 
 
 def root_folder(config: Any) -> Path:
-    """Where runs are kept, below which `name` is to be a folder."""
+    """The folder of all runs. Raises UserError where `name` is no folder below it."""
     root = Path(config.trainer.default_root_dir or PROJECT.logs)
-    if not config.name or Path(config.name).is_absolute() or ".." in Path(config.name).parts:
+    name = Path(config.name)
+    if not config.name or name.is_absolute() or ".." in name.parts:
         raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
     return root
 
 
 class Run:
-    """One run's folder ROOT/NAME/version_N, held against other processes until `close`; a new one
-    unless given."""
+    """The folder ROOT/NAME/version_N of a run, locked against other processes until `close`.
+
+    folder: An existing one; None makes a new one.
+    """
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
@@ -114,28 +117,23 @@ class Run:
             self.lock = FileLock(self.folder / ".lock", blocking=False)
             self.lock.acquire()
         except Timeout as error:
-            raise UserError(
-                f"{folder} is in use: another process trains there; wait for it or stop it"
-            ) from error
+            what = "another process trains there; wait for it or stop it"
+            raise UserError(f"{folder} is in use: {what}") from error
         except OSError as error:
+            what = f"trainer.default_root_dir {root} cannot be written"
             reason = f"{error.strerror}: {error.filename}"
-            raise UserError(
-                f"trainer.default_root_dir {root} cannot be written: {reason}\ngive another one"
-            ) from error
+            raise UserError(f"{what}: {reason}\ngive another one") from error
 
     def close(self) -> None:
         self.lock.release()
         (self.folder / ".lock").unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "lock": None,
-        }  # for ddp_spawn: it stays with the process that started the run
+        # for ddp_spawn: the lock stays with the process that started the run
+        return {**vars(self), "lock": None}
 
     def discard(self) -> None:
-        """Remove a folder in which nothing has happened, and those above it that are empty then, up
-        to ROOT."""
+        """Remove the folder, and the folders above it, below ROOT, that are empty then."""
         self.close()
         shutil.rmtree(self.folder)
         for parent in self.folder.parents:
@@ -147,26 +145,25 @@ class Run:
         write_whole(self.folder / name, text)
 
     def keep(self, name: str) -> None:
-        """A copy of what an earlier start wrote under this name: of config.yaml config_1.yaml, then
-        config_2.yaml."""
+        """Copy the file of an earlier start: config.yaml to config_1.yaml, then config_2.yaml."""
         path = self.folder / name
         if path.is_file():
-            number = len(list(self.folder.glob(f"{path.stem}_*{path.suffix}"))) + 1
-            self.write(f"{path.stem}_{number}{path.suffix}", path.read_text(encoding="utf-8"))
+            num_copies = len(list(self.folder.glob(f"{path.stem}_*{path.suffix}")))
+            copy = f"{path.stem}_{num_copies + 1}{path.suffix}"
+            self.write(copy, path.read_text(encoding="utf-8"))
 
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
-    """JSON, which has no NaN and no infinity: null in their place."""
-    unknown = {
-        key: None
+    """JSON with null for NaN and infinity, which JSON lacks."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
-        if isinstance(value, float) and not math.isfinite(value)
     }
-    return json.dumps(values | unknown, indent=indent, allow_nan=False)
+    return json.dumps(finite, indent=indent, allow_nan=False)
 
 
 def make_version(folder: Path) -> Path:
-    """The next one, made by this process."""
+    """Make the next folder version_N; another process may do the same at this moment."""
     folder.mkdir(parents=True, exist_ok=True)
     number = max(versions(folder), default=-1) + 1
     while True:
@@ -174,36 +171,35 @@ def make_version(folder: Path) -> Path:
             version = folder / f"version_{number}"
             version.mkdir()
             return version
-        except FileExistsError:  # another run has just made it
+        except FileExistsError:
             number += 1
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds this run now; a lock that one has left behind when it was killed does
-    not count."""
+    """Whether a process holds the lock of this run. The file of a killed process does not count."""
     if not (folder / ".lock").exists():
         return False
     try:
         with FileLock(folder / ".lock", blocking=False):
             return False
-    except (Timeout, PermissionError):  # who may not write there cannot ask
+    except (Timeout, PermissionError):  # without permission to write there is no way to find out
         return True
 
 
 def versions(folder: Path) -> dict[int, Path]:
     """The folders version_N below ROOT/NAME, by N, oldest first."""
-    found = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
-    return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
+    paths = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
+    return {int(number): paths[number] for number in sorted(filter(str.isdecimal, paths), key=int)}
 
 
 def short(path: Path) -> str:
-    """The path as the user would type it: relative to the working folder if it lies below that."""
+    """The path relative to the working folder if it lies below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:
-    """The run folder below ROOT/NAME whose last.ckpt this is. From any other checkpoint a new run
-    starts."""
+    """The run folder below ROOT/NAME whose last.ckpt this is; None for any other checkpoint, from
+    which a new run starts."""
     if checkpoint.name != "last.ckpt":
         return None
     folder = checkpoint.resolve().parent.parent
@@ -220,38 +216,26 @@ def root_of(checkpoint: Path, name: str) -> str | None:
 
 PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 """Settings that say where a run is, not what it does."""
-# last words of metrics' names, for those that cannot be asked
-LOWER_IS_BETTER = ("loss", "error", "err", "mae", "mse", "rmse", "nll", "perplexity")
-HIGHER_IS_BETTER = (
-    "acc",
-    "accuracy",
-    "f1",
-    "auc",
-    "auroc",
-    "precision",
-    "recall",
-    "iou",
-    "dice",
-    "r2",
-    "map",
-    "psnr",
-)
+# last words of the names of metrics that do not say which values are better
+LOWER_IS_BETTER = re.compile("loss|error|err|mae|mse|rmse|nll|perplexity")
+HIGHER_IS_BETTER = re.compile("acc|accuracy|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr")
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """By the names of flags: {"model.lr": 0.01, "model.net": "my.models.mlp.MLP",
+    """A config by the names of flags: {"model.lr": 0.01, "model.net": "my.models.mlp.MLP",
     "model.net.sizes": [2, 2]}."""
     if not isinstance(config, dict):
         return {key: config}
     flat: dict[str, Any] = {}
     for name, inner in config.items():
-        flat |= flatten(
-            inner, key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip(".")
-        )
+        is_class = name in ("class_path", "init_args")
+        flat |= flatten(inner, key if is_class else f"{key}.{name}".lstrip("."))
     return flat
 
 
 def better_by_name(metric: str) -> str | None:
-    """min or max, None where the name does not tell."""
+    """min or max; None where the name of the metric does not tell."""
     word = metric.rpartition("/")[2].lower().rpartition("_")[2]
-    return "min" if word in LOWER_IS_BETTER else "max" if word in HIGHER_IS_BETTER else None
+    if LOWER_IS_BETTER.fullmatch(word):
+        return "min"
+    return "max" if HIGHER_IS_BETTER.fullmatch(word) else None

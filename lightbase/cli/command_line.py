@@ -14,7 +14,7 @@ from lightbase.folder import PROJECT, flatten
 from lightbase.ranks import say
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
-FLAG = re.compile(r"--?[A-Za-z]")  # -1 is a value
+FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
 NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
 NAMES_PLACE = ("dir", "path")  # the last letters of flags among them whose values do not
 

@@ -21,54 +21,50 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.ranks import rank
 
-
-def versions() -> str:
-    """One line: the user's project, lightbase, and what they stand on. The project's version is
-    read where it is edited: an installation's metadata is that of its day."""
-    file = PROJECT.root / "pyproject.toml"
-    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    project = table.get("project", {})
-    parts = [f"{project['name']} {project['version']}"] if {"name", "version"} <= {*project} else []
-    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
-    python = f"Python {platform.python_version()}"
-    return ", ".join([*parts, f"lightbase {lightbase.__version__}", *packages, python])
-
-
-# noted early: when torch has been imported, seconds later, the process that started this one may be
-# gone
+# noted before torch is imported, which takes seconds: the parent process may have ended by then
 STARTED_BY = os.getppid()
-# the file system, not the code, is to blame: full, over quota, read-only, no permission, too large
+# a disk that is full or over quota, a file system without permission or read-only, a file too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
+def versions() -> str:
+    """One line: the user's project, lightbase, and the packages below."""
+    # not from the metadata of an installation, which may be older
+    file = PROJECT.root / "pyproject.toml"
+    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    project = table.get("project", {})
+    names = [f"{project['name']} {project['version']}"] if "version" in project else []
+    names.append(f"lightbase {lightbase.__version__}")
+    names += [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
+    return ", ".join([*names, f"Python {platform.python_version()}"])
+
+
 class LastingOutput(io.FileIO):
-    """stdout or stderr, whose other end may vanish, a pipe's reader or a terminal: what is written
-    then is lost."""
+    """stdout or stderr, whose other end, a pipe's reader or a terminal, may vanish: what is written
+    after that is lost, and raises no error."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), self.fileno()
-            )  # for all that still write there
+            # for everything that still writes there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return len(data)
 
 
 def outlive_terminal() -> None:
-    """Let this process go on when its output is, or gets, closed. Output that somebody captures is
-    left alone."""
+    """Let this process continue when its output is closed. Output that a test captures stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None:  # closed at the start: takes its number, lest a file of ours gets it
+        if stream is None:  # closed at the start; a file of ours must not get its number
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
             raw: Any = LastingOutput(fd, "w", closefd=False)
-            how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             raw = raw if stream.write_through else io.BufferedWriter(raw)
-            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **how))
+            options = {name: getattr(stream, name) for name in ("line_buffering", "write_through")}
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **options))
 
 
 @contextlib.contextmanager
@@ -77,7 +73,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     --version needs none.
 
     script: The path of the script, which lies in a folder of the repository.
-    default_model: As of `Project`.
+    default_model: See `Project`.
     """
     PROJECT.root, PROJECT.default_model = Path(script).resolve().parents[1], default_model
     if sys.argv[1:] == ["--version"]:
@@ -89,8 +85,8 @@ def starting(script: str, default_model: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Around a script: print a UserError, or the disk's refusal, in short and exit; let all other
-    errors through."""
+    """Around a script: print a UserError, or an error of the disk, in two lines and exit. Other
+    errors keep their traceback."""
     outlive_terminal()
     original_hook = threading.excepthook
 
@@ -110,10 +106,9 @@ def short_errors() -> Iterator[None]:
         raise
     except UserError as error:
         if rank() > 0:
-            time.sleep(
-                2
-            )  # the first process has the word; if it says the same, this one ends with it
-        print(f"error: {f'on rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
+            time.sleep(2)  # if the first process has the same error, this process ends with it
+        where = f"on rank {rank()}: " if rank() > 0 else ""
+        print(f"error: {where}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
@@ -126,38 +121,26 @@ def short_errors() -> Iterator[None]:
         threading.excepthook = original_hook
 
 
-class ShowVersions(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(versions())
-        parser.exit()
-
-
 class ScriptParser(argparse.ArgumentParser):
     """Without abbreviations, with --version; reports mistakes as UserError."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
-        )
-        self.add_argument(
-            "--version", action=ShowVersions, nargs=0, help="print the versions and exit"
-        )
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
+        text = "print the versions and exit"
+        self.add_argument("--version", action="version", version=versions(), help=text)
 
     def add_checkpoint_arguments(self) -> None:
+        path, trust = "a run's checkpoint, best.ckpt for instance", "construct whatever it names"
+        self.add_argument("--ckpt_path", type=Path, required=True, help=path)
         self.add_argument(
-            "--ckpt_path",
-            type=Path,
-            required=True,
-            help="a run's checkpoint, best.ckpt for instance",
+            "--trust_checkpoint",
+            choices=("true", "false"),
+            nargs="?",
+            const="true",
+            default="false",
+            help=trust,
         )
-        whatever = "construct whatever the config in the checkpoint names"
-        options: dict[str, Any] = {
-            "choices": ("true", "false"),
-            "nargs": "?",
-            "const": "true",
-            "default": "false",
-        }
-        self.add_argument("--trust_checkpoint", help=whatever, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)

@@ -49,7 +49,7 @@ FLAGS: list[tuple[str, Any, Any, str]] = [
         "monitor",
         str | None,
         "auto",
-        "Metric that decides on best.ckpt; auto: the first; null: none.",
+        "Metric for best.ckpt; auto: the first one; null: the last epoch.",
     ),
     ("monitor_mode", Mode, None, "Whether min or max is best; by default, as the metric says."),
     ("patience", PositiveInt | None, None, "Validations without a better --monitor before a stop."),

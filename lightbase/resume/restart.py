@@ -81,16 +81,16 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     first_line: What the user typed for a run of a sweep, where the command line comes from a file.
     Raises UserError where there is no such run, or where its checkpoint is not sound.
     """
-    asked_path = line.value("ckpt_path")
-    if asked_path in (None, "null") or line.has("--print_config"):
+    ckpt_path = line.value("ckpt_path")
+    if ckpt_path in (None, "null") or line.has("--print_config"):
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
-    if asked_path in ("last", "best"):
-        restart = newest_run(asked_path, name or default_name(line), root)
+    if ckpt_path in ("last", "best"):
+        restart = newest_run(ckpt_path, str(name or default_name(line)), root)
         if first_line is not None:
             restart.trust = Trust(restart.path or Path(str(restart.folder)), first_line)
         return restart
-    path = Path(str(asked_path))
+    path = Path(str(ckpt_path))
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
     name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))

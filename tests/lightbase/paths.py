@@ -24,3 +24,8 @@ def argv(*args: object) -> list[str]:
     for arg in map(str, args):
         words += arg.split() if arg.startswith("--") else [arg]
     return words
+
+
+def words(line: str) -> list[str]:
+    """The arguments of a command line without quotes."""
+    return line.split()

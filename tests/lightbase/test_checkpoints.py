@@ -18,6 +18,7 @@ from lightbase.errors import UserError
 from lightbase.resume.checkpoints import AtomicCheckpointIO, read_checkpoint
 from lightbase.resume.load import load_run
 from lightbase.run.record import RunRecorder
+from lightbase.transfer import load_checked
 
 Train = Callable[..., dict[str, Any]]
 
@@ -37,6 +38,20 @@ def test_a_sound_checkpoint_is_plain_and_rebuilds_the_run(last: Path) -> None:
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, checkpoint["state_dict"][name])
     assert load_run(last, ["--data.batch_size", "5"]).datamodule.batch_size == 5
+
+
+def test_a_resume_reads_its_checkpoint_once(
+    train: Train, last: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+
+    def load(path: Path) -> Any:
+        names.append(path.name)
+        return load_checked(path)
+
+    monkeypatch.setattr("lightbase.resume.checkpoints.load_checked", load)
+    train("--ckpt_path", last, "--trainer.max_epochs", 2)
+    assert names == ["last.ckpt", "best.ckpt"]  # the latter for the test
 
 
 @pytest.mark.parametrize("how", ["half", "tail", "empty", "garbage"])

@@ -1,7 +1,5 @@
 """Mistakes on the command line and in configs, and what --help and --print_config show."""
 
-import json
-import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import HERE, TINY, argv
+from paths import HERE, TINY, words
 from torch import nn
 from torchvision import tv_tensors
 
@@ -46,173 +44,118 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
     return error
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--trainer.max_epoch", "3"], ["--trainer.max_epoch;", "--trainer.max_epochs?"]),
-        (["--figures_every_n_epochs", "-1"], ["figures_every_n_epochs: ", "-1", ">=0"]),
-        (["--data.batchsize", "3"], ["data.batchsize", "batch_size?"]),
-        (["--data.batch", "3"], ["data.batch;", "batch_size"]),
-        (["--model.net.size", "[1]"], ["model.net.size", "sizes?"]),
-        (["--modle.lr", "1"], ["--modle.lr", "--model.lr?"]),
-        (["--nam", "x"], ["--nam;", "--name?"]),
-        (["--foo=1"], ["--foo"]),
-        (
-            ["--model.parameter_groups.layers.1.lr", "0.1"],
-            ['--model.parameter_groups.layers.1 "{lr: 0.1}"'],
-        ),
-        (
-            ["--model.init_args.parameter_groups.*.bias.lr=3"],
-            ['--model.parameter_groups.*.bias "{lr: 3}"'],
-        ),
-        (["stray"], ["unknown argument stray"]),
-        (["--data.batch_size", "-3"], ["data.batch_size: ", "-3", ">0"]),
-        (["--data.batch_size", "0"], ["data.batch_size: ", "0", ">0"]),
-        (["--data.batch_size", "abc"], ["data.batch_size: ", "'abc'", "Int"]),
-        (["--data.batch_size", "2.5"], ["data.batch_size", "2.5"]),
-        (["--data.val_fraction", "1"], ["data.val_fraction: ", "1", "<1"]),
-        (["--data.num_workers", "-1"], ["data.num_workers: ", "-1", ">=0"]),
-        (["--data.pin_memory", "5"], ["data.pin_memory: '5'", "bool"]),
-        (["--data.batch_size", "null"], ["data.batch_size: ", "null"]),
-        (["--model.lr", "null"], ["model.lr: ", "null"]),
-        (["--model.optimizer", "null"], ["model.optimizer: ", "str", "None"]),
-        (["--model.net.sizes", "null"], ["model.net.sizes: ", "list", "None"]),
-        (["--trainer.num_nodes", "null"], ["trainer.num_nodes", "None"]),
-        (["--model.lr", "-1"], ["model.lr: ", "-1", ">0"]),
-        (["--model.lr", "fast"], ["model.lr: ", "'fast'", "Float"]),
-        (["--model.lr", "inf"], ["model.lr: inf", "out of range"]),
-        (["--model.lr", "1e400"], ["model.lr: inf", "out of range"]),
-        (["--model.lr", "nan"], ["model.lr: ", "nan", ">0"]),
-        (["--data.noise", "inf"], ["data.noise: inf", "out of range"]),
-        (["--model.scheduler_interval", "batch"], ["batch", "'epoch', 'step'"]),
-        (["--model.optimizer", "Addam"], ["Addam", "Adam?"]),
-        (["--model.optimizer_args.amsgrat", "1"], ["amsgrat", "amsgrad?"]),
-        (["--model.optimizer_args", "5"], ["model.optimizer_args: '5'", "dict"]),
-        (["--model.scheduler", "CosineAnealingLR"], ["CosineAnealingLR", "CosineAnnealingLR?"]),
-        (["--model.net", "example.models.mlp.MPL"], ["MPL", "MLP?"]),
-        (["--model.net", "example.model.mlp.MLP"], ["example.model'", "example.models.mlp?"]),
-        (["--model.net", "nowhere.Net"], ["model.net: ", "'nowhere'"]),
-        (["--model.net", "MLP"], ["MLP", "example.models.mlp.MLP"]),
-        (["--model.net", "example.data.synthetic.SyntheticImages"], ["SyntheticImages", "Module"]),
-        (["--model.net.sizes", "abc"], ["model.net.sizes: ", "list", "abc"]),
-        (["--model.net.activation", "foo"], ["foo", "relu"]),
-        (["--model.net.activation", "null"], ["model.net.activation: ", "null"]),
-        (["--model.scheduler", "None"], ["model.scheduler: ", "null"]),
-        (["--name", "None"], ["name: ", "null"]),
-        (["--model.compile_net", ""], ["compile_net ''", "inductor"]),
-        (["--model.optimizer_args.betas", "[0.9]"], ["Adam", "betas"]),
-        (["--model.net.sizes", "[192]"], ["[192]"]),
-        (
-            ["--data", "example.data.synthetic.SyntheticImage"],
-            ["SyntheticImage'", "SyntheticImages?"],
-        ),
-        (
-            ["--data", "example.models.mlp.MLP"],
-            ["data: 'example.models.mlp.MLP'", "LightningDataModule"],
-        ),
-        (["--trainer.max_epochs", "five"], ["trainer.max_epochs: 'five'", "int"]),
-        (["--trainer.max_epochs", "-5"], ["max_epochs", "-5"]),
-        (["--trainer.min_epochs", "-1"], ["trainer.min_epochs: '-1'", ">=0"]),
-        (["--trainer.min_steps", "-1"], ["trainer.min_steps: '-1'", ">=0"]),
-        (["--trainer.log_every_n_steps", "-1"], ["trainer.log_every_n_steps: '-1'", ">=0"]),
-        (["--trainer.num_sanity_val_steps", "-2"], ["trainer.num_sanity_val_steps: '-2'", ">=-1"]),
-        (["--trainer.gradient_clip_val", "-1"], ["trainer.gradient_clip_val: '-1'", ">=0"]),
-        (
-            ["--trainer.accumulate_grad_batches", "0"],
-            ["trainer.accumulate_grad_batches: ", "0", ">0"],
-        ),
-        (
-            ["--trainer.check_val_every_n_epoch", "0"],
-            ["trainer.check_val_every_n_epoch: '0'", ">0"],
-        ),
-        (["--trainer.val_check_interval", "0"], ["val_check_interval 0"]),
-        (["--trainer.val_check_interval", "0.0"], ["val_check_interval 0"]),
-        (["--seed_everything", "null"], ["seed_everything", "None"]),
-        (["--trainer.max_epochs"], ["--trainer.max_epochs"]),
-        (["--config"], ["--config", "expected one argument"]),
-        (["--trainer", "5"], ["trainer: ", "'5'"]),
-        (["--trainer.accelerator", "5"], ["accelerator", "'5'", "cpu"]),
-        (["--trainer.precision", "17"], ["17", "16-mixed"]),
-        (["--trainer.strategy", "foo"], ["foo"]),
-        (["--trainer.accelerator", "foo"], ["foo", "cpu"]),
-        (["--trainer.devices", "abc"], ["abc"]),
-        (["--trainer.limit_val_batches", "2.5"], ["limit_val_batches", "2.5"]),
-        (["--trainer.max_time", "abc"], ["abc"]),
-        (["--trainer.callbacks", "Foo"], ["Foo"]),
-        (["--trainer.callbacks", "mine.Foo"], ["No module named 'mine'"]),
-        (["--seed_everything", "abc"], ["abc"]),
-        (["--seed_everything", "-4"], ["seed_everything: '-4'", ">=0"]),
-        (["--patience", "0"], ["patience: '0'", ">0"]),
-        (["--monitor", "val/f1"], ["val/f1", "val/acc"]),
-        (["--name", "../x"], ["../x"]),
-        (["--patience", "3", "--data.val_fraction", "0"], ["--patience 3", "val_fraction"]),
-        (
-            ["--model.scheduler", "ReduceLROnPlateau", "--data.val_fraction", "0"],
-            ["ReduceLROnPlateau", "val_fraction"],
-        ),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_a_wrong_flag(
-    train: Train, tmp_path: Path, capsys: Any, flags: list[str], expected: list[str]
-) -> None:
-    error = fails(capsys, 2, lambda: train(*flags))
+# a command line, and what its error names
+WRONG_FLAGS = """
+--trainer.max_epoch 3 | --trainer.max_epoch; | --trainer.max_epochs?
+--figures_every_n_epochs -1 | figures_every_n_epochs: | -1 | >=0
+--data.batchsize 3 | data.batchsize | batch_size?
+--model.net.size [1] | model.net.size | sizes?
+--modle.lr 1 | --modle.lr | --model.lr?
+--nam x | --nam; | --name?
+--foo=1 | --foo
+--model.parameter_groups.layers.1.lr 0.1 | --model.parameter_groups.layers.1 "{lr: 0.1}"
+--model.init_args.parameter_groups.*.bias.lr=3 | --model.parameter_groups.*.bias "{lr: 3}"
+stray | unknown argument stray
+--data.batch_size -3 | data.batch_size: | -3 | >0
+--data.batch_size 2.5 | data.batch_size | 2.5
+--data.val_fraction 1 | data.val_fraction: | 1 | <1
+--data.num_workers -1 | data.num_workers: | -1 | >=0
+--data.pin_memory 5 | data.pin_memory: '5' | bool
+--data.batch_size null | data.batch_size: | null
+--model.lr null | model.lr: | null
+--model.optimizer null | model.optimizer: | str | None
+--model.net.sizes null | model.net.sizes: | list | None
+--trainer.num_nodes null | trainer.num_nodes | None
+--model.lr -1 | model.lr: | -1 | >0
+--model.lr fast | model.lr: | 'fast' | Float
+--model.lr inf | model.lr: inf | out of range
+--model.lr nan | model.lr: | nan | >0
+--model.scheduler_interval batch | batch | 'epoch', 'step'
+--model.optimizer Addam | Addam | Adam?
+--model.optimizer_args.amsgrat 1 | amsgrat | amsgrad?
+--model.optimizer_args 5 | model.optimizer_args: '5' | dict
+--model.scheduler CosineAnealingLR | CosineAnealingLR | CosineAnnealingLR?
+--model.net example.models.mlp.MPL | MPL | MLP?
+--model.net example.model.mlp.MLP | example.model' | example.models.mlp?
+--model.net nowhere.Net | model.net: | 'nowhere'
+--model.net MLP | MLP | example.models.mlp.MLP
+--model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
+--model.net.sizes abc | model.net.sizes: | list | abc
+--model.net.activation foo | foo | relu
+--model.net.activation null | model.net.activation: | null
+--model.scheduler None | model.scheduler: | null
+--name None | name: | null
+--model.compile_net= | compile_net '' | inductor
+--model.optimizer_args.betas [0.9] | Adam | betas
+--model.net.sizes [192] | [192]
+--data example.data.synthetic.SyntheticImage | SyntheticImage' | SyntheticImages?
+--data example.models.mlp.MLP | data: 'example.models.mlp.MLP' | LightningDataModule
+--trainer.max_epochs five | trainer.max_epochs: 'five' | int
+--trainer.max_epochs -5 | max_epochs | -5
+--trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
+--trainer.num_sanity_val_steps -2 | trainer.num_sanity_val_steps: '-2' | >=-1
+--trainer.gradient_clip_val -1 | trainer.gradient_clip_val: '-1' | >=0
+--trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | 0 | >0
+--trainer.check_val_every_n_epoch 0 | trainer.check_val_every_n_epoch: '0' | >0
+--trainer.val_check_interval 0 | val_check_interval 0
+--seed_everything null | seed_everything | None
+--trainer.max_epochs | --trainer.max_epochs
+--config | --config | expected one argument
+--trainer 5 | trainer: | '5'
+--trainer.accelerator 5 | accelerator | '5' | cpu
+--trainer.precision 17 | 17 | 16-mixed
+--trainer.accelerator foo | foo | cpu
+--trainer.devices abc | abc
+--trainer.limit_val_batches 2.5 | limit_val_batches | 2.5
+--trainer.max_time abc | abc
+--trainer.callbacks Foo | Foo
+--trainer.callbacks mine.Foo | No module named 'mine'
+--seed_everything abc | abc
+--seed_everything -4 | seed_everything: '-4' | >=0
+--patience 0 | patience: '0' | >0
+--monitor val/f1 | val/f1 | val/acc
+--name ../x | ../x
+--patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
+--model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
+"""
+
+
+@pytest.mark.parametrize("line", WRONG_FLAGS.strip().splitlines())
+def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> None:
+    flags, *expected = line.split(" | ")
+    error = fails(capsys, 2, lambda: train(*flags.split()))
     for part in expected:
         assert part in error
     assert not list(tmp_path.iterdir())
 
 
+# a command line, and what its error names
+DOES_NOT_FIT = """
+--trainer.accelerator gpu | gpu | cpu
+--trainer.devices 0 | 0
+--trainer.num_nodes 2 | trainer.num_nodes 2 | torchrun
+--ckpt_path last | last | tiny
+--ckpt_path best | best | tiny
+--ckpt_path none.ckpt | none.ckpt
+--data.batch_size 1000 | 1000 | 315
+--model.net.sizes [191,4] | MLP | (3, 8, 8)
+--model.net.sizes [192,3] | 3 outputs | 4 classes
+--model.net.sizes [192,9] | 9 outputs | 4 classes
+--model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
+--model.net torch.nn.GRUCell --model.net.input_size=9 --model.net.hidden_size=4 | GRUCell
+--model.net torch.nn.ParameterList | ParameterList | (3, 8, 8)
+--model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
+"""
+
+
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--trainer.accelerator", "gpu"], ["gpu", "cpu"]),
-        (
-            ["--trainer.accelerator", "auto", "--trainer.devices", "2"],
-            ["2", "--trainer.strategy ddp"],
-        ),
-        (["--trainer.devices", "[1]"], ["[1]", "--trainer.devices 1"]),
-        (["--trainer.devices", "0"], ["0"]),
-        (["--trainer.num_nodes", "2"], ["trainer.num_nodes 2", "torchrun"]),
-        (["--trainer.devices", "999", "--trainer.strategy", "ddp"], ["999"]),
-        (["--ckpt_path", "last"], ["last", "tiny"]),
-        (["--ckpt_path", "best"], ["best", "tiny"]),
-        (["--ckpt_path", "none.ckpt"], ["none.ckpt"]),
-        (["--data.batch_size", "1000"], ["1000", "315"]),
-        (["--model.net.sizes", "[191,4]"], ["MLP", "(3, 8, 8)"]),
-        (["--model.net.sizes", "[192,3]"], ["3 outputs", "4 classes"]),
-        (["--model.net.sizes", "[192,9]"], ["9 outputs", "4 classes"]),
-        pytest.param(
-            ["--model.net", "torchvision.models.vit_b_32"],
-            ["VisionTransformer", "(3, 8, 8)", "224", "image_shape"],
-            marks=pytest.mark.slow,
-        ),
-        (
-            argv(
-                "--model.net torch.nn.Embedding --model.net.num_embeddings=4",
-                "--model.net.embedding_dim=4",
-            ),
-            ["Long"],
-        ),
-        (
-            argv("--model.net torch.nn.GRUCell --model.net.input_size=9 --model.net.hidden_size=4"),
-            ["GRUCell"],
-        ),
-        (["--model.net", "torch.nn.ParameterList"], ["ParameterList", "(3, 8, 8)"]),
-        (["--model.net", "test_cli.Broken", "--model.net.where", "below"], ["Broken", "(3, 8, 8)"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
+@pytest.mark.parametrize("line", DOES_NOT_FIT.strip().splitlines())
 def test_what_is_not_there_or_does_not_fit(
-    train: Train,
-    tmp_path: Path,
-    capsys: Any,
-    flags: list[str],
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train, tmp_path: Path, capsys: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightbase.devices.devices.num_gpus", lambda: 0)
-    error = fails(capsys, 1, lambda: train(*flags))
+    flags, *expected = line.split(" | ")
+    error = fails(capsys, 1, lambda: train(*flags.split()))
     for part in expected:
         assert part in error
     assert not list(tmp_path.iterdir())
@@ -226,15 +169,11 @@ def test_what_is_not_there_or_does_not_fit(
         ("hello", ["str"]),
         ("- 1\n- 2\n", ["list"]),
         ("a: [1\nb: }", ["line 2"]),
-        ("a: b: c", ["line 1"]),
         ("trainer: 5\n", ["trainer", "5"]),
-        ("trainer: [1]\n", ["trainer", "[1]"]),
         ("data: 5\n", ["data", "5"]),
         (b"\x00\x01\x02", ["YAML"]),
         (bytes(range(256)), ["decode byte 0x80"]),
         (TEXT.replace("max_epochs", "max_epoch"), ["trainer.max_epoch", "max_epochs?"]),
-        (TEXT.replace("lr:", "learning_rate:"), ["model.learning_rate", "lr"]),
-        (TEXT.replace("batch_size", "batchsize"), ["data.batchsize", "batch_size?"]),
         (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
         (TEXT + "modle: 3\n", ["modle", "model?"]),
         (TEXT + "trainer: {max_epochs: 9}\n", ["'trainer' stands twice", "line 27"]),
@@ -243,7 +182,6 @@ def test_what_is_not_there_or_does_not_fit(
             ["trainer.callbacks.monitr", "monitor?"],
         ),
         (TEXT + EARLY_STOPPING.replace("3", "abc"), ["trainer.callbacks.patience: ", "int", "abc"]),
-        (TEXT + EARLY_STOPPING.replace("EarlyS", "EarlyZ"), ["EarlyZtopping", "EarlyStopping?"]),
         (
             "model: {class_path: example.classifier.Classifier, lr: 3}",
             ["model.class_path: ", "init_args"],
@@ -252,12 +190,10 @@ def test_what_is_not_there_or_does_not_fit(
             "data: {clas_path: example.data.synthetic.SyntheticImages}",
             ["data.clas_path", "class_path?"],
         ),
-        (TEXT.replace("0.01", "fast"), ["lr", "fast"]),
         (TEXT.replace("0.01", ""), ["model.lr: ", "null"]),
         (TEXT.replace("lr: 0.01", "lr: .inf"), ["model.lr: inf", "out of range"]),
         (TEXT + "seed_everything:\n", ["seed_everything: null"]),
         (TEXT + "  gradient_clip_val: .inf\n", ["trainer.gradient_clip_val: inf"]),
-        (TEXT + "  limit_train_batches: .nan\n", ["limit_train_batches", "nan"]),
         (
             TEXT
             + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
@@ -266,22 +202,10 @@ def test_what_is_not_there_or_does_not_fit(
             ["ModelCheckpoint", "save_last"],
         ),
         (
-            TEXT
-            + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
-                "patience: 3", "filename: best"
-            ),
-            ["ModelCheckpoint", "best"],
-        ),
-        (
             TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1],
             ["more than one", "EarlyStopping"],
         ),
-        (TEXT.replace("batch_size: 16", "batch_size:"), ["data.batch_size: ", "null"]),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), ["model.net: ", "required: sizes"]),
-        (TEXT.replace("batch_size: 16", "batch_size: 0"), ["data.batch_size: ", "0 ", ">0"]),
-        (TEXT.replace("[192, 16, 4]", "[192, x, 4]"), ["model.net.sizes: ", "int", "x"]),
-        (TEXT.replace("mlp.MLP", "mlp.MPL"), ["MPL", "MLP?"]),
-        (TEXT.replace("data.synthetic", "data.synthtic"), ["synthtic", "synthetic?"]),
         (TEXT.split("model:")[0] + "data:" + TEXT.split("data:")[1], ["model: ", "required: net"]),
         (TEXT.split("data:")[0], ["required: data"]),
     ],
@@ -376,7 +300,7 @@ def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: 
 
 def printed(capsys: Any, *args: str) -> dict[str, Any]:
     with pytest.raises(SystemExit) as caught:
-        main(argv(*args, "--print_config"))
+        main([*args, "--print_config"])
     assert not caught.value.code
     return yaml.safe_load(capsys.readouterr().out)
 
@@ -414,11 +338,12 @@ def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earli
 def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
     found = printed(
         capsys,
-        "--config",
-        TINY,
-        "--data.batch_size 256 --data.data_dir x --model.lr 0.1 --model.optimizer SGD",
-        "--model.optimizer_args.momentum 0.9 --model.optimizer_args.nesterov=true",
-        "--trainer.gradient_clip_val 1 --seed_everything 7 --name try2 --model.net.sizes [2,3]",
+        *("--config", TINY, *words("--data.batch_size 256 --data.data_dir x --model.lr 0.1")),
+        *words(
+            "--model.optimizer SGD --model.optimizer_args.momentum 0.9 "
+            "--model.optimizer_args.nesterov=true --trainer.gradient_clip_val 1 "
+            "--seed_everything 7 --name try2 --model.net.sizes [2,3]"
+        ),
     )
     data, model = found["data"]["init_args"], found["model"]["init_args"]
     assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (
@@ -477,7 +402,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
-    flags = argv(
+    flags = words(
         "--trainer.limit_val_batches 1 --trainer.val_check_interval 3 --trainer.limit_test_batches"
     )
     found = printed(capsys, "--config", TINY, *flags, "0.5")["trainer"]
@@ -497,9 +422,9 @@ def test_help_fits_on_two_screens_and_names_the_common_flags(capsys: Any) -> Non
         main(["--help"])
     text = capsys.readouterr().out
     # it lists the classes that other tests have imported, too
-    of_tests = re.compile("test_|example[.]|small[.]")
-    assert len([line for line in text.splitlines() if not of_tests.search(line)]) < 120
-    for flag in argv(
+    lines = [line for line in text.splitlines() if "test_" not in line and "project." not in line]
+    assert len(lines) < 120
+    for flag in words(
         "--config --ckpt_path --trainer.precision --data --model --patience --monitor"
     ):
         assert flag in text
@@ -515,13 +440,6 @@ def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_da
     assert "python scripts/train.py --config configs/" in first[1]
 
 
-def test_one_line_tells_the_devices(train: Train, capsys: Any) -> None:
-    train("--trainer.fast_dev_run", "true")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Device: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith("Device: CPU (")
-
-
 class OwnSystem(LightningModule):
     """A system that is no Classifier: own arguments, own defaults, hyper-parameters that are not
     plain, no `net`."""
@@ -532,10 +450,8 @@ class OwnSystem(LightningModule):
         self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")
     ) -> None:
         super().__init__()
-        mean, activation = (
-            tv_tensors.Image(torch.rand(3, 1, 1)),
-            nn.ReLU().forward,
-        )  # safe loading refuses both
+        # safe loading refuses both
+        mean, activation = tv_tensors.Image(torch.rand(3, 1, 1)), nn.ReLU().forward
         self.save_hyperparameters("num_inputs", "lr", "optimizer", "where")
         self.save_hyperparameters({"mean": mean, "activations": [activation, {1: activation}]})
         self.linear = nn.Linear(num_inputs, 4)
@@ -585,6 +501,9 @@ class OwnData(LightningDataModule):
         return self.train_dataloader()
 
 
+SET_BY_CLASSES = ("optimizer", "lr", "batch_size")
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -596,17 +515,15 @@ def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation
 ) -> None:
     config = tmp_path / "own.yaml"
     data = TEXT.split("data:")[1]
-    config.write_text(
-        "name: own\nmodel: "
-        f"{{class_path: test_cli.OwnSystem, init_args: {{num_inputs: 192}}}}\ndata:{data}"
-    )
+    model = "{class_path: test_cli.OwnSystem, init_args: {num_inputs: 192}}"
+    config.write_text(f"name: own\nmodel: {model}\ndata:{data}")
     result = train("--monitor", "val/loss", config=str(config))
     import test_cli
 
     assert test_cli.OwnSystem.built == [(0.25, "own")]
     path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
     assert script("evaluate")(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
-    train("--monitor val/loss --ckpt_path last --trainer.max_epochs 3", config=str(config))
+    train(*words("--monitor val/loss --ckpt_path last --trainer.max_epochs 3"), config=str(config))
     with pytest.raises(SystemExit) as caught:
         script("predict")(["--ckpt_path", str(path), "x.png"])
     assert caught.value.code == 1
@@ -640,7 +557,7 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    flags = argv(
+    flags = words(
         "--model named_by_flags.Mine --data=named_by_flags.MyData --trainer.default_root_dir runs"
     )
     main([*flags, "--trainer.max_epochs", "1", "--device_monitor", "false"])
@@ -665,9 +582,8 @@ def test_the_repositorys_root_is_importable_from_anywhere(
 
 
 def test_a_switch_needs_no_true(capsys: Any) -> None:
-    found = printed(
-        capsys, "--config", TINY, "--trainer.fast_dev_run --keep_every_epoch --step_timer false"
-    )
+    flags = words("--trainer.fast_dev_run --keep_every_epoch --step_timer false")
+    found = printed(capsys, "--config", TINY, *flags)
     assert found["trainer"]["fast_dev_run"] is True
     assert found["keep_every_epoch"] is True
     assert found["step_timer"] is False
@@ -677,20 +593,16 @@ def test_a_switch_needs_no_true(capsys: Any) -> None:
 def test_classes_of_ones_own_over_a_config_of_others(
     train: Train, tmp_path: Path, capsys: Any
 ) -> None:
-    text = (
-        TEXT.replace("  optimizer: Adam\n", "")
-        .replace("  lr: 0.01\n", "")
-        .replace("    batch_size: 16\n", "")
-    )
     config = tmp_path / "short.yaml"
-    config.write_text(text)
-    flags = argv("--config", config, "--model test_cli.OwnClassifier --data test_cli.OwnImages")
-    found = printed(capsys, *flags)
-    assert found["model"]["class_path"] == "test_cli.OwnClassifier"
-    assert found["model"]["init_args"]["optimizer"] == "AdamW"
-    assert found["model"]["init_args"]["lr"] == 0.5
-    assert found["data"]["class_path"] == "test_cli.OwnImages"
-    train(*flags[2:], config=str(config))
+    lines = [line for line in TEXT.splitlines() if line.split(":")[0].strip() not in SET_BY_CLASSES]
+    config.write_text("\n".join(lines))
+    flags = words("--model test_cli.OwnClassifier --data test_cli.OwnImages")
+    parsed = printed(capsys, "--config", str(config), *flags)
+    assert parsed["model"]["class_path"] == "test_cli.OwnClassifier"
+    assert parsed["model"]["init_args"]["optimizer"] == "AdamW"
+    assert parsed["model"]["init_args"]["lr"] == 0.5
+    assert parsed["data"]["class_path"] == "test_cli.OwnImages"
+    train(*flags, config=str(config))
 
 
 @pytest.mark.usefixtures("own")
@@ -701,27 +613,11 @@ def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Pa
     assert '"epochs": 2' in metrics
 
 
-@pytest.mark.slow
-def test_a_network_of_another_package(train: Train, tmp_path: Path) -> None:
-    flags = argv(
-        "--model.net torchvision.models.resnet18 --model.net.num_classes 4 --data.num_train 60"
-    )
-    train(*flags, "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
-    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert script("evaluate")(["--ckpt_path", str(path)])["test/num_samples"] == 75
-
-
 @pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
 def test_a_logger_of_ones_own(train: Train, tmp_path: Path, logger: str) -> None:
     name = f"lightning.pytorch.loggers.{logger}"
-    train(
-        "--trainer.logger",
-        name,
-        "--trainer.logger.save_dir",
-        tmp_path / "own",
-        "--trainer.logger.name",
-        "x",
-    )
+    place = f"--trainer.logger.save_dir={tmp_path / 'own'}"
+    train("--trainer.logger", name, place, "--trainer.logger.name=x")
     assert list((tmp_path / "own" / "x" / "version_0").iterdir())
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
 
@@ -732,32 +628,30 @@ def test_a_failed_resume_leaves_the_config_of_the_run(
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
     before = config.read_text()
-    flags = argv("--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001")
+    flags = words("--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001")
     with pytest.raises(SystemExit):
         train(*flags)
     assert config.read_text() == before
 
 
+# a command line, and what its error names
+MORE_WRONG_FLAGS = """
+--trainer.val_check_interval 1000 | val_check_interval
+--trainer.accelerator tpu | trainer flags
+--model.scheduler StepLR --model.scheduler_args.step_size 0 | StepLR
+--model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
+--model.optimizer SparseAdam | SparseAdam
+--monitor train/foo --patience 2 | train/foo
+--monitor val/f1 --trainer.num_sanity_val_steps 0 | val/f1
+--model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--trainer.val_check_interval", "1000"], "val_check_interval"),
-        (["--trainer.accelerator", "tpu"], "trainer flags"),
-        (["--model.scheduler", "StepLR", "--model.scheduler_args.step_size", "0"], "StepLR"),
-        (["--model.scheduler", "ExponentialLR", "--model.scheduler_args.gamma", "abc"], "abc"),
-        (["--model.optimizer", "SparseAdam"], "SparseAdam"),
-        (["--monitor", "train/foo", "--patience", "2"], "train/foo"),
-        (["--monitor", "val/f1", "--trainer.num_sanity_val_steps", "0"], "val/f1"),
-        (
-            ["--model.scheduler", "CosineAnnealingLR", "--trainer.max_epochs", "-1"],
-            "CosineAnnealingLR",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
-)
-def test_more_wrong_flags(train: Train, capsys: Any, flags: list[str], expected: str) -> None:
-    assert expected in fails(capsys, 2, lambda: train(*flags))
+@pytest.mark.parametrize("line", MORE_WRONG_FLAGS.strip().splitlines())
+def test_more_wrong_flags(train: Train, capsys: Any, line: str) -> None:
+    flags, expected = line.split(" | ")
+    assert expected in fails(capsys, 2, lambda: train(*flags.split()))
 
 
 @pytest.mark.parametrize(
@@ -783,30 +677,15 @@ class Implicit(MLP):
 
 @pytest.mark.usefixtures("own")
 def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
-    flags = argv("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")
+    flags = words("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")
     own = ("--model.net", "test_cli.Implicit", "--model.net.sizes", "[192,4]")
     assert train(*flags, *own)["steps"] == 3
-
-
-def test_numbers_that_are_none_become_null_in_json(train: Train, tmp_path: Path) -> None:
-    result = train(
-        "--model.optimizer SGD --model.lr 1e30 --stop_on_nan false --trainer.max_epochs 1"
-    )
-    assert result["test/loss"] != result["test/loss"]
-    metrics = json.loads(
-        (tmp_path / "tiny" / "version_0" / "metrics.json").read_text(), parse_constant=pytest.fail
-    )
-    assert metrics["test/loss"] is None
 
 
 def test_a_drawn_seed_is_another_one_each_time_and_is_noted(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
-    found = set()
-    for number in range(2):
+    for _ in range(2):
         train("--seed_everything", "true", "--trainer.max_epochs", 1)
-        config = yaml.safe_load(
-            (tmp_path / "tiny" / f"version_{number}" / "config.yaml").read_text()
-        )
-        found.add(config["seed_everything"])
-    assert len(found) == 2
+    configs = [yaml.safe_load(path.read_text()) for path in tmp_path.rglob("config.yaml")]
+    assert len({config["seed_everything"] for config in configs}) == 2

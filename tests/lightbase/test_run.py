@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lightbase.errors import UserError
-from lightbase.folder import Run, folder_to_continue
+from lightbase.folder import Run, folder_to_continue, json_text
 from lightbase.run.record import hyper_parameters
 
 
@@ -72,3 +72,8 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
     assert "model.scheduler" not in found
     assert "data.num_workers" not in found
     assert all(isinstance(value, bool | int | float | str) for value in found.values())
+
+
+def test_json_has_null_for_numbers_that_it_lacks() -> None:
+    text = json_text({"loss": float("nan"), "time": float("inf"), "acc": 0.5, "name": "x"})
+    assert text == '{"loss": null, "time": null, "acc": 0.5, "name": "x"}'

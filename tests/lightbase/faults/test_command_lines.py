@@ -31,6 +31,10 @@ BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
 BASE["data"]["init_args"] |= {"num_train": 96, "num_test": 24}
 
 
+def texts(joined: str) -> tuple[str, ...]:
+    return tuple(joined.split("|"))
+
+
 class Values(NamedTuple):
     """What a person may type for a flag.
 
@@ -50,39 +54,8 @@ class Values(NamedTuple):
         return Values((*self.possible, *possible), (*kept, *impossible), (*self.others, *others))
 
 
-WORDS = (
-    "abc",
-    "fünf",
-    "日本",
-    "1,5",
-    "1 2",
-    "[1]",
-    "[]",
-    "{a: 1}",
-    "{}",
-    "1e",
-    "--1",
-    "'",
-    "[1",
-    "a: b: c",
-    "%",
-)
-NOT_A_NUMBER = (
-    *WORDS,
-    "null",
-    "",
-    " ",
-    "nan",
-    ".nan",
-    "true",
-    "inf",
-    "-inf",
-    ".inf",
-    "1e400",
-    "-1",
-    "-0.5",
-    "-1e9",
-)
+WORDS = texts("abc|fünf|日本|1,5|1 2|[1]|[]|{a: 1}|{}|1e|--1|'|[1|a: b: c|%")
+NOT_A_NUMBER = (*WORDS, *texts("null|| |nan|.nan|true|inf|-inf|.inf|1e400|-1|-0.5|-1e9"))
 COUNT = Values(
     ("1", "2"), (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"), ("02", "1.0", "0x2", "1e0", "٢", "1_")
 )
@@ -147,30 +120,13 @@ FLAGS = {
     ),
     "model": one_of(
         "example.classifier.Classifier",
-        near=(
-            "example.clasifier.Classifier",
-            "Clasifier",
-            "torch.nn.Linear",
-            "os.system",
-            "null",
-            "nan",
-            "5",
-        ),
+        near=texts("example.clasifier.Classifier|Clasifier|torch.nn.Linear|os.system|null|nan|5"),
         others=("example.regressor.Regressor", "Classifier", "Regressor"),
     ),
     "model.lr": POSITIVE.but("0.5"),
     "model.optimizer": one_of(
         *("SGD", "AdamW", "RMSprop", "torch.optim.Adagrad"),
-        near=(
-            "Addam",
-            "sgd",
-            "Optimizer",
-            "torch.optim.Optimiser",
-            "torch.nn.Linear",
-            "null",
-            "nan",
-            "torch.",
-        ),
+        near=texts("Addam|sgd|Optimizer|torch.optim.Optimiser|torch.nn.Linear|null|nan|torch."),
         others=("LBFGS", "SparseAdam", "Adafactor", "Muon"),
     ),
     "model.optimizer_args": Values(
@@ -183,24 +139,13 @@ FLAGS = {
         ("[0.9,0.99]",), ("[2,3]", "abc", "-1"), ("[0.9]", "0.9", "null")
     ),
     "model.scheduler": one_of(
-        *(
-            "CosineAnnealingLR",
-            "ExponentialLR",
-            "WarmupCosineLR",
-            "FinalDecayLR",
-            "ReduceLROnPlateau",
-            "null",
+        *texts(
+            "CosineAnnealingLR|ExponentialLR|WarmupCosineLR|FinalDecayLR|ReduceLROnPlateau|null"
         ),
         near=("CosineAnealingLR", "cosine", "LRScheduler", "torch.optim.SGD", "true", "nan"),
         others=("StepLR", "OneCycleLR", "CyclicLR", "LambdaLR", "MultiStepLR", "SequentialLR"),
     )._replace(
-        possible=(
-            "CosineAnnealingLR",
-            "WarmupCosineLR",
-            "FinalDecayLR",
-            "ReduceLROnPlateau",
-            "null",
-        )
+        possible=texts("CosineAnnealingLR|WarmupCosineLR|FinalDecayLR|ReduceLROnPlateau|null")
     ),
     "model.scheduler_args": Values(
         ("{}", "null"), ("[1]", "5", "abc"), ("{warmup_steps: 3}", "{eta_min: 0.1}", "")
@@ -212,50 +157,19 @@ FLAGS = {
     "model.compile_net": one_of("null", "eager", near=("inducter", "true", "nan"), others=()),
     "model.net": one_of(
         *("example.models.mlp.MLP",),
-        near=(
-            "example.models.mlp.MPL",
-            "MLPP",
-            "example.model.mlp.MLP",
-            "torch.nn",
-            "os.getcwd",
-            "torch.zeros",
-            "null",
+        near=texts(
+            "example.models.mlp.MPL|MLPP|example.model.mlp.MLP|torch.nn|os.getcwd|torch.zeros|null"
         ),
-        others=(
-            "torch.nn.Linear",
-            "torch.nn.Identity",
-            "example.models.cnn.CNN",
-            "torchvision.models.resnet18",
-            "MLP",
+        others=texts(
+            "torch.nn.Linear|torch.nn.Identity|example.models.cnn.CNN|"
+            "torchvision.models.resnet18|MLP"
         ),
     ),
     "model.net.sizes": Values(
         ("[192,4]", "[192,8,8,4]", "[192, 1, 4]"),
-        (
-            *(
-                "[192]",
-                "[]",
-                "192",
-                "[0,4]",
-                "[192,0,4]",
-                "[-1]",
-                "[192,x]",
-                "null",
-                "[192,4.5]",
-                "[191,4]",
-                "[192,3]",
-            ),
-            *(
-                "[192,5]",
-                "abc",
-                "{a: 1}",
-                "[192,4",
-                "[[192,4]]",
-                "[192,nan]",
-                "[192,1e400,4]",
-                "[192,-4,4]",
-                "192,4",
-            ),
+        texts(
+            "[192]|[]|192|[0,4]|[192,0,4]|[-1]|[192,x]|null|[192,4.5]|[191,4]|[192,3]|[192,5]|"
+            "abc|{a: 1}|[192,4|[[192,4]]|[192,nan]|[192,1e400,4]|[192,-4,4]|192,4"
         ),
     ),
     "model.net.activation": one_of(
@@ -273,13 +187,8 @@ FLAGS = {
     ),
     "data": one_of(
         *("example.data.synthetic.SyntheticImages",),
-        near=(
-            "example.data.synthetic.SynteticImages",
-            "SyntheticImage",
-            "torch.nn.Linear",
-            "os.system",
-            "nan",
-            "5",
+        near=texts(
+            "example.data.synthetic.SynteticImages|SyntheticImage|torch.nn.Linear|os.system|nan|5"
         ),
         others=("example.data.discs.Discs", "SyntheticImages"),
     ),
@@ -296,20 +205,7 @@ FLAGS = {
     "data.drop_last": SWITCH,
     "data.image_shape": Values(
         ("[3,8,8]", "[3, 4, 16]"),
-        (
-            "[3,8]",
-            "[3,8,8,8]",
-            "[0,8,8]",
-            "[-3,8,8]",
-            "8",
-            "abc",
-            "null",
-            "[a,b,c]",
-            "[3,8,8.5]",
-            "[3,9,8]",
-            "[]",
-            "3,8,8",
-        ),
+        texts("[3,8]|[3,8,8,8]|[0,8,8]|[-3,8,8]|8|abc|null|[a,b,c]|[3,8,8.5]|[3,9,8]|[]|3,8,8"),
     ),
     "data.num_classes": COUNT._replace(possible=("4",)).but(
         impossible=("1", "3", "5", "1000"), others=("2",)
@@ -343,26 +239,17 @@ FLAGS = {
         ("[]", "", "lightning.pytorch.loggers.CSVLogger"),  # which wants a folder
     ),
     "trainer.callbacks": Values(
-        (
-            "null",
-            "[]",
-            "lightning.pytorch.callbacks.ModelSummary",
-            "lightning.pytorch.callbacks.LearningRateMonitor",
+        texts(
+            "null|[]|lightning.pytorch.callbacks.ModelSummary|"
+            "lightning.pytorch.callbacks.LearningRateMonitor"
         ),
-        (
-            "abc",
-            "5",
-            "EarlyStoping",
-            "lightning.pytorch.callbacks.EarlyStoping",
-            "torch.nn.Linear",
-            "EarlyStopping",
-            "nan",
+        texts(
+            "abc|5|EarlyStoping|lightning.pytorch.callbacks.EarlyStoping|torch.nn.Linear|"
+            "EarlyStopping|nan"
         ),
-        (
-            "{}",
-            "",
-            "lightning.pytorch.callbacks.StochasticWeightAveraging",
-            "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+        texts(
+            "{}||lightning.pytorch.callbacks.StochasticWeightAveraging|"
+            "lightning.pytorch.callbacks.GradientAccumulationScheduler"
         ),
     ),
     "trainer.fast_dev_run": SWITCH.but("2", "1", "0", others=("null",)),
