@@ -97,7 +97,7 @@ class Dimension(NamedTuple):
         return f"--{self.flag}={value}"
 
     def distribution(self) -> Any:
-        """The same for Optuna."""
+        """The values as Optuna describes them."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.ends is None:
@@ -226,8 +226,8 @@ class Sweep:
 
     @property
     def lock(self) -> FileLock:
-        """To hold while a trial is taken and while its end is recorded: else a process could take
-        a trial that another one has just finished."""
+        """Held while a trial is taken, and while its end is recorded. Without it a process could
+        take a trial that another process has just finished."""
         return FileLock(self.folder / ".sweep.lock")
 
     def begin(self, config: dict[str, Any], monitor: str | None, mode: str | None) -> None:
@@ -258,6 +258,7 @@ class Sweep:
         self.monitor, self.mode = record["monitor"], record["mode"]
 
     def trials(self) -> list[Trial]:
+        """In the order of their numbers."""
         trials = [Trial.read(file.parent) for file in self.folder.glob("trial_*/trial.json")]
         return sorted(trials, key=lambda trial: trial.number)
 
@@ -354,6 +355,7 @@ class Sweep:
 
 
 def is_grid(dimensions: Sequence[Dimension]) -> bool:
+    """Whether all values are listed."""
     return all(dimension.ends is None for dimension in dimensions)
 
 
@@ -514,12 +516,14 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
 
 
 def check_device(trainer: Any) -> None:
+    """Raise UserError for a trial on several devices, or on a certain one, which workers take."""
     if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
         what = "sweep.py trains a trial on one device"
         raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
 
 
 def visible_gpus() -> list[str]:
+    """Their names in CUDA_VISIBLE_DEVICES."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names.split(",") if names else [str(i) for i in range(num_gpus())]
 
@@ -554,10 +558,12 @@ def show_results(sweep: Sweep) -> None:
 
 
 def command_line(script: str, args: Sequence[str]) -> str:
+    """A command to paste."""
     return shlex.join(["python", short(PROJECT.root / "scripts" / f"{script}.py"), *args])
 
 
 def mean_best(trials: Sequence[Trial]) -> float:
+    """The mean of the monitored metric over folds or seeds."""
     return statistics.fmean(trial.best or 0.0 for trial in trials)
 
 
