@@ -371,8 +371,9 @@ class Report(Callback):
         self.sweep, self.trial = sweep, trial
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # a trial that was stopped and then killed; before its first checkpoint it starts again
-        trainer.should_stop = self.trial.is_below_median and trainer.global_step > 0
+        # stopped below the median, then killed: without a checkpoint the last epoch is repeated
+        epochs = max(self.trial.curve, default=0)
+        trainer.should_stop = self.trial.is_below_median and trainer.current_epoch >= epochs
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.sweep.monitor or "")
