@@ -262,9 +262,11 @@ class Sweep:
         trials = [Trial.read(file.parent) for file in self.folder.glob("trial_*/trial.json")]
         return sorted(trials, key=lambda trial: trial.number)
 
+    def num_ended(self) -> int:
+        return sum(trial.state != "running" for trial in self.trials())
+
     def progress(self) -> str:
-        num_ended = sum(trial.state != "running" for trial in self.trials())
-        return f"{num_ended} of {self.num_trials} trials have ended"
+        return f"{self.num_ended()} of {self.num_trials} trials have ended"
 
     def take_trial(self) -> tuple[Trial, FileLock] | None:
         """Return a trial to train, and its lock, which is held; None when all trials have ended.
@@ -477,7 +479,7 @@ def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
             worker.terminate()
         for worker in workers:
             worker.wait()
-    if any(worker.returncode for worker in workers):
+    if sweep.num_ended() < sweep.num_trials:
         statuses = " and ".join(str(worker.returncode) for worker in workers)
         what = f"{sweep.progress()}; the workers ended with status {statuses}"
         raise UserError(f"{what}\nif a reason is above, correct it; the same command continues")
