@@ -110,7 +110,7 @@ def run_paths(root: Path) -> list[str]:
 
 
 def is_run(folder: Path) -> bool:
-    """Links are not followed."""
+    """Whether a training has begun in the folder. Links are not followed."""
     has_begun = (folder / "config.yaml").is_file() or (folder / ".lock").exists()
     return has_begun and not folder.is_symlink()
 
@@ -166,6 +166,7 @@ def read_run(root: Path, path: str) -> RunInfo:
 
 
 def status_of(folder: Path, trial_folder: Path, trial: dict[str, Any]) -> str:
+    """As of `RunInfo`. trial: The content of trial.json, empty for other runs."""
     # the locks first: the run may be ending now
     if is_running(folder) or (trial and is_running(trial_folder)):
         return "running"
@@ -251,8 +252,8 @@ def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
 
 
 def sort_runs(runs: list[RunInfo], name: str) -> list[RunInfo]:
-    """Sort by a column: the best metric or the smallest value first, no value last. Raises
-    UserError if no column, or several, have this name."""
+    """Sort by a column: the best metric or the smallest value first, runs without a value last.
+    Raises UserError if no column, or several, have this name."""
     rows = as_rows(runs)
     column = find_column(list(rows[0]), name)
     modes: dict[str, str] = {}
@@ -294,9 +295,7 @@ def print_table(rows: Sequence[Row]) -> None:
     if not sys.stdout.isatty():
         print("\n".join(as_table(list(zip(*cells.values(), strict=True)))))
         return
-    for name in columns:
-        if name in ("name", "reason"):
-            continue
+    for name in {*columns} - {"name", "reason"}:
         cells[name] = [shorten(cell) for cell in cells[name]]
     widths = {name: max(map(len, cells[name])) + 2 for name in columns}
     blocks = [columns[:2]]  # each has name and version
@@ -323,6 +322,7 @@ def as_text(value: Any, column: str) -> str:
 
 
 def shorten(cell: str) -> str:
+    """Keep the end, which has the name of a class or a file."""
     return cell if len(cell) <= MAX_CELL else f"…{cell[1 - MAX_CELL :]}"
 
 
@@ -396,6 +396,7 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
 
 
 def csv_file(text: str) -> Path:
+    """For add_argument(type=...)."""
     if Path(text).suffix != ".csv" and not text.startswith("/dev/"):
         message = f"{text}: a file ends with .csv here; the name of a run comes before --csv"
         raise argparse.ArgumentTypeError(message)
@@ -403,6 +404,7 @@ def csv_file(text: str) -> Path:
 
 
 def plot_file(text: str) -> Path:
+    """For add_argument(type=...)."""
     if Path(text).suffix.lower() not in FORMATS:
         raise argparse.ArgumentTypeError(f"{text}: a file ends with {', '.join(FORMATS)}")
     return output_file(text)

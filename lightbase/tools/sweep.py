@@ -96,7 +96,7 @@ class Dimension(NamedTuple):
         return f"--{self.flag}={value}"
 
     def distribution(self) -> Any:
-        """The same for Optuna."""
+        """The values as Optuna describes them."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.ends is None:
@@ -225,8 +225,8 @@ class Sweep:
 
     @property
     def lock(self) -> FileLock:
-        """To hold while a trial is taken and while its end is recorded: else a process could take
-        a trial that another one has just finished."""
+        """Held while a trial is taken, and while its end is recorded. Without it a process could
+        take a trial that another process has just finished."""
         return FileLock(self.folder / ".sweep.lock")
 
     def begin(self, config: dict[str, Any], monitor: str | None, mode: str | None) -> None:
@@ -257,12 +257,15 @@ class Sweep:
         self.monitor, self.mode = record["monitor"], record["mode"]
 
     def trials(self) -> list[Trial]:
+        """In the order of their numbers."""
         trials = [Trial.read(file.parent) for file in self.folder.glob("trial_*/trial.json")]
         return sorted(trials, key=lambda trial: trial.number)
 
+    def num_ended(self) -> int:
+        return sum(trial.state != "running" for trial in self.trials())
+
     def progress(self) -> str:
-        num_ended = sum(trial.state != "running" for trial in self.trials())
-        return f"{num_ended} of {self.num_trials} trials have ended"
+        return f"{self.num_ended()} of {self.num_trials} trials have ended"
 
     def take_trial(self) -> tuple[Trial, FileLock] | None:
         """Return a trial to train, and its lock, which is held; None when all trials have ended.
@@ -353,6 +356,7 @@ class Sweep:
 
 
 def is_grid(dimensions: Sequence[Dimension]) -> bool:
+    """Whether all values are listed."""
     return all(dimension.ends is None for dimension in dimensions)
 
 
@@ -368,8 +372,9 @@ class Report(Callback):
         self.sweep, self.trial = sweep, trial
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # a trial that was stopped and then killed; before its first checkpoint it starts again
-        trainer.should_stop = self.trial.is_below_median and trainer.global_step > 0
+        # stopped below the median, then killed: without a checkpoint the last epoch is repeated
+        epochs = max(self.trial.curve, default=0)
+        trainer.should_stop = self.trial.is_below_median and trainer.current_epoch >= epochs
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.sweep.monitor or "")
@@ -473,7 +478,7 @@ def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
             worker.terminate()
         for worker in workers:
             worker.wait()
-    if any(worker.returncode for worker in workers):
+    if sweep.num_ended() < sweep.num_trials:
         statuses = " and ".join(str(worker.returncode) for worker in workers)
         what = f"{sweep.progress()}; the workers ended with status {statuses}"
         raise UserError(f"{what}\nif a reason is above, correct it; the same command continues")
@@ -513,12 +518,14 @@ def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> Training
 
 
 def check_device(trainer: Any) -> None:
+    """Raise UserError for a trial on several devices, or on a certain one, which workers take."""
     if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
         what = "sweep.py trains a trial on one device"
         raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
 
 
 def visible_gpus() -> list[str]:
+    """Their names in CUDA_VISIBLE_DEVICES."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names.split(",") if names else [str(i) for i in range(num_gpus())]
 
@@ -553,10 +560,12 @@ def show_results(sweep: Sweep) -> None:
 
 
 def command_line(script: str, args: Sequence[str]) -> str:
+    """A command to paste."""
     return shlex.join(["python", short(PROJECT.root / "scripts" / f"{script}.py"), *args])
 
 
 def mean_best(trials: Sequence[Trial]) -> float:
+    """The mean of the monitored metric over folds or seeds."""
     return statistics.fmean(trial.best or 0.0 for trial in trials)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
+from lightbase.folder import PROJECT
 from lightbase.run.train import main as train_main
 from lightbase.tools import sweep as sweep_module
 from lightbase.tools.sweep import Report, Sweep, Trial, main, read_search
@@ -297,9 +298,9 @@ def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
         Report(sweep, trial).on_validation_end(trainer, None)  # type: ignore[arg-type]  # a resume
         assert trainer.should_stop is (trainer.current_epoch == 1), "not in the first epochs"
     assert trial.curve == {1: 9, 2: 9}
-    for trainer.global_step in (0, 10):  # killed after that, before or after a checkpoint
+    for trainer.current_epoch in (1, 2):  # killed before or after the checkpoint of the epoch
         Report(sweep, trial).on_train_start(trainer, None)  # type: ignore[arg-type]
-        assert trainer.should_stop == (trainer.global_step > 0)
+        assert trainer.should_stop == (trainer.current_epoch == 2)
 
 
 @pytest.mark.slow
@@ -365,6 +366,7 @@ def test_every_command_of_the_page_runs(
     tmp_path: Path, mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(PROJECT, "root", REPO)  # the page has commands for the user's configs
     shutil.copytree(REPO / "configs", tmp_path / "configs")
     short = "--trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2"
     short += " --step_timer false --device_monitor false --figures_every_n_epochs 0"
