@@ -65,7 +65,9 @@ def write_config(module: str, root: Path) -> Path:
 def kill(args: list[str]) -> int:
     """Run train.py in a process of its own, which ends itself; its status."""
     command = [sys.executable, "scripts/train.py", *args]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {
+        "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    }
     return programs.start(command, cwd=REPO, env=environment, stdout=subprocess.DEVNULL).wait(60)
 
 
