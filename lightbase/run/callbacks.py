@@ -62,7 +62,7 @@ def make_callbacks(
 
 
 def watching_callbacks(config: Any) -> list[Callback]:
-    """The callbacks that draw and measure, by their flags."""
+    """Build the callbacks that draw and measure, by their flags."""
     callbacks: list[Callback] = []
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
@@ -78,8 +78,8 @@ def watching_callbacks(config: Any) -> list[Callback]:
 
 
 def early_stopping(config: Any, selection: Selection | None) -> Patience:
-    """`choose_selection` has refused --patience without a selection."""
-    assert selection is not None
+    """Build the callback of --patience. It stops by the metric that selects best.ckpt."""
+    assert selection is not None  # choose_selection refuses --patience without a metric
     # Lightning 2.6 cannot choose where it validates by the clock
     is_by_clock = isinstance(config.trainer.val_check_interval, str)
     return Patience(
@@ -91,7 +91,8 @@ def early_stopping(config: Any, selection: Selection | None) -> Patience:
 
 
 def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None) -> list[Callback]:
-    """best.ckpt is written before last.ckpt, which then knows the best value so far."""
+    """Build the callbacks that write checkpoints. best.ckpt is written before last.ckpt, which then
+    holds the best value so far."""
     every_n_epochs: int | None = 1
     if selection:
         every_n_epochs = config.trainer.check_val_every_n_epoch

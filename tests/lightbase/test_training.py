@@ -423,39 +423,25 @@ class OurLoader(LightningDataModule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param((), id="plain"),
-        pytest.param(("--model.scheduler", "CosineAnnealingLR"), id="scheduler"),
-    ],
-)
 @pytest.mark.linux
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    num_workers: int,
-    flags: tuple[str, ...],
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     config = yaml.safe_load(Path(TINY).read_text())
     config["data"] = {
         "class_path": "test_training.OurLoader",
         "init_args": {"num_workers": num_workers},
     }
-    config["model"]["net"] = "test_training.Dropping"
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-
-    def run(*more: object) -> None:
-        args = ("--trainer.max_epochs", 3, "--trainer.callbacks", "test_training.Terminate", *flags)
-        train(*args, *more, config=str(tmp_path / "own.yaml"))
-
-    run("--name", "whole")
+    config["model"] |= {"net": "test_training.Dropping", "scheduler": "CosineAnnealingLR"}
+    config["trainer"] |= {"max_epochs": 3, "callbacks": "test_training.Terminate"}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(config))
+    train("--name whole", config=str(path))
     monkeypatch.setattr(Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
-        run("--name", "cut")
+        train("--name cut", config=str(path))
     monkeypatch.setattr(Terminate, "at_batch", None)
-    run("--name", "cut", "--ckpt_path", "last")
+    train("--name cut --ckpt_path last", config=str(path))
     assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
 
 
@@ -767,15 +753,6 @@ def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: str)
     assert (folder / "metrics.json").exists()
     assert bool(list(folder.glob("events*"))) == ("--trainer.logger" not in flags)
     assert (folder / "checkpoints").exists() == ("enable_checkpointing" not in flags)
-
-
-@pytest.mark.slow
-def test_overfitting_one_batch_repeats_that_batch(train: Train, tmp_path: Path) -> None:
-    flags = argv(
-        "--trainer.overfit_batches 1 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 0"
-    )
-    train(*flags, "--trainer.max_epochs", 30, "--model.lr", 0.02)
-    assert curves(tmp_path / "tiny" / "version_0")["train/acc"][-1][1] == 1
 
 
 @pytest.mark.parametrize(

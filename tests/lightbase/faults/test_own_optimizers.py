@@ -65,7 +65,7 @@ def write_config(module: str, root: Path) -> Path:
 def kill(args: list[str]) -> int:
     """Run train.py in a process of its own, which ends itself; its status."""
     command = [sys.executable, "scripts/train.py", *args]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{HERE}"}
     return programs.start(command, cwd=HERE, env=environment, stdout=subprocess.DEVNULL).wait(60)
 
 
