@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -71,8 +71,14 @@ def why_unreadable(file: Path) -> str:
                 if not any(mark in end for mark in LAST_BYTES):
                     image.load()
     except IMAGE_ERRORS as error:
-        return first_line(error)
+        return reason_of(error)
     return ""
+
+
+def reason_of(error: Exception) -> str:
+    """Pillow's message for a file that is no image would repeat the file's name."""
+    is_no_image = isinstance(error, UnidentifiedImageError)
+    return "not an image, or cut short" if is_no_image else first_line(error)
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -82,7 +88,7 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
         with Image.open(file) as image:
             return to_tensor(image, shape)
     except IMAGE_ERRORS as error:
-        raise UserError(first_line(error)) from error
+        raise UserError(reason_of(error)) from error
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:

@@ -134,7 +134,7 @@ class BaseDataModule(LightningDataModule):
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
 
     def _load_train_and_val(self) -> None:
-        train = self._samples("train")
+        train = self.splits["train"] = self._samples("train")
         if self.fold:
             self.splits["test"], train = split_fold(train, self.fold, bool(self.classes))
         if "val" in self.own_splits:

@@ -23,7 +23,6 @@ import torch
 import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
-from lightbase.data.sampler import EpochBatchSampler
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from paths import HERE, REPO, TINY, script
 from ranks import RunRanks
@@ -35,7 +34,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
-from lightbase.data.batches import ResumableLoader, as_it_is
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader, as_it_is
 from lightbase.data.module import BaseDataModule, Batch
 from lightbase.devices import signals
 from lightbase.devices.processes import StopOnSignal

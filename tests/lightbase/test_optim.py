@@ -127,10 +127,6 @@ def test_schedulers_made_for_steps(scheduler: Any, interval: str) -> None:
     assert interval_of(scheduler) == interval
 
 
-def test_torchs_step_schedule() -> None:
-    assert rates("StepLR", {"step_size": 2, "gamma": 0.5}, 5) == [1, 1, 0.5, 0.5, 0.25]
-
-
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
@@ -189,13 +185,6 @@ def test_a_head_beside_the_network_is_not_lost_to_one_of_the_same_name_in_it() -
     assert [len(parameter) for parameter in rest["params"]] == [4]
 
 
-def test_without_a_rest_there_is_no_empty_group() -> None:
-    net = small_net()
-    assert names_of(grouped(net.named_parameters(), {"*": {"lr": 1.0}}), net) == [
-        [name for name, _ in net.named_parameters()]
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -238,14 +227,6 @@ def test_a_scheduler_of_ones_own_gets_the_highest_rate_as_a_number() -> None:
         "test_optim.OwnScheduler", {}, build_optimizer("SGD", {}, parameter(), lr=1.0), 10
     )
     assert scheduler.get_last_lr() == [0.5]
-
-
-def test_a_single_group_rises_to_its_own_rate() -> None:
-    groups = grouped(small_net().named_parameters(), {"*": {"lr": 8.0}})
-    optimizer = build_optimizer("SGD", {"momentum": 0.9}, groups, lr=1.0)
-    assert (
-        build_scheduler("OneCycleLR", {}, optimizer, 10).optimizer.param_groups[0]["max_lr"] == 8.0
-    )
 
 
 def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:

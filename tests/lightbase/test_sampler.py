@@ -1,5 +1,6 @@
 import pickle
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -25,37 +26,26 @@ def test_evaluation_sees_every_sample_once_whatever_the_ranks(
     assert [len(b) for b in batches] == [len(sampler) for sampler in samplers]
 
 
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (65, 32), (7, 3)])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_training_gives_every_rank_equally_many_full_batches_and_no_sample_twice(
-    num_ranks: int,
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_training_gives_all_ranks_batches_of_the_same_sizes_and_no_sample_twice(
+    num_samples: int, batch_size: int, num_ranks: int, drop_last: bool
 ) -> None:
+    options: Any = {"shuffle": True, "even": True, "drop_last": drop_last, "num_ranks": num_ranks}
     samplers = [
-        EpochBatchSampler(103, 8, shuffle=True, drop_last=True, seed=5, rank=r, num_ranks=num_ranks)
-        for r in range(num_ranks)
-    ]
-    batches = [epoch(sampler, 3) for sampler in samplers]
-    assert {len(b) for b in batches} == {103 // (8 * num_ranks)}
-    assert all(len(batch) == 8 for batch in chain(*batches))
-    seen = list(chain(*chain(*batches)))
-    assert len(seen) == len(set(seen))
-
-
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (65, 32), (7, 3), (3, 5)])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_even_shares_are_as_many_batches_of_the_same_sizes(
-    num_samples: int, batch_size: int, num_ranks: int
-) -> None:
-    samplers = [
-        EpochBatchSampler(
-            num_samples, batch_size, shuffle=True, even=True, rank=r, num_ranks=num_ranks
-        )
-        for r in range(num_ranks)
+        EpochBatchSampler(num_samples, batch_size, rank=rank, **options)
+        for rank in range(num_ranks)
     ]
     batches = [epoch(sampler, 1) for sampler in samplers]
-    sizes = [[len(batch) for batch in own] for own in batches]
-    assert all(own == sizes[0] for own in sizes)
+    sizes = [[len(batch) for batch in of_rank] for of_rank in batches]
+    assert all(of_rank == sizes[0] for of_rank in sizes)
     seen = list(chain(*chain(*batches)))
-    assert len(seen) == len(set(seen)) == num_samples // num_ranks * num_ranks
+    assert len(seen) == len(set(seen))
+    if drop_last:
+        assert sizes[0] == [batch_size] * (num_samples // (batch_size * num_ranks))
+    else:
+        assert len(seen) == num_samples // num_ranks * num_ranks
 
 
 def test_the_ranks_together_make_the_batches_of_one_process() -> None:

@@ -18,7 +18,6 @@ import torch
 import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
-from lightbase.data.sampler import EpochBatchSampler
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from paths import REPO, TINY, argv
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -31,7 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightbase.curves import MayMissSteps
-from lightbase.data.batches import ResumableLoader
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.optim import build_optimizer
 

@@ -34,14 +34,16 @@ def test_a_flipped_image_is_itself_or_its_mirror_and_both_happen() -> None:
     assert flipped.dtype == x.dtype
 
 
-@pytest.mark.parametrize("padding", [1, 4])
-def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding: int) -> None:
+@pytest.mark.parametrize(("padding", "mode"), [(1, "constant"), (4, "constant"), (2, "reflect")])
+def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(
+    padding: int, mode: str
+) -> None:
     torch.manual_seed(0)  # one of the 81 shifts may be missing otherwise
     x = images(1200, size=6)
-    crops = random_crop(x, padding)
+    crops = random_crop(x, padding, mode)  # type: ignore[arg-type]
     assert crops.shape == x.shape
     assert crops.dtype == x.dtype
-    padded = torch.nn.functional.pad(x, [padding] * 4)
+    padded = torch.nn.functional.pad(x.float(), [padding] * 4, mode).byte()
     shifts = range(2 * padding + 1)
     windows = torch.stack(
         [padded[:, :, t : t + 6, left : left + 6] for t in shifts for left in shifts]
@@ -49,16 +51,6 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding:
     found = (windows == crops).flatten(2).all(2)  # (shifts, images)
     assert found.any(0).all()
     assert found.any(1).all()
-
-
-def test_a_reflecting_crop_is_a_window_of_the_reflected_image() -> None:
-    x = images(200, size=6)
-    crops = random_crop(x, 2, "reflect")
-    padded = torch.nn.functional.pad(x.float(), [2] * 4, "reflect").byte()
-    windows = torch.stack(
-        [padded[:, :, t : t + 6, left : left + 6] for t in range(5) for left in range(5)]
-    )
-    assert (windows == crops).flatten(2).all(2).any(0).all()
 
 
 def test_two_epochs_show_each_image_both_ways_and_about_half_mirrored() -> None:
@@ -101,17 +93,6 @@ def test_the_random_numbers_choose_what_they_always_chose(
     assert torch.equal(crops, torch.stack(expected))
     assert crops.is_contiguous()
     assert torch.equal(flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x))
-
-
-def test_random_transforms_follow_the_seed() -> None:
-    x = images()
-
-    def draw(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return random_flip(random_crop(x, 2))
-
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
 
 
 def test_crop_and_flip_happen_as_asked() -> None:
