@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from lightbase.cli.old_names import renamed
+from lightbase.compat import arguments_of
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT
 
@@ -117,7 +118,7 @@ class Parser(LightningArgumentParser):
         self.usage, self.description, self.epilog = USAGE, DESCRIPTION, EPILOG
         for key, group in (self.groups or {}).items():
             group.title = key.capitalize()
-        for action in self._actions:  # argparse has no public list of them
+        for action in arguments_of(self):
             if action.dest in HELP or action.dest.startswith("trainer"):
                 action.help = HELP.get(action.dest, argparse.SUPPRESS)
         return super().format_help(*args)

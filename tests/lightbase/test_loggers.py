@@ -10,8 +10,7 @@ import pytest
 import yaml
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
-from pages import commands, run, write_files
-from paths import REPO, argv
+from paths import argv
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
@@ -303,21 +302,3 @@ def wandb_run() -> Any:
     import wandb
 
     return wandb.run
-
-
-PAGE = (REPO / "docs" / "loggers.md").read_text()
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files(PAGE, tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "online")  # --trainer.logger.offline is stronger
-    for command in commands(PAGE):
-        run(command, tmp_path)
-    logs = tmp_path / "logs"
-    assert {path.name for path in logs.iterdir()} == {"csv", "mlflow", "wandb", "two", "mlruns"}
-    assert list((logs / "wandb" / "version_0" / "wandb").glob("offline-run-*/*.wandb"))
-    for name in ("csv", "two"):
-        assert (logs / name / "version_0" / "metrics.csv").is_file()
-    assert list((logs / "two" / "version_0").glob("events*"))

@@ -10,8 +10,7 @@ import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from pages import commands, run, write_files
-from paths import REPO, script
+from paths import script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -167,24 +166,3 @@ def test_ddp_has_the_norm_of_the_gradient_of_all_processes(train: Train, tmp_pat
     own = {event.step: event.value for event in events_of(folder).Scalars("own")}
     assert sorted(own) == [0, 1, 2]
     assert norms_of(folder) == pytest.approx(own, rel=1e-5)
-
-
-PAGE = (REPO / "docs" / "tensorboard.md").read_text()
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cifar10_dir: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_files(PAGE, tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    ran = [command for command in commands(PAGE) if not command.startswith("tensorboard")]
-    for command in ran:
-        result = run(command, tmp_path)
-        assert "test_class_acc/truck" in result
-        assert "test/top3" in result
-    assert ran
-    assert "test_class_acc/truck" in capsys.readouterr().out

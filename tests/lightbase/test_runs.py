@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +12,12 @@ import pytest
 import yaml
 from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
-from pages import commands, run
-from paths import REPO, script
+from paths import HERE, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
 
-PAGE = (REPO / "docs" / "runs.md").read_text()
 runs = script("runs")
 Train = Callable[..., dict[str, Any]]
 
@@ -277,7 +274,7 @@ def test_the_table_needs_no_torch(root: Path) -> None:
     code += "runpy.run_path('scripts/runs.py', run_name='__main__')\n"
     code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
     command = [sys.executable, "-c", code]
-    output = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout
     assert len(output.splitlines()) == 6
     assert output.splitlines()[-1] == "set()"
 
@@ -325,25 +322,6 @@ def test_the_status_and_the_best_value_of_real_runs(
     curves = runs.read_curves(tmp_path / "tiny" / "version_0")
     assert curves["acc", "val"][1] == [point.value for point in events.Scalars("val/acc")]
     assert {"loss", "acc"} == {measure for measure, _ in curves}
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(
-    train: Train, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    """On runs of a smaller network and data, by the names of the page."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("mnist_mlp", "mnist_mlp", "sweep/trial_1"):
-        train("--name", name, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "logs")
-    for command in commands(PAGE):
-        if inner := re.search(r"\$\((.*)\)", command):
-            capsys.readouterr()
-            run(inner[1], tmp_path)
-            command = command.replace(inner[0], capsys.readouterr().out.strip())
-        run(command, tmp_path)
-    assert (tmp_path / "logs" / "mnist_mlp" / "version_1" / "report.csv").exists()
-    assert (tmp_path / "runs.csv").read_text().count("mnist_mlp") == 2
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])

@@ -20,18 +20,15 @@ import programs
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from pages import commands, run
-from paths import HERE, REPO, TINY, script
+from paths import HERE, TINY, script
 from torch import Tensor, nn
 
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
-from lightbase.folder import PROJECT
 from lightbase.run.train import main as train_main
 from lightbase.tools import sweep as sweep_module
 from lightbase.tools.sweep import Report, Sweep, Trial, main, read_search
 
-PAGE = (REPO / "docs" / "sweep.md").read_text()
 LR = "model.lr=log:1e-3..1e-1"
 TINY_FLAGS = ("--config", TINY, "--trainer.max_epochs", "3")
 Run = Callable[..., list[Trial]]
@@ -359,24 +356,3 @@ def test_the_same_command_continues(tmp_path: Path) -> None:
         alone = train_main([*TINY_FLAGS, "--model.lr", lr, *root])
         loss = trial.result("metrics.json")["test/loss"]
         assert alone["test/loss"] == pytest.approx(loss, abs=1e-7)
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(
-    tmp_path: Path, mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(PROJECT, "root", REPO)  # the page has commands for the user's configs
-    shutil.copytree(REPO / "configs", tmp_path / "configs")
-    short = "--trainer.max_epochs 1 --data.num_samples 600 --trainer.limit_train_batches 2"
-    short += " --step_timer false --device_monitor false --figures_every_n_epochs 0"
-    for command in commands(PAGE):
-        if "scripts/sweep.py" in command:
-            args = shlex.split(command.replace("--trials 20", "--trials 3"))[2:]
-            trials = main([*args, "--trainer.default_root_dir", "logs", *short.split()])
-            assert all(trial.state == "finished" for trial in trials), command
-        else:
-            run(command, tmp_path)
-    names = {"small_net_sweep", "grid", "folds", "folds_lr", "seeds", "two", "fold"}
-    assert {path.name for path in (tmp_path / "logs").iterdir()} == names
-    assert mnist_dir == tmp_path / "data"

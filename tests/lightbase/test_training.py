@@ -19,7 +19,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import REPO, TINY, argv
+from paths import HERE, TINY, argv
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -503,7 +503,7 @@ def begin(
         str(tmp_path),
     ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    how = {"cwd": REPO, "env": environment, "stderr": subprocess.PIPE, **options}
+    how = {"cwd": HERE, "env": environment, "stderr": subprocess.PIPE, **options}
     if new:
         return subprocess.Popen([*command, *map(str, args)], text=True, **how)
     return programs.start([*command, *map(str, args)], **how)
