@@ -86,7 +86,10 @@ trainer:
     histograms = "example.callbacks.weight_histograms.WeightHistograms"
     flags = (
         "--model.test_views=example.data.transforms.mirrored",
-        f"--trainer.callbacks+=[{{class_path: {histograms}, init_args: {{every_n_epochs: 1}}}}]",
+        *(
+            "--trainer.callbacks+",
+            f"[{{class_path: {histograms}, init_args: {{every_n_epochs: 1}}}}]",
+        ),
     )
     train("--config", old, *flags)
     folder = tmp_path / "tiny" / "version_0"

@@ -73,8 +73,11 @@ WRONG = [
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
     (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
-    (["--search", "data.fold=0,1"], "data.fold 0: of how many folds?"),
-    (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "data.fold 2 is none"),
+    (["--search", "data.fold=0,1"], "data.fold 0 with data.num_folds None: there is no such fold"),
+    (
+        ["--search", "data.fold=0,1,2", "--data.num_folds", "2"],
+        "data.fold 2 with data.num_folds 2: there is no such fold",
+    ),
     (["--search", "name=a,b"], "name cannot be searched"),
     (["--search", "monitor=val/acc,val/loss"], "monitor cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag is given twice"),

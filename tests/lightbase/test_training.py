@@ -754,33 +754,6 @@ def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: str)
     assert (folder / "checkpoints").exists() == ("enable_checkpointing" not in flags)
 
 
-@pytest.mark.parametrize(
-    "precision", [pytest.param("16-mixed", marks=pytest.mark.slow), "bf16-mixed"]
-)
-def test_bf16_on_a_cpu_without_it_is_told_to_be_slow(
-    train: Train,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    precision: str,
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    for has_it in (False, True):
-        monkeypatch.setattr("lightbase.cli.training_cli.has_bf16", lambda has_it=has_it: has_it)
-        train("--trainer.precision", precision, "--trainer.fast_dev_run", "true")
-        line = (
-            "This CPU has no bf16 instructions: bf16-mixed is up to ten times slower here "
-            "than 32-true"
-        )
-        assert (line in capsys.readouterr().out) != has_it
-
-
-def test_16_mixed_on_the_cpu_says_what_happens_instead(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train("--trainer.precision", "16-mixed")
-    assert "16-mixed needs a GPU: training in bf16-mixed" in capsys.readouterr().out
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
 def test_training_on_a_gpu(train: Train, tmp_path: Path, precision: str) -> None:
