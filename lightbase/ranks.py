@@ -3,6 +3,8 @@
 import os
 
 # where torchrun, SLURM, LSF and Lightning put the rank; there is no Trainer yet
+# Noted before torch is imported, which takes seconds: the parent process may have ended by then.
+STARTED_BY = os.getppid()
 VARIABLES = ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
 

@@ -21,8 +21,6 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.ranks import rank
 
-# noted before torch is imported, which takes seconds: the parent process may have ended by then
-STARTED_BY = os.getppid()
 # a disk that is full or over quota, a file system without permission or read-only, a file too large
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 

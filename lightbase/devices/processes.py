@@ -17,12 +17,11 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, TorchEl
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightbase.cli.script import STARTED_BY
 from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError, first_line
-from lightbase.ranks import rank
+from lightbase.ranks import STARTED_BY, rank
 
 
 def end_with_parent(is_worker: bool = False) -> None:

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
-from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -28,7 +28,6 @@ from torch import Tensor
 from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
 from lightbase.curves import MayMissSteps, MaySampleSteps
 from lightbase.ranks import say
-from lightbase.watch.step_timer import PhaseClock
 
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 STEP_HOOKS = (
@@ -47,6 +46,10 @@ MODEL_HOOKS = (
     "lr_scheduler_step",
 )
 FP16 = ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
+
+
+class StepProfiler(Profiler):
+    """A profiler that also understands several steps in one call."""
 
 
 class SeveralSteps(SingleDeviceStrategy):
@@ -234,7 +237,7 @@ def misses_batches(callback: Any) -> bool:
 
 
 def flag_obstacle(trainer: Any) -> str | None:
-    has_profiler = not isinstance(trainer.profiler, PassThroughProfiler | PhaseClock)
+    has_profiler = not isinstance(trainer.profiler, PassThroughProfiler | StepProfiler)
     flags = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
         "gradient_clip_val": bool(trainer.gradient_clip_val),

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightbase.curves import log_values, newest_step
+from lightbase.devices.steps import StepProfiler
 from lightbase.ranks import say
 from lightbase.watch import figures
 
@@ -80,7 +81,7 @@ def action_of(name: str) -> Action | None:
     return ACTIONS.get(word)
 
 
-class PhaseClock(Profiler):
+class PhaseClock(StepProfiler):
     """A profiler, which Lightning calls when an action begins or ends, that times the phases.
 
     Every moment of the steps belongs to one phase: an inner phase interrupts the outer one.

@@ -43,6 +43,21 @@ def test_the_library_does_not_import_a_project() -> None:
         assert "example" not in {name.partition(".")[0] for name in imports(path)}, path
 
 
+BELOW = ["tools", "run", "resume", "cli", "watch", "devices", "data"]
+
+
+def test_each_part_imports_parts_below_it() -> None:
+    """As docs/architecture.md draws them. The modules beside these folders know data/ only."""
+    for path in LIGHTBASE.rglob("*.py"):
+        room, *_ = path.relative_to(LIGHTBASE).parts
+        if path.parent != LIGHTBASE:
+            names = {name.split(".")[1] for name in imports(path) if name.startswith("lightbase.")}
+            assert not names & {*BELOW[: BELOW.index(room)]}, path
+        elif path.name != "__init__.py":
+            names = {name.split(".")[1] for name in imports(path) if name.startswith("lightbase.")}
+            assert not names & {*BELOW[:-1]}, path
+
+
 def is_of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
