@@ -42,9 +42,6 @@ MODELS = {  # by the run's name: what differs from tiny.yaml
 }
 LARGE = {
     "cnn": CIFAR + "--model.net example.models.cnn.CIFAR10CNN --model.compile_net aot_eager",
-    "whitened": CIFAR + "--model.net example.models.whitened_cnn.WhitenedCNN "
-    "--model.net.widths [8,8,8] --model.initializer example.models.whitened_cnn.whiten "
-    "--trainer.precision bf16-mixed",
     "vit": CIFAR + "--model.net torchvision.models.VisionTransformer --model.net.image_size 32 "
     "--model.net.patch_size 16 --model.net.num_layers 1 --model.net.num_heads 2 "
     "--model.net.hidden_dim 16 --model.net.mlp_dim 16",

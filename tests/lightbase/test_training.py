@@ -31,7 +31,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import EpochBatchSampler, ResumableLoader
-from lightbase.data.module import BaseDataModule
 from lightbase.optim import build_optimizer
 
 Train = Callable[..., dict[str, Any]]
@@ -566,38 +565,6 @@ class EndsItsWorker(Dataset[Any]):
         if get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.zeros(3, 8, 8), index % 4
-
-
-class DeadlyData(BaseDataModule):
-    classes = ["a", "b", "c", "d"]
-    image_shape = (3, 8, 8)
-
-    def load(self, split: str) -> Any:
-        return EndsItsWorker()
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_worker_that_dies_ends_the_run_in_two_lines(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = tmp_path / "deadly.yaml"
-    net = {"class_path": "example.models.mlp.MLP", "init_args": {"sizes": [192, 4]}}
-    data = {
-        "class_path": "test_training.DeadlyData",
-        "init_args": {"batch_size": 8, "num_workers": 1},
-    }
-    config.write_text(yaml.safe_dump({"name": "deadly", "model": {"net": net}, "data": data}))
-    with pytest.raises(SystemExit) as caught:
-        train("--trainer.accelerator", "cpu", config=str(config))
-    assert caught.value.code == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: a worker process of the data failed: DataLoader worker (pid")
-    assert "--shm-size" in second
-    assert "--data.num_workers 0" in second
 
 
 @pytest.mark.slow
