@@ -119,8 +119,11 @@ class BaseModule(LightningModule):
         self.is_initialized = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
-            raise ValueError(f"compile_net {compile_net!r} is no backend of torch.compile")
+        if compile_net is not None:
+            backends = torch.compiler.list_backends(exclude_tags=())
+            if compile_net not in backends:
+                what = f"compile_net {compile_net!r} is no backend of torch.compile"
+                raise ValueError(f"{what}; inductor is the usual one")
         if weights is not None and initializer is not None:
             what = "model.weights and model.initializer both set weights"
             raise UserError(f"{what}: --model.initializer null", 2)

@@ -57,6 +57,8 @@ def split_fold(samples: Samples, fold: Fold, has_classes: bool) -> tuple[Samples
 
 def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
     """The share of the samples for validation, and the others."""
+    if fraction == 1:
+        raise UserError("data.val_fraction: 1 leaves no sample to train on; give a number <1", 2)
     num, num_val = len(samples), round(len(samples) * fraction)
     if not 0 < num_val < num:
         raise UserError(f"data.val_fraction {fraction} of {num} samples is {num_val} samples")

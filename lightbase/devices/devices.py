@@ -104,6 +104,22 @@ def check_devices(accelerator: Any, devices: Any, num_nodes: int = 1) -> None:
         raise UserError(f"trainer.devices {devices}: GPUs found: {num_found}; {way_out}")
 
 
+def check_cpu_processes(accelerator: Any, devices: Any, strategy: Any) -> None:
+    """Raise UserError if the training is on the CPU and the flags ask for something else than a
+    number of processes that its cores can run."""
+    if accelerator not in ("auto", "cpu") or (accelerator == "auto" and num_gpus()):
+        return
+    number, flag = parse_devices(devices), f"trainer.devices {devices}"
+    if number in ("auto", -1):
+        return
+    if isinstance(number, list) or number < 1:
+        raise UserError(f"{flag}: on a CPU it is a number of processes; use --trainer.devices 1")
+    if number > 1 and strategy == "auto":
+        raise UserError(f"{flag}: several CPU processes need --trainer.strategy ddp")
+    if number > 2 * (os.cpu_count() or 1):
+        raise UserError(f"{flag}: too many processes for {os.cpu_count()} CPU cores")
+
+
 def check_launcher(devices: Any, num_nodes: int) -> None:
     """Raise UserError if the flags do not fit to torchrun or SLURM."""
     started, flag = num_processes_started(), f"trainer.num_nodes {num_nodes}"

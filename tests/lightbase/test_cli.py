@@ -114,6 +114,9 @@ stray | unknown argument stray
 --patience 0 | patience: '0' | >0
 --monitor val/f1 | val/f1 | val/acc
 --name ../x | ../x
+--data.val_fraction 1 | data.val_fraction: | 1 | <1
+--model.compile_net= | compile_net '' | inductor
+--trainer.devices abc | abc
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
 --model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
 """
@@ -131,7 +134,11 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> N
 # a command line, and what its error names
 DOES_NOT_FIT = """
 --trainer.accelerator gpu | gpu | cpu
+--trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
+--trainer.accelerator auto --trainer.devices [1] | [1] | --trainer.devices 1
+--trainer.devices 0 | 0
 --trainer.num_nodes 2 | trainer.num_nodes 2 | torchrun
+--trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path best | best | tiny
 --ckpt_path none.ckpt | none.ckpt
