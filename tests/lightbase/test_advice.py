@@ -1,7 +1,6 @@
 """The rules of the advice: what they find, and that each names a flag with a value."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +129,7 @@ def test_a_full_gpu_is_not_advised_to_take_more(trainer: Trainer) -> None:
     assert set(NAMES) - set(found(trainer, memory=0.95)) == {"larger batch", "resident data"}
 
 
-def test_what_is_in_use_or_cannot_be_is_not_advised(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_use_or_cannot_be_is_not_advised(trainer, monkeypatch):
     trainer.datamodule.on_gpu = {"train": None}  # type: ignore[attr-defined]
     trainer.strategy._lightning_module.compile_net = "inductor"  # type: ignore[union-attr]
     monkeypatch.setattr("lightbase.watch.advice.obstacle", lambda trainer: "a hook")
@@ -147,9 +144,7 @@ def test_what_is_in_use_or_cannot_be_is_not_advised(
     assert "half precision" not in remedies(trainer, small_steps, False)  # casts cost more
 
 
-def test_a_gpu_without_bf16_is_advised_fp16_and_files_are_not_kept_on_a_gpu(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_bf16_is_advised_fp16_and_files_are_not_kept_on_a_gpu(trainer, monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
@@ -197,8 +192,8 @@ class StockData(LightningDataModule):
 
 
 def test_a_plain_module_in_the_usual_style_hears_what_its_style_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     seen: list[Facts] = []
     monkeypatch.setattr(
         "lightbase.run.train.advice", lambda facts: seen.append(facts) or advice(facts)
@@ -222,9 +217,7 @@ def test_a_plain_module_in_the_usual_style_hears_what_its_style_costs(
     assert "self.log in every 100th batch" in capsys.readouterr().out
 
 
-def test_self_log_on_log_steps_alone_is_not_advised_against(
-    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_self_log_on_log_steps_alone_is_not_advised_against(train, monkeypatch):
     seen: list[Facts] = []
     monkeypatch.setattr(
         "lightbase.run.train.advice", lambda facts: seen.append(facts) or ["nothing"]

@@ -30,9 +30,7 @@ def with_callback(folder: Path, class_path: str, **init_args: Any) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param("EMAWeightAveraging", marks=pytest.mark.slow), "WeightAveraging"]
 )
-def test_averaged_weights_are_validated_saved_tested_and_loaded_again(
-    train: Train, tmp_path: Path, name: str
-) -> None:
+def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train, tmp_path, name):
     averaging = with_callback(
         tmp_path, f"lightning.pytorch.callbacks.{name}", **({"decay": 0.9} if "EMA" in name else {})
     )
@@ -65,12 +63,8 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_pat
     ],
 )
 def test_weights_that_no_validation_has_seen_are_refused(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    callback: str,
-    init_args: dict[str, Any],
-) -> None:
+    train, tmp_path, capsys, callback, init_args
+):
     with pytest.raises(SystemExit):
         train(*with_callback(tmp_path, callback, **init_args))
     error = capsys.readouterr().err

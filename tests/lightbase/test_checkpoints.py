@@ -40,9 +40,7 @@ def test_a_sound_checkpoint_is_plain_and_rebuilds_the_run(last: Path) -> None:
     assert load_run(last, ["--data.batch_size", "5"]).datamodule.batch_size == 5
 
 
-def test_a_resume_reads_its_checkpoint_once(
-    train: Train, last: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_reads_its_checkpoint_once(train, last, monkeypatch):
     names = []
 
     def load(path: Path) -> Any:
@@ -118,8 +116,8 @@ class Payload:
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
 def test_a_checkpoint_that_would_run_code_is_refused_and_does_not_run_it(
-    train: Train, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    train, tmp_path, form, capsys
+):
     proof = tmp_path / "proof"
     path = tmp_path / "unsafe.ckpt"
     content = {"state_dict": {}, "config": Payload(proof)}
@@ -159,13 +157,7 @@ def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
         (("--trainer.max_epochs", 0), "max_epochs"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_the_config(
-    train: Train,
-    last: Path,
-    flags: tuple[Any, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_checkpoint_that_does_not_fit_the_config(train, last, flags, message, capsys):
     before = last.read_bytes()
     with pytest.raises(SystemExit):
         train("--ckpt_path", last, *flags)
@@ -175,9 +167,7 @@ def test_a_checkpoint_that_does_not_fit_the_config(
     assert last.read_bytes() == before
 
 
-def test_a_write_that_fails_leaves_the_earlier_file_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
     monkeypatch.setattr(
@@ -208,8 +198,8 @@ def no_file_over(size: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.linux
 def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
-    train: Train, last: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    train, last, capsys, monkeypatch
+):
     before = last.read_bytes()
     with no_file_over(len(before) // 2, monkeypatch), pytest.raises(SystemExit) as caught:
         train("--trainer.max_epochs", 3, "--ckpt_path", "last")
@@ -224,13 +214,8 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
 )
 @pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_nothing(
-    train: Train,
-    trained: Callable[..., Any],
-    tmp_path: Path,
-    size: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    train, trained, tmp_path, size, capsys, monkeypatch
+):
     trained()  # so that nothing is imported for the first time below
     with no_file_over(size, monkeypatch), pytest.raises(SystemExit) as caught:
         train()
@@ -251,12 +236,8 @@ def damage(best: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
 def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    how: str,
-) -> None:
+    train, tmp_path, monkeypatch, capsys, how
+):
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: damage(best, how))
     with pytest.raises(SystemExit) as caught:

@@ -155,9 +155,7 @@ DOES_NOT_FIT = """
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("line", DOES_NOT_FIT.strip().splitlines())
-def test_what_is_not_there_or_does_not_fit(
-    train: Train, tmp_path: Path, capsys: Any, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkeypatch):
     monkeypatch.setattr("lightbase.devices.devices.num_gpus", lambda: 0)
     flags, *expected = line.split(" | ")
     error = fails(capsys, 1, lambda: train(*flags.split()))
@@ -215,9 +213,7 @@ def test_what_is_not_there_or_does_not_fit(
         (TEXT.split("data:")[0], ["required: data"]),
     ],
 )
-def test_a_wrong_config(
-    train: Train, tmp_path: Path, capsys: Any, text: str | bytes, expected: list[str]
-) -> None:
+def test_a_wrong_config(train, tmp_path, capsys, text, expected):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     error = fails(capsys, 2, lambda: train(config=str(path)))
@@ -236,9 +232,7 @@ def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
 
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
 @pytest.mark.linux
-def test_a_log_folder_that_cannot_be_written(
-    train: Train, tmp_path: Path, capsys: Any, root: str
-) -> None:
+def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
     (tmp_path / "file").write_text("")
     path = root if root.startswith("/") else str(tmp_path / root)
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
@@ -265,9 +259,7 @@ class Broken(nn.Module):
     ("where", "error"),
     [("init", KeyError), ("forward", RuntimeError), ("value", ValueError), ("call", TypeError)],
 )
-def test_a_bug_in_the_users_code_keeps_its_traceback(
-    train: Train, monkeypatch: pytest.MonkeyPatch, where: str, error: type[Exception]
-) -> None:
+def test_a_bug_in_the_users_code_keeps_its_traceback(train, monkeypatch, where, error):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(error, match="a bug" if where != "call" else "relu") as caught:
         train("--model.net", "test_cli.Broken", "--model.net.where", where)
@@ -330,8 +322,8 @@ def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None
 
 
 def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earlier(
-    capsys: Any, tmp_path: Path
-) -> None:
+    capsys, tmp_path
+):
     more = tmp_path / "more.yaml"
     more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
     found = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
@@ -362,9 +354,7 @@ def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
     assert found["trainer"]["gradient_clip_val"] == 1
 
 
-def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(
-    capsys: Any, tmp_path: Path
-) -> None:
+def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(capsys, tmp_path):
     stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
     stop.write_text("trainer:\n" + EARLY_STOPPING)
     names = []
@@ -390,9 +380,7 @@ def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_adde
     assert "Callbacks: --trainer.callbacks" in capsys.readouterr().out
 
 
-def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
-    train: Train, tmp_path: Path, capsys: Any
-) -> None:
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path, capsys):
     config = tmp_path / "both.yaml"
     text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
     config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
@@ -436,8 +424,8 @@ def test_help_fits_on_two_screens_and_names_the_common_flags() -> None:
 
 @pytest.mark.usefixtures("default")
 def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_data(
-    capsys: Any, tmp_path: Path
-) -> None:
+    capsys, tmp_path
+):
     main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
     first = capsys.readouterr().out.splitlines()[:2]
     assert first[0].endswith("default.yaml: For tests: trains in a second.")
@@ -514,9 +502,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(
-    train: Train, tmp_path: Path
-) -> None:
+def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(train, tmp_path):
     config = tmp_path / "own.yaml"
     data = TEXT.split("data:")[1]
     model = "{class_path: test_cli.OwnSystem, init_args: {num_inputs: 192}}"
@@ -555,9 +541,7 @@ class MyData(LightningDataModule):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_a_model_and_data_in_the_working_folder_named_by_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeypatch, capsys):
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -576,9 +560,7 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     script("export")(["--ckpt_path", path])
 
 
-def test_the_repositorys_root_is_importable_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_repositorys_root_is_importable_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in sys.path if Path(path) != HERE])
     parse(["--config", TINY])
@@ -594,9 +576,7 @@ def test_a_switch_needs_no_true(capsys: Any) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_classes_of_ones_own_over_a_config_of_others(
-    train: Train, tmp_path: Path, capsys: Any
-) -> None:
+def test_classes_of_ones_own_over_a_config_of_others(train, tmp_path, capsys):
     config = tmp_path / "short.yaml"
     lines = [line for line in TEXT.splitlines() if line.split(":")[0].strip() not in SET_BY_CLASSES]
     config.write_text("\n".join(lines))
@@ -626,9 +606,7 @@ def test_a_logger_of_ones_own(train: Train, tmp_path: Path, logger: str) -> None
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
 
 
-def test_a_failed_resume_leaves_the_config_of_the_run(
-    train: Train, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
     before = config.read_text()
@@ -686,9 +664,7 @@ def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
     assert train(*flags, *own)["steps"] == 3
 
 
-def test_a_drawn_seed_is_another_one_each_time_and_is_noted(
-    train: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_drawn_seed_is_another_one_each_time_and_is_noted(train, tmp_path):
     for _ in range(2):
         train("--seed_everything", "true", "--trainer.max_epochs", 1)
     configs = [yaml.safe_load(path.read_text()) for path in tmp_path.rglob("config.yaml")]

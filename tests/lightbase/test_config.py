@@ -93,9 +93,7 @@ def test_a_value_that_equals_the_default_stays_too(config: str) -> None:
     assert net.head.out_features == 3
 
 
-def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
-    train: Train, tmp_path: Path, config: str
-) -> None:
+def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(train, tmp_path, config):
     first = train("--config", config)
     folder = tmp_path / "tiny"
     text = (folder / "version_0" / "config.yaml").read_text()
@@ -206,9 +204,7 @@ def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_pat
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
 
 
-def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(train, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--model.net", "test_config.OddNet")
     assert caught.value.code == 2

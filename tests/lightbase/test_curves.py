@@ -40,8 +40,8 @@ def first(tensors: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_of_a_whole_one(
-    train: Train, tmp_path: Path, at_batch: int, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    train, tmp_path, at_batch, every, monkeypatch
+):
     (tmp_path / "metrics.yaml").write_text(METRICS)
     flags: Any = ("--config", tmp_path / "metrics.yaml", "--trainer.log_every_n_steps", every)
     flags += ("--trainer.callbacks", "test_training.Terminate")
@@ -81,13 +81,8 @@ POINTS: dict[int, dict[int, int]] = {
     "every", [13, *(pytest.param(every, marks=pytest.mark.slow) for every in (5, 100))]
 )
 def test_an_epochs_line_and_its_points_are_means_of_its_samples(
-    train: Train,
-    trained: Callable[..., tuple[Path, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    every: int,
-    flags: tuple[object, ...],
-) -> None:
+    train, trained, tmp_path, capsys, every, flags
+):
     schedule: Any = ("--trainer.max_epochs", 3, "--model.scheduler", "ExponentialLR")
     schedule += ("--model.scheduler_args.gamma", 0.9, "--model.scheduler_interval", "step")
     single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
@@ -110,9 +105,7 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
 
 
 @pytest.mark.linux
-def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epochs_line_is_whole_after_a_resume_in_its_middle(train, capsys, monkeypatch):
     flags = ("--trainer.callbacks", "test_training.Terminate")
     train(*flags, "--name", "whole")
     expected = epoch_lines(capsys.readouterr().out)["2"]
@@ -158,9 +151,7 @@ class WithEntropy(Classifier):
         return loss
 
 
-def test_values_of_the_users_are_curves_and_metrics_need_outputs(
-    train: Train, tmp_path: Path
-) -> None:
+def test_values_of_the_users_are_curves_and_metrics_need_outputs(train, tmp_path):
     train("--model", "test_curves.WithEntropy")
     found = curves(tmp_path / "tiny" / "version_0")
     assert {tag for tag in found if tag.startswith("train/")} == {"train/loss", "train/entropy"}
@@ -227,9 +218,7 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     }
 
 
-def test_what_is_no_number_is_no_curve_and_is_reported_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_no_number_is_no_curve_and_is_reported_once(capsys):
     values = {
         "a": torch.tensor(1.0),
         "b": torch.tensor([1.0, 2.0]),
@@ -289,9 +278,7 @@ def test_numbers_of_any_kind_are_curves(value: Any, expected: dict[str, float]) 
     )  # Lightning warns of others
 
 
-def test_a_metric_without_a_curve_is_reported_by_a_run_and_by_a_test(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_without_a_curve_is_reported_by_a_run_and_by_a_test(train, tmp_path, capsys):
     kinds = "torchmetrics.classification."
     accuracy = ("--model.metrics.acc", f"{kinds}MulticlassAccuracy")
     train(*accuracy, "--model.metrics.confusion", f"{kinds}MulticlassConfusionMatrix")
@@ -319,13 +306,7 @@ class TracksAcc(Classifier):
         ("acc", ("--model", "test_curves.TracksAcc")),
     ],
 )
-def test_a_name_that_another_curve_has_is_refused(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    flags: tuple[str, ...],
-) -> None:
+def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name, flags):
     with pytest.raises(SystemExit) as caught:
         train(*flags)
     assert caught.value.code == 2

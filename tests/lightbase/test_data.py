@@ -142,9 +142,7 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int)
     assert len(list(later)) == len(whole)
 
 
-def test_one_call_fetches_several_batches_but_not_many_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch):
     fetched: list[int] = []
     fetch = TensorBatches.__getitems__
 
@@ -187,13 +185,7 @@ class Small(BaseDataModule):
         ({"batch_size": 64, "eval_batch_size": 100}, {"limit_val_batches": 2}, 100, 100),
     ],
 )
-def test_the_batches_of_an_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    limits: dict[str, Any],
-    on_gpu: int,
-    on_cpu: int,
-) -> None:
+def test_the_batches_of_an_evaluation(monkeypatch, options, limits, on_gpu, on_cpu):
     for device, size in (("meta", on_gpu), ("cpu", on_cpu)):
         data = attach(Small(**options))
         data.setup("predict")
@@ -209,9 +201,7 @@ def test_the_batches_of_an_evaluation(
 
 
 @pytest.mark.parametrize("pin_memory", [None, True, False])
-def test_what_is_pinned_beside_a_stand_in_for_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, pin_memory: bool | None
-) -> None:
+def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
     questions: list[torch.device] = []
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(
@@ -365,9 +355,7 @@ def as_lists(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
-    num_workers: int,
-) -> None:
+def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_workers):
     torch.manual_seed(0)
     expected = attach(Numbers(Jittered())).train_dataloader()
     epochs: list[Any] = []
@@ -431,9 +419,7 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
 
 
 @pytest.mark.parametrize(("loaded", "classes", "image_shape", "message"), WRONG)
-def test_data_that_does_not_fit_is_refused(
-    loaded: Any, classes: Any, image_shape: Any, message: str
-) -> None:
+def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message):
     data = Numbers(loaded, classes=classes)
     data.image_shape = image_shape
     with pytest.raises(UserError, match=message) as caught:
@@ -512,9 +498,7 @@ class WrongTest(OwnSplits):
         return inputs, targets + (split == "test")
 
 
-def test_a_wrong_test_set_is_found_before_the_training(
-    train: Any, capsys: Any, tmp_path: Any
-) -> None:
+def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
     with pytest.raises(SystemExit):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
     assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 are any."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,7 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
-def test_it_trains_as_one_device_does(
-    tmp_path: Path, num_devices: int, options: dict[str, Any]
-) -> None:
+def test_it_trains_as_one_device_does(tmp_path, num_devices, options):
     compare(tmp_path, [CPU] * num_devices, **options)
 
 
@@ -201,9 +199,7 @@ class WatchedConvolution(nn.Conv2d):
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_the_replicas_keep_the_order_of_the_weights_in_memory(
-    tmp_path: Path, channels_last: bool
-) -> None:
+def test_the_replicas_keep_the_order_of_the_weights_in_memory(tmp_path, channels_last):
     found = []
     for strategy in ("auto", DataParallelStrategy([CPU, CPU])):
         seed_everything(1, verbose=False)
@@ -292,9 +288,7 @@ class PlainModule(LightningModule):
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("kind", [OwnStep, PlainModule])
-def test_a_step_of_ones_own_trains_as_on_one_device(
-    tmp_path: Path, kind: Callable[[nn.Module], Any]
-) -> None:
+def test_a_step_of_ones_own_trains_as_on_one_device(tmp_path, kind):
     found = []
     for strategy in ("auto", DataParallelStrategy([CPU] * 3)):
         seed_everything(1, verbose=False)
@@ -317,9 +311,7 @@ def stand_in_strategy(stand_ins: None) -> Iterator[str]:
     StrategyRegistry.remove(name)
 
 
-def test_several_steps_in_one_call_become_single_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in_strategy: str
-) -> None:
+def test_several_steps_in_one_call_become_single_ones(tmp_path, capsys, stand_in_strategy):
     args = [*command(tmp_path), "--trainer.strategy", stand_in_strategy]
     single = main(args)
     assert "One step at a time" not in capsys.readouterr().out
@@ -342,9 +334,7 @@ def test_checkpoints_are_those_of_one_device(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_what_dp_cannot_do_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_dp_cannot_do_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*command(tmp_path), "--trainer.strategy", "dp"])
     assert caught.value.code == 1
@@ -385,9 +375,7 @@ GPU = torch.device("cuda", 0)
 @pytest.mark.parametrize(
     "options", [*OPTIONS.values(), {"precision": "16-mixed"}], ids=[*OPTIONS, "fp16"]
 )
-def test_gpus_train_as_one(
-    tmp_path: Path, options: dict[str, Any], indices: tuple[int, int]
-) -> None:
+def test_gpus_train_as_one(tmp_path, options, indices):
     if torch.cuda.device_count() <= max(indices):
         pytest.skip("one GPU")
     compare(tmp_path, [torch.device("cuda", index) for index in indices], **options)

@@ -32,12 +32,7 @@ class Busy(MLP):
         return super().forward(x)
 
 
-def test_cpu_and_memory_of_the_process_are_curves(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_cpu_and_memory_of_the_process_are_curves(train, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(DeviceMonitor.__init__, "__defaults__", (0.02,))  # s between two readings
     flags = "--model.net test_device_monitor.Busy --num_threads 1 --trainer.max_epochs 4"
     start, cpu_start = time.monotonic(), time.process_time()
@@ -150,9 +145,7 @@ def test_a_gpu_has_four_curves_and_a_line(capsys: pytest.CaptureFixture[str]) ->
     assert "% busy on average, 60 % at most; memory 3.0 of 4.0 GiB at most" in shown
 
 
-def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(
-    stand_in: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(stand_in, capsys):
     stand_in.refused = {"nvmlDeviceGetPowerUsage"}
     _, written = watched([torch.device("cuda", 0)])
     assert {"watch/device/gpu0_busy_percent", "watch/device/gpu0_memory_gib"} <= set(written)
@@ -166,12 +159,7 @@ def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(
     ["nvmlInit", "nvmlDeviceGetHandleByUUID"],
     ids=["a container without `utility`, ROCm", "MIG"],
 )
-def test_without_nvml_the_memory_is_that_of_this_process(
-    stand_in: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    refused: str,
-) -> None:
+def test_without_nvml_the_memory_is_that_of_this_process(stand_in, monkeypatch, capsys, refused):
     stand_in.refused = {refused}
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * 2**30)
     gpu = torch.device("cuda", 0)
@@ -186,9 +174,7 @@ def test_without_nvml_the_memory_is_that_of_this_process(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a driver")
-def test_without_a_driver_there_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_there_is_one_line(capsys, monkeypatch):
     assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
     assert capsys.readouterr().out.count("\n") == 1
 

@@ -1,7 +1,6 @@
 """Device flags against pretended GPUs."""
 
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,13 +37,7 @@ NO_GPU = "accelerator gpu: no GPU was found.*use --trainer.accelerator cpu or au
         (2, "gpu", "two", "'two'"),
     ],
 )
-def test_only_gpus_that_are_there_may_be_used(
-    monkeypatch: pytest.MonkeyPatch,
-    num_found: int,
-    accelerator: str,
-    asked: Any,
-    message: str | None,
-) -> None:
+def test_only_gpus_that_are_there_may_be_used(monkeypatch, num_found, accelerator, asked, message):
     monkeypatch.setattr(devices, "num_gpus", lambda: num_found)
     if message is None:
         check_devices(accelerator, asked)
@@ -54,9 +47,7 @@ def test_only_gpus_that_are_there_may_be_used(
 
 
 @pytest.mark.parametrize("flag", ["[1]", "0", "two"])
-def test_lightning_refuses_what_is_no_number_of_processes(
-    train: Callable[..., Any], capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
+def test_lightning_refuses_what_is_no_number_of_processes(train, capsys, flag):
     with pytest.raises(SystemExit):
         train("--trainer.accelerator", "cpu", "--trainer.devices", flag)
     assert "devices" in capsys.readouterr().err
@@ -84,11 +75,8 @@ OPEN = ("auto", 1, "auto")
     ],
 )
 def test_what_the_flags_leave_open_comes_from_the_launcher(
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    given: tuple[Any, ...],
-    settled: tuple[Any, ...],
-) -> None:
+    monkeypatch, environment, given, settled
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -97,9 +85,7 @@ def test_what_the_flags_leave_open_comes_from_the_launcher(
     assert (trainer.devices, trainer.num_nodes, trainer.strategy) == settled
 
 
-def test_other_processes_than_the_launcher_started_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_processes_than_the_launcher_started_are_refused(monkeypatch):
     with pytest.raises(UserError, match="num_nodes 2: start the command by torchrun or SLURM"):
         check_devices("cpu", 1, 2)
     monkeypatch.setattr(devices, "num_gpus", lambda: 8)
@@ -112,9 +98,7 @@ def test_other_processes_than_the_launcher_started_are_refused(
 
 
 @pytest.mark.parametrize(("cuda", "hint"), [(None, ", and this torch is built for"), ("13.2", "")])
-def test_a_torch_for_cpus_finds_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, hint: str
-) -> None:
+def test_a_torch_for_cpus_finds_no_gpu(monkeypatch, cuda, hint):
     monkeypatch.setattr(devices, "num_gpus", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError, match=f"^trainer.accelerator gpu: no GPU was found{hint}"):
@@ -126,9 +110,7 @@ class LaunchedError(Exception):
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
-def test_cuda_is_asleep_when_processes_are_forked(
-    train: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
     def wake() -> None:
         raise AssertionError("CUDA is woken")
 
@@ -148,9 +130,7 @@ def test_cuda_is_asleep_when_processes_are_forked(
 @pytest.mark.parametrize(
     ("strategy", "names"), [("auto", True), ("ddp_spawn", True), ("ddp_fork", False)]
 )
-def test_a_process_that_forks_leaves_the_gpu_alone(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, names: bool
-) -> None:
+def test_a_process_that_forks_leaves_the_gpu_alone(monkeypatch, strategy, names):
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: asked.append(gpu) or "stand-in")
@@ -176,13 +156,8 @@ def test_a_process_that_forks_leaves_the_gpu_alone(
     ],
 )
 def test_a_network_is_tried_where_it_will_be(
-    monkeypatch: pytest.MonkeyPatch,
-    found: int,
-    accelerator: str,
-    asked: Any,
-    strategy: str,
-    expected: str | None,
-) -> None:
+    monkeypatch, found, accelerator, asked, strategy, expected
+):
     monkeypatch.setattr(checks, "num_gpus", lambda: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
     flags = SimpleNamespace(accelerator=accelerator, devices=asked, strategy=strategy)
@@ -198,9 +173,7 @@ class HalfOnly(MLP):
         return super().forward(x)
 
 
-def test_a_network_is_tried_in_the_precision_of_its_training(
-    train: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_network_is_tried_in_the_precision_of_its_training(train):
     flags = ("--model.net", "test_devices.HalfOnly", "--trainer.max_steps", 1)
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
@@ -227,11 +200,7 @@ def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.Mo
     assert ReadsTheEnvironment.found == [":4096:8"]
 
 
-def test_what_cannot_be_resident_on_a_gpu_is_refused(
-    train: Callable[..., dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_resident_on_a_gpu_is_refused(train, monkeypatch, capsys):
     flags = ("--data.resident", "true", "--data.num_workers", 1, "--trainer.max_steps", 1)
     assert train(*flags)["steps"] == 1  # without a GPU all data is where it is
     monkeypatch.setattr(checks, "trial_device", lambda trainer: torch.device("cuda", 0))
@@ -253,12 +222,7 @@ class TooLarge(MLP):
 
 
 @pytest.mark.parametrize("fails_in", [(True,), (True, False)], ids=["training", "trial"])
-def test_a_full_gpu_is_two_lines(
-    train: Callable[..., dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    fails_in: tuple[bool, ...],
-) -> None:
+def test_a_full_gpu_is_two_lines(train, monkeypatch, capsys, fails_in):
     monkeypatch.setattr(TooLarge, "fails_in", fails_in)
     with pytest.raises(SystemExit) as caught:
         train("--model.net", "test_devices.TooLarge")

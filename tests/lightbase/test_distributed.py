@@ -261,9 +261,7 @@ OPTIONS = {
         for name, options in OPTIONS.items()
     ],
 )
-def test_which_samples_each_rank_sees(
-    on_ranks: RunRanks, tmp_path: Path, num_ranks: int, options: dict[str, Any]
-) -> None:
+def test_which_samples_each_rank_sees(on_ranks, tmp_path, num_ranks, options):
     seed = None if "num_workers" in options else 3
     result = on_ranks(num_ranks, "test_distributed.look", tmp_path, seed, options)
     assert result.statuses == [0] * num_ranks, result.outputs
@@ -301,8 +299,8 @@ def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> li
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(
-    on_ranks: RunRanks, tmp_path: Path, num_workers: int
-) -> None:
+    on_ranks, tmp_path, num_workers
+):
     flags = ("--data.batch_size", 4, "--data.num_workers", num_workers, "--data.drop_last", "false")
     found = by_flags(on_ranks, tmp_path, 2, "DrawnNumbers", *flags)
     for epoch in range(2):
@@ -341,9 +339,7 @@ def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_pat
         ("OurLoaders", "EpochBatchSampler"),
     ],
 )
-def test_each_loader_is_shared_out_once(
-    on_ranks: RunRanks, tmp_path: Path, data: str, sampler: str
-) -> None:
+def test_each_loader_is_shared_out_once(on_ranks, tmp_path, data, sampler):
     found = by_flags(on_ranks, tmp_path, 2, data)
     assert [rank["sampler"] for rank in found] == [sampler] * 2
     orders = [together(found, "train", epoch) for epoch in range(2)]
@@ -354,9 +350,7 @@ def test_each_loader_is_shared_out_once(
 
 
 @pytest.mark.slow
-def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks, tmp_path):
     flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StockImages", *flags)
     said = (
@@ -374,9 +368,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(
     ("flag", "changes"),
     [("limit_train_batches", True), pytest.param("overfit_batches", False, marks=pytest.mark.slow)],
 )
-def test_a_part_of_the_batches(
-    on_ranks: RunRanks, tmp_path: Path, data: str, flag: str, changes: bool
-) -> None:
+def test_a_part_of_the_batches(on_ranks, tmp_path, data, flag, changes):
     options = ("--data.batch_size", 4) if data == "Numbers" else ()
     found = by_flags(on_ranks, tmp_path, 2, data, f"--trainer.{flag}", 3, *options)
     for rank in found:
@@ -447,9 +439,7 @@ def measure(folder: str) -> None:
 @pytest.mark.parametrize(
     "num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
 )
-def test_metrics_are_those_of_all_samples_at_once(
-    on_ranks: RunRanks, tmp_path: Path, num_ranks: int
-) -> None:
+def test_metrics_are_those_of_all_samples_at_once(on_ranks, tmp_path, num_ranks):
     result = on_ranks(num_ranks, "test_distributed.measure", tmp_path)
     assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
     expected = {"test/num_samples": 25.0}
@@ -489,9 +479,7 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
 
 
 @pytest.mark.slow
-def test_two_ranks_follow_one_process_with_twice_the_batch(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
     args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
     shown_by_one = run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
     shown_by_two = run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
@@ -534,9 +522,7 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_test_results_do_not_depend_on_the_number_of_ranks(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
     run(on_ranks, 1, tmp_path)
     (checkpoint,) = tmp_path.rglob("best.ckpt")
     (metrics,) = tmp_path.rglob("metrics.json")
@@ -579,9 +565,7 @@ DROPOUT = (
 
 
 @pytest.mark.slow
-def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks, tmp_path):
     watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
     flags = (*watched.split(), "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
     found = {}
@@ -618,9 +602,7 @@ def uninterrupted(on_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
-    on_ranks: RunRanks, tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks, tmp_path, uninterrupted):
     run(on_ranks, 2, tmp_path, *DROPOUT, "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *DROPOUT, "--ckpt_path", "last")
     assert_equal_runs(tmp_path, uninterrupted)
@@ -635,9 +617,7 @@ TO_THE_END = (
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(
-    on_ranks: RunRanks, tmp_path: Path, num_ranks: int
-) -> None:
+def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(on_ranks, tmp_path, num_ranks):
     args = (*TO_THE_END, "--data.batch_size", 32 // num_ranks)
     outputs = run(on_ranks, num_ranks, tmp_path / "cut", *args)
     assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
@@ -682,13 +662,8 @@ class Terminate(Callback):
     ],
 )
 def test_all_ranks_stop_together_at_a_signal(
-    on_ranks: RunRanks,
-    tmp_path: Path,
-    uninterrupted: Path,
-    terminated: list[int],
-    number: int,
-    name: str,
-) -> None:
+    on_ranks, tmp_path, uninterrupted, terminated, number, name
+):
     callback = ("--trainer.callbacks", "test_distributed.Terminate")
     options = ("--trainer.callbacks.ranks", terminated, "--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
@@ -718,9 +693,7 @@ def test_all_ranks_stop_together_at_a_signal(
         (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )
-def test_a_mistake_is_told_once(
-    on_ranks: RunRanks, tmp_path: Path, args: tuple[Any, ...], message: str
-) -> None:
+def test_a_mistake_is_told_once(on_ranks, tmp_path, args, message):
     result = on_ranks(3, "test_distributed.train", tmp_path, *args)
     assert all(result.statuses)
     errors = [
@@ -741,9 +714,7 @@ class BreaksOnOne(Classifier):
 
 
 @pytest.mark.slow
-def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks, tmp_path):
     result = on_ranks(
         2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne"
     )
@@ -777,9 +748,7 @@ class Fail(Callback):
             raise ValueError("a bug on rank 1")
 
 
-def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks, tmp_path):
     result = on_ranks(
         2, "test_distributed.train", tmp_path, "--trainer.callbacks", "test_distributed.Fail"
     )
@@ -843,12 +812,7 @@ def session_of(process: Path) -> int | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
 @pytest.mark.linux
-def test_strategies_by_flag(
-    start_command: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-    on_ranks: RunRanks,
-    strategy: str,
-) -> None:
+def test_strategies_by_flag(start_command, tmp_path, on_ranks, strategy):
     process = start_command(strategy=strategy)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
@@ -866,9 +830,7 @@ def test_strategies_by_flag(
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["first", "second"])
 @pytest.mark.linux
-def test_a_killed_rank_ends_the_command(
-    start_command: Callable[..., subprocess.Popen[str]], killed: str
-) -> None:
+def test_a_killed_rank_ends_the_command(start_command, killed):
     process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100)
     assert process.stdout
     for line in process.stdout:
@@ -885,9 +847,7 @@ def test_a_killed_rank_ends_the_command(
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
-    start_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(start_command, tmp_path):
     process = start_command(
         "--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1
     )
@@ -922,9 +882,7 @@ class AskOnOneRank(Callback):
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(
-    start_command: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(start_command):
     process = start_command("--trainer.callbacks", "test_distributed.AskOnOneRank")
     assert process.stdout
     assert any(line == "asking\n" for line in process.stdout)
@@ -949,9 +907,7 @@ class NoteFolder(Callback):
 
 
 @pytest.mark.slow
-def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
-    on_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks, tmp_path):
     args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *args)
     assert (tmp_path / "tiny" / "version_0" / "note.txt").read_text() == "here"
@@ -967,9 +923,7 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(
-    start_command: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(start_command):
     fail = "--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true"
     process = start_command(*fail.split())
     output, _ = process.communicate(timeout=60)
@@ -1000,9 +954,7 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_a_process_ends_with_one_that_died_at_its_start(
-    start_command: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_a_process_ends_with_one_that_died_at_its_start(start_command):
     process = start_command()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():

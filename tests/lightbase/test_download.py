@@ -53,12 +53,8 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_failed_download_of_torchvision_is_two_lines(
-    train: Train,
-    server: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    train, server, tmp_path, capsys, monkeypatch
+):
     for i, (address, md5) in enumerate(
         (
             (f"{CLOSED}/set.zip", None),

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule
 from paths import TINY, script
 from PIL import Image
 from test_scripts import Plain, PlainImages, PlainWithStep, fails
@@ -185,9 +184,7 @@ def words(num: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_a_file_takes_the_images_and_gives_the_probabilities(
-    checkpoint: Any, kind: str, capsys: Any
-) -> None:
+def test_a_file_takes_the_images_and_gives_the_probabilities(checkpoint, kind, capsys):
     about = compare(checkpoint("mlp"), kind, images(3, 8, 8))
     assert about["classes"] == [f"stripes_{i}" for i in range(4)]
     assert about["input_shape"] == [3, 8, 8]
@@ -205,9 +202,7 @@ def test_a_file_takes_the_images_and_gives_the_probabilities(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RUN)
-def test_a_table_of_features_needs_no_file_any_more(
-    checkpoint: Any, kind: str, tmp_path: Path
-) -> None:
+def test_a_table_of_features_needs_no_file_any_more(checkpoint, kind, tmp_path):
     def rows(num: int) -> Tensor:
         return torch.rand(num, 3) * torch.tensor([90, 7, 1]) + torch.tensor([0, 1000, 5])
 
@@ -244,9 +239,7 @@ def test_networks_of_every_kind(checkpoint: Any, name: str, kind: str, capsys: A
 
 
 @pytest.mark.parametrize("model", [Plain, PlainWithStep])
-def test_a_plain_module_by_its_forward_or_predict_step(
-    checkpoint: Any, model: type[LightningModule]
-) -> None:
+def test_a_plain_module_by_its_forward_or_predict_step(checkpoint, model):
     data: Any = load_run(checkpoint("mlp")).datamodule
     job = export.make_job(model(), data)
     assert (job.input_name, job.output_name) == ("images", "prediction")
@@ -301,9 +294,7 @@ def test_what_cannot_be_exported_leaves_no_file(checkpoint: Any, kind: str, capf
     assert "Dicts are no tensors" in refused("dicts")
 
 
-def test_mistakes(
-    checkpoint: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes(checkpoint, tmp_path, capsys, monkeypatch):
     path = str(checkpoint("mlp"))
 
     def error(*flags: str) -> str:
@@ -333,9 +324,7 @@ def test_the_ending_of_the_output_tells_the_format(checkpoint: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_images_from_flags_alone_to_the_same_probabilities(tmp_path, monkeypatch):
     """Train torchvision's resnet18, predict, export: 7 classes, uneven sizes, files of every
     mode."""
     monkeypatch.chdir(tmp_path)

@@ -85,15 +85,8 @@ def assert_kept(folder: Path, epoch: int) -> None:
     ],
 )
 def test_a_loss_that_is_no_number_ends_the_run_at_its_step(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    at_batch: int,
-    value: str,
-    flags: tuple[object, ...],
-    step: int,
-) -> None:
+    train, tmp_path, capsys, monkeypatch, at_batch, value, flags, step
+):
     monkeypatch.setattr("test_finite.Breaks.at_batch", at_batch)
     monkeypatch.setattr("test_finite.Breaks.value", float(value))
     with pytest.raises(SystemExit) as stopped:
@@ -124,13 +117,7 @@ def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_a_broken_weight_replaces_no_checkpoint(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[object, ...],
-    message: str,
-) -> None:
+def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys, flags, message):
     with pytest.raises(SystemExit) as stopped:
         train("--trainer.max_epochs", 3, *flags)
     assert stopped.value.code == 1
@@ -153,14 +140,7 @@ class BrokenData(PlainData):
         ("PlainByHand", "PlainData", "is NaN or infinite after step 38, in epoch 2"),
     ],
 )
-def test_a_plain_module_is_watched_as_well(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    model: str,
-    data: str,
-    message: str,
-) -> None:
+def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys, model, data, message):
     config = tmp_path / "plain.yaml"
     config.write_text(
         f"model: test_finite.{model}\ndata: test_finite.{data}\ntrainer: {{accelerator: cpu}}"
@@ -187,9 +167,7 @@ class Unknown(Classifier):
         return super().validation_step(batch, batch_idx)
 
 
-def test_a_metric_that_is_nan_counts_as_the_worst_with_a_line(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_that_is_nan_counts_as_the_worst_with_a_line(train, tmp_path, capsys):
     train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
     assert "Validation: val/odd is NaN; this epoch counts as the worst" in capsys.readouterr().out
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

@@ -201,9 +201,7 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     assert json.loads((run / "metrics.json").read_text())["epochs"] == 2
 
 
-def test_what_all_was_trained_on_has_no_other_test_set(
-    train: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_what_all_was_trained_on_has_no_other_test_set(train, tmp_path, capsys):
     data = ("--data", "lightbase.Features", "--data.num_samples", 200, "--data.num_classes", 2)
     data += ("--model.net.sizes", "[10,2]")
     train(*data, "--data.num_folds", 4, "--data.fold", 0, "--trainer.max_epochs", 1)

@@ -71,9 +71,7 @@ def state(tmp_path: Path, name: str = "tiny") -> dict[str, Tensor]:
     ],
     ids=["decay", "several steps", "averaging"],
 )
-def test_the_frozen_part_stays_bit_for_bit(
-    train: Train, tmp_path: Path, flags: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_frozen_part_stays_bit_for_bit(train, tmp_path, flags, capsys):
     train(*NET, *flags)
     found = state(tmp_path)
     assert "Frozen: 120 of 196 parameters\n" in capsys.readouterr().out
@@ -90,9 +88,7 @@ def test_the_frozen_part_stays_bit_for_bit(
     [pytest.param(None, marks=pytest.mark.slow), 11],
     ids=["after an epoch", "in an epoch"],
 )
-def test_a_resumed_run_ends_with_the_same_weights(
-    train: Train, tmp_path: Path, at_batch: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(train, tmp_path, at_batch, monkeypatch):
     train(*NET, *DECAY, "--name", "whole")
     if at_batch is None:
         train(*NET, *DECAY, "--trainer.max_epochs", 1)
@@ -118,9 +114,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
          "head.1.bias", "head.3.bias"}, {"stem", *(f"stem.{i}" for i in range(4))}),
     ],
 )  # fmt: skip
-def test_names_are_beginnings_or_patterns(
-    names: list[str], frozen: set[str], in_eval: set[str]
-) -> None:
+def test_names_are_beginnings_or_patterns(names, frozen, in_eval):
     model = Classifier(Normed(), num_classes=4)
     freeze_parameters(model, names)
     assert {

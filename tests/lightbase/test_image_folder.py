@@ -1,6 +1,5 @@
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,7 @@ def test_an_image_that_breaks_while_training_is_named(image_folder: Path) -> Non
 
 @pytest.mark.parametrize("num_bytes", [0, 10, 900])  # of nothing, of the header, of the pixels
 @pytest.mark.parametrize("name", ["train/red/3.jpg", "train/red/4.png", "test/blue/1.jpg"])
-def test_a_broken_image_is_found_before_the_training(
-    image_folder: Path, name: str, num_bytes: int
-) -> None:
+def test_a_broken_image_is_found_before_the_training(image_folder, name, num_bytes):
     cut_short(image_folder / name, num_bytes)
     (image_folder / "train" / "green" / "1.jpg").write_text("no image")
     with pytest.raises(
@@ -91,9 +88,7 @@ def test_a_broken_image_is_found_before_the_training(
     assert str(caught.value).startswith(f"{image_folder / name} cannot be read: ")
 
 
-def test_whole_images_with_bytes_behind_them_and_of_other_formats_are_sound(
-    image_folder: Path,
-) -> None:
+def test_whole_images_with_bytes_behind_them_and_of_other_formats_are_sound(image_folder):
     photo = image_folder / "train" / "red" / "3.jpg"
     photo.write_bytes(photo.read_bytes() + b"trailer of a phone" * 10)
     Image.new("RGB", (9, 9)).save(image_folder / "train" / "red" / "x.webp")
@@ -126,9 +121,7 @@ def split_sizes(data: ImageFolder) -> dict[str, int]:
     "names",
     [("Train", "valid", "TEST"), ("training", "Validation", "test"), ("train", "val", "Testing")],
 )
-def test_an_own_validation_folder_and_any_case(
-    image_folder: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, str, str]
-) -> None:
+def test_an_own_validation_folder_and_any_case(image_folder, capsys, names):
     (image_folder / "train").rename(image_folder / "moved")
     (image_folder / "moved").rename(image_folder / names[0])
     (image_folder / "test").rename(image_folder / "moved")
@@ -143,9 +136,7 @@ def test_an_own_validation_folder_and_any_case(
     assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)
 
 
-def test_folders_that_are_not_used_and_classes_without_images_are_reported(
-    image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_that_are_not_used_and_classes_without_images_are_reported(image_folder, capsys):
     (image_folder / "dev").mkdir()
     (image_folder / "training").mkdir()  # a second one
     (image_folder / "train" / "empty").mkdir()
@@ -161,17 +152,13 @@ def test_folders_that_are_not_used_and_classes_without_images_are_reported(
 
 
 @pytest.mark.parametrize("data", ["ImageFolder", "TorchvisionSet"])
-def test_images_of_other_than_one_or_three_channels_are_refused(
-    data: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_other_than_one_or_three_channels_are_refused(data, capsys):
     with pytest.raises(SystemExit):
         main(["--config", str(TINY), f"--data=lightbase.{data}", "--data.image_shape=[4,8,8]"])
     assert "data.image_shape: " in capsys.readouterr().err
 
 
-def test_one_flat_folder_of_classes_is_split_by_seed(
-    image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_flat_folder_of_classes_is_split_by_seed(image_folder, capsys):
     def test_files(seed: int) -> set[Path]:
         data = ImageFolder(str(image_folder / "train"), split_seed=seed)
         assert split_sizes(data) == {"train": 43, "val": 5, "test": 12}
@@ -186,11 +173,8 @@ def test_one_flat_folder_of_classes_is_split_by_seed(
 
 
 def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
-    image_folder: Path,
-    train: Callable[..., dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+    image_folder, train, capsys, tmp_path
+):
     shutil.rmtree(image_folder / "test")
     shutil.copytree(image_folder / "train" / "red", image_folder / "test")  # without labels
     data = ["--data", "lightbase.ImageFolder", "--data.data_dir", image_folder]
@@ -233,17 +217,13 @@ def test_an_image_folder_without_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["test", "val"])
-def test_classes_of_a_test_folder_must_be_those_of_the_training(
-    image_folder: Path, split: str
-) -> None:
+def test_classes_of_a_test_folder_must_be_those_of_the_training(image_folder, split):
     shutil.copytree(image_folder / "train" / "red", image_folder / split / "yellow")
     with pytest.raises(UserError, match=f"{split} has classes that the training had not: yellow"):
         ImageFolder(str(image_folder)).prepare_data()
 
 
-def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_less(
-    image_folder: Path,
-) -> None:
+def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_less(image_folder):
     data = attach(ImageFolder(str(image_folder)))
     state = data.state_dict()
     shutil.copytree(image_folder / "train" / "red", image_folder / "train" / "amber")

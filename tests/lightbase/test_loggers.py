@@ -74,9 +74,7 @@ def yaml_of(path: Path, *loggers: str) -> Path:
     return path
 
 
-def test_tensorboard_without_its_data_server_shows_no_point_twice(
-    train: Train, tmp_path: Path
-) -> None:
+def test_tensorboard_without_its_data_server_shows_no_point_twice(train, tmp_path):
     train("--keep_every_epoch", "true", "--trainer.max_epochs", 3)
     folder = tmp_path / "tiny" / "version_0"
     before = rounded(of_tensorboard(folder))
@@ -93,9 +91,7 @@ def test_tensorboard_without_its_data_server_shows_no_point_twice(
 
 
 @pytest.mark.slow
-def test_csv_beside_tensorboard_goes_on_after_a_kill(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_beside_tensorboard_goes_on_after_a_kill(train, tmp_path, capsys):
     config = yaml_of(
         tmp_path / "both.yaml", "TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger"
     )
@@ -156,9 +152,7 @@ def test_the_point_of_an_epochs_end_is_in_the_file_when_its_checkpoint_is(train:
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_the_test_of_several_processes_drops_no_point_of_their_training(
-    train: Train, tmp_path: Path
-) -> None:
+def test_the_test_of_several_processes_drops_no_point_of_their_training(train, tmp_path):
     loggers = "[lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.CSVLogger]"
     train("--trainer.logger", loggers, "--trainer.strategy", "ddp_fork", "--trainer.devices", 2)
     folder = tmp_path / "tiny" / "version_0"
@@ -171,17 +165,13 @@ def test_the_test_of_several_processes_drops_no_point_of_their_training(
         assert len(found["test/loss"]) == 1
 
 
-def test_csv_alone_speaks_of_no_other_logger(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_alone_speaks_of_no_other_logger(train, tmp_path, capsys):
     train("--trainer.logger CSVLogger --figures_every_n_epochs 1 --trainer.max_epochs 1")
     assert "tensorboard" not in capsys.readouterr().out
     assert not list((tmp_path / "tiny" / "version_0").glob("events*"))
 
 
-def test_what_is_given_is_kept(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_given_is_kept(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = argv(
         "--trainer.logger CSVLogger --trainer.logger.save_dir own --trainer.logger.prefix x"
@@ -198,9 +188,7 @@ class NoServer(CSVLogger):
         raise ConnectionError("http://localhost:1 does not answer")
 
 
-def test_a_start_that_fails_leaves_nothing(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_that_fails_leaves_nothing(train, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--trainer.logger test_loggers.NoServer")
     assert caught.value.code == 1
@@ -212,9 +200,7 @@ def test_a_start_that_fails_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_relative", [True, False])
-def test_mlflow_keeps_files_where_a_uri_says_so(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_relative: bool
-) -> None:
+def test_mlflow_keeps_files_where_a_uri_says_so(train, tmp_path, monkeypatch, is_relative):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     monkeypatch.chdir(tmp_path)
@@ -237,12 +223,7 @@ def test_a_trial_run_leaves_nothing(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mlflow_and_wandb_go_on_after_a_kill(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mlflow_and_wandb_go_on_after_a_kill(train, tmp_path, monkeypatch, capsys):
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("WANDB_MODE", "offline")

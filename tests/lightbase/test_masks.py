@@ -2,7 +2,6 @@
 refused."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,9 +87,7 @@ class Joint(Masks):
     ],
     ids=str,
 )
-def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[object, ...]
-) -> None:
+def test_augment_is_refused_where_the_masks_would_stay_as_they_are(train, tmp_path, capsys, flags):
     with pytest.raises(SystemExit) as caught:
         train("--data", f"test_masks.{flags[0]}", *flags[1:], *SHORT)
     assert caught.value.code == 2

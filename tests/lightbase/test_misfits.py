@@ -1,7 +1,6 @@
 """A loss or a metric that cannot take the outputs and the targets."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ class BrokenMetric(MeanMetric):
         pytest.param("torchmetrics.MeanSquaredError", marks=pytest.mark.slow),
     ],
 )
-def test_a_metric_of_torchmetrics_that_does_not_fit_is_two_lines(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str
-) -> None:
+def test_a_metric_of_torchmetrics_that_does_not_fit_is_two_lines(train, tmp_path, capsys, metric):
     with pytest.raises(SystemExit) as caught:
         train("--model.metrics.unfit", metric)
     assert caught.value.code == 1
@@ -56,9 +53,7 @@ def test_a_metric_of_ones_own_keeps_its_traceback_and_gets_a_note(train: Train) 
     ("criterion", "kind"),
     [("torch.nn.MSELoss", RuntimeError), ("test_misfits.BrokenLoss", AttributeError)],
 )
-def test_a_loss_that_does_not_fit_ends_in_a_traceback_with_its_call(
-    train: Train, criterion: str, kind: type[Exception]
-) -> None:
+def test_a_loss_that_does_not_fit_ends_in_a_traceback_with_its_call(train, criterion, kind):
     with pytest.raises(kind) as caught:
         train("--model.criterion", criterion)
     assert any("self.criterion(" in str(entry.statement) for entry in caught.traceback)

@@ -53,9 +53,7 @@ def norms_of(folder: Path) -> dict[int, float]:
     return {event.step: event.value for event in events_of(folder).Scalars(NORM)}
 
 
-def test_each_class_has_an_accuracy_beside_the_usual_one(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys):
     train("--data", f"{HERE}.Named", "--trainer.max_epochs", 1)
     # the checkpoint of a run without them resumes with them
     flags = ("--model.per_class", "true", "--model.top_k", 2)
@@ -90,9 +88,7 @@ def test_the_values_of_classes_are_those_of_torchmetrics() -> None:
     assert in_keys(["a b", "a/b", "c", "Käse"]) == ["a_b_0", "a_b_1", "c", "Käse"]
 
 
-def test_top_k_over_the_number_of_classes_is_refused(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_k_over_the_number_of_classes_is_refused(train, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--model.top_k", 5)
     assert caught.value.code == 2
@@ -104,9 +100,7 @@ def test_top_k_over_the_number_of_classes_is_refused(
     [(), ("--trainer.accumulate_grad_batches", 2, "--trainer.gradient_clip_val", 0.001)],
     ids=["plain", "accumulated and clipped"],
 )
-def test_the_gradient_norm_is_what_the_step_gets_before_clipping(
-    train: Train, tmp_path: Path, flags: tuple[object, ...]
-) -> None:
+def test_the_gradient_norm_is_what_the_step_gets_before_clipping(train, tmp_path, flags):
     watched = f"--gradient_norm true --trainer.callbacks {HERE}.Norms --trainer.max_epochs 1"
     train(*flags, *watched.split())
     found = norms_of(tmp_path / "tiny" / "version_0")
@@ -117,9 +111,7 @@ def test_the_gradient_norm_is_what_the_step_gets_before_clipping(
 
 
 @pytest.mark.slow
-def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_steps_in_one_turn_have_the_norm_of_one_of_them(train, tmp_path, capsys):
     train("--gradient_norm", "true", "--trainer.log_every_n_steps", 1)
     several = ("--steps_per_execution", 4, "--histograms_every_n_epochs", 1)
     train("--gradient_norm", "modules", *several, "--trainer.log_every_n_steps", 5)

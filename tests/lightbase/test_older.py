@@ -61,9 +61,7 @@ def test_every_class_of_the_table_is_where_it_says() -> None:
     assert BaseDataModule.__name__ == RENAMED["TensorDataModule"]
 
 
-def test_a_module_of_the_users_with_an_old_name_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_the_users_with_an_old_name_is_the_users(tmp_path, monkeypatch):
     path = "example.data.features.Features"
     assert current_path(path) == "lightbase.data.tables.Features"
     (tmp_path / "example" / "data").mkdir(parents=True)
@@ -72,9 +70,7 @@ def test_a_module_of_the_users_with_an_old_name_is_the_users(
     assert current_path(path) == path
 
 
-def test_a_yaml_and_flags_of_version_0_2_train_and_its_checkpoint_resumes(
-    train: Train, tmp_path: Path
-) -> None:
+def test_a_yaml_and_flags_of_version_0_2_train_and_its_checkpoint_resumes(train, tmp_path):
     old = tmp_path / "old.yaml"
     old.write_text("""\
 model: {scheduler: example.base.optim.WarmupCosineLR}
@@ -113,9 +109,7 @@ trainer:
     assert equal(weights(folder), weights(tmp_path / "unchanged" / "version_0"))
 
 
-def test_a_checkpoint_from_before_0_1_is_refused(
-    trained: Callable[..., tuple[Path, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_from_before_0_1_is_refused(trained, tmp_path, capsys):
     folder, _ = trained()
     checkpoint = read(folder / "checkpoints" / "best.ckpt")
     del checkpoint["package"]

@@ -36,9 +36,7 @@ def test_any_optimizer_by_name(name: str, args: dict, expected: type) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-def test_a_fused_step_where_torch_has_it(
-    name: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fused_step_where_torch_has_it(name, device, monkeypatch):
     weights = parameter()
     monkeypatch.setattr(nn.Parameter, "device", torch.device(device), raising=False)
     optimizer = build_optimizer(name, {}, weights, lr=0.1, fused=True)
@@ -248,9 +246,7 @@ def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
 
 
 @pytest.mark.parametrize(("has_gpu", "num"), [(False, 0), (True, 1)])
-def test_without_a_gpu_no_step_looks_for_one(
-    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, num: int
-) -> None:
+def test_without_a_gpu_no_step_looks_for_one(monkeypatch, has_gpu, num):
     monkeypatch.setenv(
         "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
     )  # as Lightning sets it for all processes

@@ -65,9 +65,7 @@ def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None
     "flags", [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)]
 )
 @pytest.mark.slow
-def test_watching_changes_no_weight_and_no_metric(
-    train: Train, tmp_path: Path, flags: tuple[object, ...]
-) -> None:
+def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
     watching = (*ON, "--step_timer", "true", "--device_monitor", "true")
     results = [train(*flags, "--name", "plain"), train(*flags, *watching, "--name", "watched")]
     for result in results:
@@ -110,9 +108,7 @@ class Keep(Callback):
         Keep.model, Keep.data = pl_module, trainer.datamodule  # type: ignore[attr-defined]
 
 
-def test_the_pictures_show_what_the_network_says(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     drawing = Drawing(monkeypatch)
     result = train(*ON, "--trainer.callbacks", "test_prediction_figures.Keep")
     images, targets = Keep.data.splits["test"].inputs, Keep.data.splits["test"].targets
@@ -145,9 +141,7 @@ def test_the_pictures_show_what_the_network_says(
 
 
 @pytest.mark.slow
-def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(
-    train: Train, tmp_path: Path
-) -> None:
+def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(train, tmp_path):
     for name, every in (("off", 0), ("on", 1)):
         train("--data", "small.Augmented", "--figures_every_n_epochs", every, "--name", name)
     train("--name", "plain")
@@ -176,9 +170,7 @@ class Untraceable(MLP):
 
 
 @pytest.mark.slow
-def test_a_network_without_a_graph_trains_all_the_same(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_without_a_graph_trains_all_the_same(train, tmp_path, capsys):
     train(*ON, "--model.net", "test_prediction_figures.Untraceable", *ONE)
     assert "No graph of Untraceable in TensorBoard: not to be traced" in capsys.readouterr().out
     assert not events(tmp_path / "tiny" / "version_0").Tags()["graph"]
@@ -233,7 +225,5 @@ def test_spread() -> None:
     ],
 )
 @pytest.mark.slow
-def test_watching_works_with_whatever_is_turned_off(
-    train: Train, flags: tuple[object, ...]
-) -> None:
+def test_watching_works_with_whatever_is_turned_off(train, flags):
     train(*ON, "--step_timer", "true", "--device_monitor", "true", *flags)

@@ -14,9 +14,7 @@ BAR = ("--trainer.enable_progress_bar", "true")
 
 
 @pytest.mark.parametrize("steps", [1, 8])
-def test_the_bar_shows_loss_accuracy_speed_and_time_left(
-    train: Train, capsys: pytest.CaptureFixture[str], steps: int
-) -> None:
+def test_the_bar_shows_loss_accuracy_speed_and_time_left(train, capsys, steps):
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
     bars = [
         line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch")
@@ -32,9 +30,7 @@ def test_the_bar_shows_loss_accuracy_speed_and_time_left(
 
 
 @pytest.mark.slow
-def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train, monkeypatch):
     redraws: list[int] = []
     redraw = TrainingProgressBar._redraw
     monkeypatch.setattr(
@@ -61,9 +57,7 @@ def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture
     assert "\r" not in out
 
 
-def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys):
     train("--trainer.check_val_every_n_epoch", 2, "--trainer.max_epochs", 5)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert ["val/" in line for line in lines] == [False, True, False, True, False]
@@ -74,9 +68,7 @@ def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]
     assert " samples/s" in capsys.readouterr().out
 
 
-def test_a_training_without_an_end_has_no_time_left(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_without_an_end_has_no_time_left(train, capsys):
     train("--trainer.max_epochs", -1, "--patience", 1, "--model.lr", 1e-9)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert lines
@@ -90,9 +82,7 @@ def test_clock() -> None:
     assert clock(36000) == "10:00:00"
 
 
-def test_the_bar_goes_on_in_the_middle_of_an_epoch(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_goes_on_in_the_middle_of_an_epoch(train, capsys, monkeypatch):
     monkeypatch.setattr(test_training.Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
         train("--trainer.callbacks", "test_training.Terminate")

@@ -4,8 +4,6 @@ through."""
 import io
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +16,7 @@ grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
 bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""  # noqa: E501
 
 
-def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(
-    train: Callable[..., dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
     monkeypatch.setattr(
         torch.cuda, "is_available", lambda: False

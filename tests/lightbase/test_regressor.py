@@ -1,7 +1,6 @@
 """A system that predicts numbers."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ FLAGS = argv("--model example.regressor.Regressor --data small.Numbers --model.n
 
 
 @pytest.mark.parametrize("column", ["true", "false"], ids=["N x 1", "N"])
-def test_it_learns_numbers_and_evaluates_the_same(
-    train: Train, tmp_path: Path, column: str
-) -> None:
+def test_it_learns_numbers_and_evaluates_the_same(train, tmp_path, column):
     result = train(*FLAGS, "--data.column", column, "--trainer.max_epochs", 6, "--model.lr", 0.05)
     assert result["test/mae"] < 0.1  # 1.6 for those who always say 0
     assert result["test/loss"] < 0.02
@@ -28,9 +25,7 @@ def test_it_learns_numbers_and_evaluates_the_same(
     assert found == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
-def test_a_wrong_number_of_outputs_is_named(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_number_of_outputs_is_named(train, capsys):
     """One number for each sample would be compared with three, by broadcasting."""
     with pytest.raises(SystemExit) as caught:
         train(*FLAGS, "--model.net.sizes", "[10,3]")

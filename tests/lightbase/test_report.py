@@ -72,9 +72,7 @@ def test_it_takes_the_views_and_the_part_that_are_tested(run: Any, tmp_path: Pat
     assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(metrics["test/acc"], abs=1e-6)
 
 
-def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(
-    run: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(run, tmp_path, capsys):
     best = run[0] / "checkpoints" / "best.ckpt"
     copied = tmp_path / "copied.ckpt"
     copied.write_bytes(best.read_bytes())
@@ -100,9 +98,7 @@ def test_it_lies_in_the_runs_folder_or_beside_a_checkpoint_elsewhere(
     ],
     ids=["no_logits", "numbers"],
 )
-def test_what_has_no_classes_is_refused(
-    tmp_path: Path, capsys: Any, flags: list[str], what: str
-) -> None:
+def test_what_has_no_classes_is_refused(tmp_path, capsys, flags, what):
     config = tmp_path / "tiny.yaml"
     text = Path(TINY).read_text()
     if "small.Numbers" in flags:
@@ -121,9 +117,7 @@ def test_what_has_no_classes_is_refused(
     assert not list(tmp_path.rglob("report.csv"))
 
 
-def test_a_folder_that_cannot_be_is_refused_before_the_test(
-    run: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_folder_that_cannot_be_is_refused_before_the_test(run, tmp_path, capsys):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SystemExit) as caught:

@@ -42,9 +42,7 @@ def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_pa
     assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
 
 
-def test_a_checkpoint_alone_is_enough(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_alone_is_enough(train, tmp_path, capsys):
     train("--name", "mine", "--model.lr", 0.03)
     last = tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
     assert main(["--ckpt_path", str(last), "--trainer.max_epochs", "3"])["epochs"] == 3
@@ -54,9 +52,7 @@ def test_a_checkpoint_alone_is_enough(
 
 
 @pytest.mark.slow
-def test_a_config_file_that_has_changed_is_said_and_flags_are(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_file_that_has_changed_is_said_and_flags_are(train, tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text(
         Path(TINY).read_text() + "  callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]\n"
@@ -94,9 +90,7 @@ def test_a_config_file_that_has_changed_is_said_and_flags_are(
         ("--trainer.accumulate_grad_batches", 2),
     ],
 )
-def test_what_a_run_cannot_go_on_with_is_refused(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, object]
-) -> None:
+def test_what_a_run_cannot_go_on_with_is_refused(train, tmp_path, capsys, flags):
     train("--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -109,9 +103,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, tmp_path, capsys):
     train()
     train("--model.lr", 0.03)
     older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
@@ -134,9 +126,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert str(older / "checkpoints" / "last.ckpt") in error
 
 
-def test_best_is_that_of_the_newest_run(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
     train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
@@ -159,9 +149,7 @@ class Plain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
 
 
-def test_a_rate_that_only_the_checkpoint_knows_is_refused(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_that_only_the_checkpoint_knows_is_refused(train, tmp_path, capsys):
     config = tmp_path / "plain.yaml"
     config.write_text(
         Path(TINY).read_text().split("model:")[0]
@@ -194,9 +182,7 @@ class Called(Plain):
         return self.make_optimizer(self.parameters())
 
 
-def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(train, tmp_path, capsys):
     config = tmp_path / "called.yaml"
     name, data = (
         Path(TINY).read_text().split(part)[i] for part, i in (("model:", 0), ("data:", 1))

@@ -73,9 +73,7 @@ def fails(capsys: Any, root: Path, status: int, *args: str) -> str:
     return error
 
 
-def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
-    root: Path, capsys: Any
-) -> None:
+def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(root, capsys):
     rows = table(capsys, root)
     assert [(row["name"], row["version"], row["status"]) for row in rows] == [
         ("mlp", "0", "finished"),
@@ -102,9 +100,7 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
         (["logs/sweep/trial_3/", "mlp/version_10/"], ["mlp/10", "sweep/trial_3/0"]),
     ],
 )
-def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(
-    root: Path, capsys: Any, monkeypatch: Any, names: list[str], chosen: list[str]
-) -> None:
+def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys, monkeypatch, names, chosen):
     monkeypatch.chdir(root.parent)
     assert [f"{row['name']}/{row['version']}" for row in table(capsys, root, *names)] == chosen
 
@@ -235,9 +231,7 @@ def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys
     assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
 
 
-def test_a_wide_table_is_several_in_a_terminal(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_a_wide_table_is_several_in_a_terminal(tmp_path, capsys, monkeypatch):
     values = {f"data.setting_{i}": "x" * 50 for i in range(4)}
     write_trial(tmp_path, "wide/trial_000", values, "failed", "why " * 5)
     call(tmp_path)
@@ -290,9 +284,7 @@ class FullDisk(Callback):
         raise UserError("the disk is full")
 
 
-def test_the_status_and_the_best_value_of_real_runs(
-    train: Train, tmp_path: Path, capsys: Any
-) -> None:
+def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     """Finished, trained further until an error, finished again; the best value is what best.ckpt
     was chosen by."""
     train()

@@ -14,9 +14,7 @@ def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(100, 10), (103, 10), (7, 10), (1, 1)])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_evaluation_sees_every_sample_once_whatever_the_ranks(
-    num_samples: int, batch_size: int, num_ranks: int
-) -> None:
+def test_evaluation_sees_every_sample_once_whatever_the_ranks(num_samples, batch_size, num_ranks):
     samplers = [
         EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks)
         for r in range(num_ranks)
@@ -30,8 +28,8 @@ def test_evaluation_sees_every_sample_once_whatever_the_ranks(
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_training_gives_all_ranks_batches_of_the_same_sizes_and_no_sample_twice(
-    num_samples: int, batch_size: int, num_ranks: int, drop_last: bool
-) -> None:
+    num_samples, batch_size, num_ranks, drop_last
+):
     options: Any = {"shuffle": True, "even": True, "drop_last": drop_last, "num_ranks": num_ranks}
     samplers = [
         EpochBatchSampler(num_samples, batch_size, rank=rank, **options)

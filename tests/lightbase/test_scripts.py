@@ -97,9 +97,7 @@ def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) ->
     assert evaluate(best_of(tmp_path)) == expected
 
 
-def test_evaluate_works_from_any_folder_and_writes_nothing(
-    run: Any, ckpt: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_evaluate_works_from_any_folder_and_writes_nothing(run, ckpt, tmp_path, monkeypatch):
     before = sorted(run[0].rglob("*"))
     monkeypatch.chdir(tmp_path)
     evaluate(ckpt)
@@ -114,9 +112,7 @@ def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("main", [evaluate, predict, export])
-def test_mistakes_common_to_the_scripts(
-    main: Callable[..., Any], tmp_path: Path, capsys: Any
-) -> None:
+def test_mistakes_common_to_the_scripts(main, tmp_path, capsys):
     def error(status: int, *args: str) -> str:
         image = ["x.png"] if main is predict else []
         return fails(capsys, status, lambda: main([*args, *image]))
@@ -148,9 +144,7 @@ def test_export_refuses_an_output(ckpt: Any, capsys: Any) -> None:
     assert "nowhere" in fails(capsys, 2, lambda: export([*ckpt, "--output", "nowhere/x.pth"]))
 
 
-def test_a_full_disk_leaves_earlier_predictions_whole(
-    ckpt: Any, black: str, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_a_full_disk_leaves_earlier_predictions_whole(ckpt, black, tmp_path, capsys, monkeypatch):
     output = tmp_path / "predictions.csv"
     output.write_text("earlier")
 
@@ -217,9 +211,7 @@ def rows_of(ckpt: Any, output: Path, *args: object) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
-    ckpt: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(ckpt, tmp_path, capsys):
     folder = tmp_path / "images"
     (folder / "below").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -290,8 +282,8 @@ class FloatImages(BaseDataModule):
     ],
 )
 def test_predict_refuses_data_that_files_cannot_replace(
-    train: Train, tmp_path: Path, capsys: Any, data: str, sizes: str, model: str
-) -> None:
+    train, tmp_path, capsys, data, sizes, model
+):
     flags = ("--model", f"example.{model}", "--data", data, "--model.net.sizes", sizes)
     train(*flags, "--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
     error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), "x.png"]))
@@ -343,9 +335,7 @@ class Blind(Plain):
 
 
 @pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1), ("Blind", 0)])
-def test_predict_goes_through_the_predict_step_of_any_module(
-    tmp_path: Path, capsys: Any, model: str, a: float
-) -> None:
+def test_predict_goes_through_the_predict_step_of_any_module(tmp_path, capsys, model, a):
     config = tmp_path / "plain.yaml"
     config.write_text(
         f"model: {{class_path: test_scripts.{model}}}\n"
@@ -366,9 +356,7 @@ def test_predict_goes_through_the_predict_step_of_any_module(
         assert cells[1:] == ["b", f"{a + 0.1:.4f}", "a", f"{a:.4f}"]
 
 
-def test_predict_names_the_k_likeliest_and_all_probabilities(
-    ckpt: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_predict_names_the_k_likeliest_and_all_probabilities(ckpt, tmp_path, capsys):
     images = [tmp_path / f"{i}.png" for i in range(5)]
     for i, image in enumerate(images):
         Image.new("RGB", (8, 8), (40 * i, 250 - 40 * i, 99)).save(image)
@@ -389,9 +377,7 @@ def test_predict_names_the_k_likeliest_and_all_probabilities(
         assert f"--top_k {wrong}: SyntheticImages has 4 classes" in error
 
 
-def test_predict_writes_any_file_name(
-    ckpt: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / ".thumbs").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save("photos/.thumbs/1.png")
@@ -428,9 +414,7 @@ def test_numbers_are_no_formulas() -> None:
 @pytest.mark.parametrize(
     ("white", "dtype"), [(65535, np.uint16), (1.0, np.float32), (65535, np.int32), (255, np.uint8)]
 )
-def test_white_stays_white_and_grey_grey_in_every_depth(
-    tmp_path: Path, white: float, dtype: type
-) -> None:
+def test_white_stays_white_and_grey_grey_in_every_depth(tmp_path, white, dtype):
     values = np.full((8, 8), white, dtype=dtype)
     values[:, :4] = values[0, 0] / 2
     Image.fromarray(values).save(tmp_path / "x.tiff")
@@ -489,17 +473,13 @@ def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: 
 PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]
 
 
-def test_prepare_data_says_what_is_there_and_needs_no_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_data_says_what_is_there_and_needs_no_device(tmp_path, capsys):
     script("prepare_data").main([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
     expected = f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
     assert capsys.readouterr().out == expected
 
 
-def test_prepare_data_wants_a_config_and_tells_of_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_data_wants_a_config_and_tells_of_damage(tmp_path, capsys):
     assert "--config" in fails(capsys, 2, lambda: script("prepare_data").main([]))
     (tmp_path / "damaged").touch()
     error = fails(capsys, 1, lambda: script("prepare_data").main([*PREPARE, str(tmp_path)]))
@@ -509,8 +489,8 @@ def test_prepare_data_wants_a_config_and_tells_of_damage(
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
 @pytest.mark.linux
 def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
-    tmp_path: Path, status: int, requeued: bool
-) -> None:
+    tmp_path, status, requeued
+):
     """With stand-ins for srun and scontrol, which write down how they are called."""
     for name, end in (("srun", status), ("scontrol", 0)):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n')
@@ -551,13 +531,7 @@ def test_a_script_imports_torch_where_ctrl_c_is_heard() -> None:
     ],
 )
 @pytest.mark.linux
-def test_ctrl_c_ends_a_script_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    first: str,
-    flags: str,
-) -> None:
+def test_ctrl_c_ends_a_script_in_one_line(monkeypatch, capsys, name, first, flags):
     module = script(name)
     monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit) as caught:

@@ -35,9 +35,7 @@ def best_epoch(folder: Path) -> int:
     return checkpoint(folder, "best")["epoch"]
 
 
-def test_the_lowest_error_is_the_best(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_lowest_error_is_the_best(train, tmp_path, capsys):
     train(*REGRESSION, *WILD)
     assert "lowest val/mae" in capsys.readouterr().out
     folder = tmp_path / "tiny" / "version_0"
@@ -46,9 +44,7 @@ def test_the_lowest_error_is_the_best(
     assert saved(folder) == ("auto", None)
 
 
-def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(train, tmp_path, capsys):
     text = "{f1: {class_path: torchmetrics.classification.MulticlassF1Score}, acc: {class_path: "
     train("--model.metrics", text + "torchmetrics.classification.MulticlassAccuracy}}", *WILD)
     folder = tmp_path / "tiny" / "version_0"
@@ -72,9 +68,7 @@ class Energetic(Classifier):
         self.log("val/energy", (-1.0) ** self.current_epoch)  # 1, -1, 1, ...
 
 
-def test_a_name_that_does_not_tell_needs_a_mode(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_does_not_tell_needs_a_mode(train, tmp_path, capsys):
     flags = ("--model", "test_selection.Energetic", "--monitor", "val/energy")
     with pytest.raises(SystemExit) as caught:
         train(*flags)
@@ -169,9 +163,7 @@ trainer: {accelerator: cpu, max_epochs: 4, log_every_n_steps: 5}
     return str(config)
 
 
-def test_a_plain_module_is_compared_by_its_accuracy(
-    train: Train, tmp_path: Path, plain: str
-) -> None:
+def test_a_plain_module_is_compared_by_its_accuracy(train, tmp_path, plain):
     train(config=plain)
     folder = tmp_path / "plain" / "version_0"
     scores = [value for _, value in curves(folder)["val/acc"]]
@@ -179,8 +171,8 @@ def test_a_plain_module_is_compared_by_its_accuracy(
 
 
 def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
-    train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    train, tmp_path, plain, capsys
+):
     train("--model.logs val_hits", config=plain)
     folder = tmp_path / "plain" / "version_0"
     assert best_epoch(folder) == 3
@@ -195,17 +187,13 @@ class Untested(Plain):
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
-def test_a_module_without_a_validation_has_its_last_epoch(
-    train: Train, tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_without_a_validation_has_its_last_epoch(train, tmp_path, plain, capsys):
     train("--model", "test_selection.Untested", config=plain)
     assert best_epoch(tmp_path / "plain" / "version_0") == 3
     assert "Validation: none (Untested has no validation_step)" in capsys.readouterr().out
 
 
-def test_no_monitor_is_the_last_epoch(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):
     train("--monitor", "null", *WILD)
     folder = tmp_path / "tiny" / "version_0"
     assert best_epoch(folder) == 3

@@ -37,9 +37,7 @@ def test_a_clean_checkout_has_no_patch(repository: Path) -> None:
     assert source(repository) == (git(repository, "rev-parse", "HEAD").strip(), "")
 
 
-def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(repository, tmp_path):
     code = {
         "example/old.py": "x = 2\n",
         "example/data/new über.py": "y = 3\n",
@@ -119,9 +117,7 @@ def test_a_git_that_fails(repository: Path, fake_git: Any, program: str, reason:
 
 
 @pytest.mark.linux
-def test_a_git_that_hangs_is_ended(
-    repository: Path, fake_git: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_hangs_is_ended(repository, fake_git, monkeypatch):
     monkeypatch.setattr("lightbase.run.record.SECONDS", 1)
     commit = git(repository, "rev-parse", "HEAD").strip()
     fake_git(f'case "$*" in *diff*) exec sleep 60; esac\nexec {GIT} "$@"')
@@ -131,9 +127,7 @@ def test_a_git_that_hangs_is_ended(
 
 
 @pytest.mark.linux
-def test_a_training_writes_down_what_git_did_not_tell(
-    train: Any, tmp_path: Path, fake_git: Any
-) -> None:
+def test_a_training_writes_down_what_git_did_not_tell(train, tmp_path, fake_git):
     fake_git("exit 3")
     source.cache_clear()
     train("--trainer.max_steps", 1)

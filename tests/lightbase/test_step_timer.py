@@ -141,14 +141,7 @@ STEPS = {
         for j, steps in enumerate(STEPS)
     ],
 )
-def test_what_is_slow_is_found(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    steps: str,
-) -> None:
+def test_what_is_slow_is_found(train, tmp_path, capsys, monkeypatch, name, steps):
     phase, flags = SLOW[name]
     if name == "logging":
         write = TensorBoardLogger.log_metrics
@@ -215,9 +208,7 @@ class SlowEnd(Callback):
 
 
 @pytest.mark.slow
-def test_what_lies_between_epochs_is_no_part_of_a_step(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_between_epochs_is_no_part_of_a_step(train, capsys, monkeypatch):
     drawn: list[tuple[list[float], list[str], str]] = []
     monkeypatch.setattr(step_timer.figures, "pie", lambda *args: drawn.append(args))
     monkeypatch.setattr(step_timer.figures, "log_figure", lambda *_: None)
@@ -295,9 +286,7 @@ def turn(clock: PhaseClock, forwards: list[float]) -> None:
 
 
 @pytest.mark.parametrize("num_calls", [1, 2, 3, 10])
-def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(
-    monkeypatch: pytest.MonkeyPatch, num_calls: int
-) -> None:
+def test_an_epoch_of_few_calls_on_a_gpu_is_timed_too(monkeypatch, num_calls):
     clock = gpu_clock(monkeypatch)
     for _ in range(3):
         turn(clock, [30, *[3] * 9][:num_calls])  # the first one is slow

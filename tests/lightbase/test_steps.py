@@ -100,14 +100,7 @@ def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS],
 )
-def test_several_steps_at_once_change_nothing(
-    train: Train,
-    trained: Callable[..., tuple[Path, Any]],
-    tmp_path: Path,
-    num_steps: int,
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_several_steps_at_once_change_nothing(train, trained, tmp_path, num_steps, name, capsys):
     flags = ("--trainer.max_epochs", 3, *SETTINGS[name])
     folder, one = trained(*flags)
     several = train(*flags, "--name", "several", "--steps_per_execution", num_steps)
@@ -163,9 +156,7 @@ def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int
     )
 
 
-def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(train, tmp_path, monkeypatch):
     text = "--trainer.callbacks test_training.Terminate --steps_per_execution 4"
     flags = (*text.split(), "--trainer.max_epochs", 3)
     train(*flags, "--name", "whole")
@@ -264,13 +255,8 @@ class OwnSGD(torch.optim.SGD):
 )
 @pytest.mark.slow
 def test_what_needs_single_steps_gets_them_and_says_so(
-    train: Train,
-    tmp_path: Path,
-    flags: tuple[object, ...],
-    named: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    train, tmp_path, flags, named, capsys, monkeypatch
+):
     import test_steps  # as the command line imports it
 
     monkeypatch.setattr(test_steps.Seen, "calls", 0)
@@ -289,9 +275,7 @@ class Relaxed(MayMissSteps):
         Seen.count()
 
 
-def test_a_callback_may_say_that_it_need_not_see_every_step(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_may_say_that_it_need_not_see_every_step(train, monkeypatch, capsys):
     import test_steps
 
     monkeypatch.setattr(test_steps.Seen, "calls", 0)

@@ -94,9 +94,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "message"), WRONG)
-def test_what_is_wrong_is_refused_before_a_trial(
-    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_refused_before_a_trial(flags, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--config", TINY, "--trainer.default_root_dir", str(tmp_path), *flags])
     assert caught.value.code == 2
@@ -132,9 +130,7 @@ def test_a_sweep_of_an_earlier_version_is_refused(sweep: Run, tmp_path: Path, ca
     assert "a sweep of an earlier version\ngive another --name" in capsys.readouterr().err
 
 
-def test_without_optuna_there_are_grids(
-    sweep: Run, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_optuna_there_are_grids(sweep, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit):
@@ -150,8 +146,8 @@ class Interrupted(BaseException):
 
 @pytest.mark.slow
 def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
-    sweep: Run, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sweep, tmp_path, capsys, monkeypatch
+):
     search = ("--search", LR, "--search", "data.batch_size=16,32", "--trials", "3")
     expected = [(trial.values, trial.best, trial.curve) for trial in sweep(*search, name="alone")]
     assert [list(curve) for *_, curve in expected] == [[1, 2]] * 3
@@ -233,9 +229,7 @@ def test_a_sweep_whose_first_trials_fail_alike_ends(sweep: Run, capsys: Any) -> 
     assert shown.out.count("failed (model.net.how") == 3
 
 
-def test_a_full_disk_fails_no_trial(
-    sweep: Run, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_no_trial(sweep, tmp_path, capsys, monkeypatch):
     def full(*_: Any) -> None:
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -249,9 +243,7 @@ def test_a_full_disk_fails_no_trial(
     assert Trial.read(tmp_path / "tried" / "trial_000").state == "running"
 
 
-def test_a_signal_between_two_trials_ends_the_sweep(
-    sweep: Run, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_between_two_trials_ends_the_sweep(sweep, capsys, monkeypatch):
     def fail(*_: Any) -> None:
         SIGNALS.waits = True  # as in a training that fails
         signal.raise_signal(signal.SIGTERM)

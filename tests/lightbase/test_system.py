@@ -112,9 +112,7 @@ class OwnMetrics(Classifier):
         pytest.param("none", set(), marks=pytest.mark.slow),
     ],
 )
-def test_the_metrics_that_are_assigned_are_measured(
-    train: Train, tmp_path: Path, kind: str, names: set[str]
-) -> None:
+def test_the_metrics_that_are_assigned_are_measured(train, tmp_path, kind, names):
     result = train("--model", f"{HERE}.OwnMetrics", "--model.kind", kind)
     assert of_test(result).keys() == {
         "test/loss",
@@ -165,13 +163,7 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
         ("object", PLAIN),
     ],
 )
-def test_the_optimizer_that_is_assigned_trains_and_resumes(
-    train: Train,
-    trained: Callable[..., tuple[Path, Any]],
-    tmp_path: Path,
-    kind: str,
-    flags: tuple[object, ...],
-) -> None:
+def test_the_optimizer_that_is_assigned_trains_and_resumes(train, trained, tmp_path, kind, flags):
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
     train(*own, "--trainer.max_epochs", 1)
     train(*own, "--ckpt_path", "last", "--trainer.max_epochs", 2)
@@ -193,9 +185,7 @@ class OwnScheduler(Classifier):
 
 
 @pytest.mark.parametrize("kind", ["name", pytest.param("object", marks=pytest.mark.slow)])
-def test_the_scheduler_that_is_assigned_steps_and_resumes(
-    train: Train, tmp_path: Path, kind: str
-) -> None:
+def test_the_scheduler_that_is_assigned_steps_and_resumes(train, tmp_path, kind):
     flags: Any = ("--model", f"{HERE}.OwnScheduler", "--model.kind", kind)
     flags += ("--trainer.log_every_n_steps", 19)
     train(*flags, "--trainer.max_epochs", 2)
@@ -238,9 +228,7 @@ class NoSuper(Classifier):
     ],
     ids=["min", "max"],
 )
-def test_hooks_may_be_overridden_without_super(
-    train: Train, tmp_path: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_may_be_overridden_without_super(train, tmp_path, flags, monkeypatch):
     flags = (*flags, "--trainer.max_epochs", 3)
     plain = train(*flags, "--name", "plain")
     flags += ("--model", f"{HERE}.NoSuper", "--trainer.callbacks", "test_training.Terminate")
@@ -282,9 +270,7 @@ model:
 """
 
 
-def test_metrics_of_the_config_are_in_all_that_a_run_leaves(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_of_the_config_are_in_all_that_a_run_leaves(train, tmp_path, capsys):
     (tmp_path / "metrics.yaml").write_text(METRICS)
     result = train("--config", tmp_path / "metrics.yaml")
     names = {"loss", "f1", "auroc"}
@@ -370,11 +356,8 @@ def refuse(net: nn.Module, inputs: Tensor) -> None:
 
 
 def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
-    train: Train,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    train, tmp_path, capsys, monkeypatch
+):
     calls.clear()
     flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
     train("--model.optimizer", "SGD", "--model.lr", 1e-30, *flags)
@@ -412,16 +395,14 @@ class OwnGroups(Classifier):
     [("class", "did you mean weight_decay"), ("object", "an object has its groups")],
 )
 def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
-    train: Train, capsys: pytest.CaptureFixture[str], kind: str, message: str
-) -> None:
+    train, capsys, kind, message
+):
     with pytest.raises(SystemExit):
         train("--model", f"{HERE}.OwnGroups", "--model.which", "layers.1", "--model.kind", kind)
     assert message in capsys.readouterr().err
 
 
-def test_the_state_of_a_parameter_is_not_given_to_another(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_a_parameter_is_not_given_to_another(train, capsys, monkeypatch):
     """Of the same shapes: torch would not notice that the class has changed."""
     flags = ("--model", f"{HERE}.OwnGroups", "--model.net.sizes", "[192,192,192,4]", *ONE_EPOCH)
     train(*flags, "--model.which", "layers.1")
@@ -441,9 +422,7 @@ class OwnTest(Classifier):
         self.track("test", self.criterion(self.net(batch[0]), batch[1]))
 
 
-def test_views_that_a_test_step_does_not_take_are_said(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_views_that_a_test_step_does_not_take_are_said(train, capsys):
     train("--model", f"{HERE}.OwnTest", "--model.test_views", f"{HERE}.halved", *ONE_EPOCH)
     assert (
         "test_views had no effect: test_step of OwnTest does not call self(x)"
@@ -460,9 +439,7 @@ def halved(inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.slow
-def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(
-    train: Train, tmp_path: Path
-) -> None:
+def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(train, tmp_path):
     plain = train()
     result = train("--model.test_views", f"{HERE}.halved", "--name", "views")
     assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
@@ -506,8 +483,8 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
     ],
 )
 def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(
-    train: Train, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
-) -> None:
+    train, capsys, flag, value, message
+):
     with pytest.raises(SystemExit) as caught:
         train(f"--model.{flag}", value)
     assert caught.value.code == 2

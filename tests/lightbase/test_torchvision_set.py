@@ -86,9 +86,7 @@ def test_a_set_with_train_is_read_by_name(fashion_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3), (8, 8, 1), (8, 9)])
-def test_a_set_with_split_in_any_layout(
-    shape: tuple[int, ...], in_parts: type[InParts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_with_split_in_any_layout(shape, in_parts, tmp_path, monkeypatch):
     monkeypatch.setattr(in_parts, "shape", shape)
     data = attach(TorchvisionSet("InParts", data_dir=str(tmp_path), batch_size=8), "test")
     assert data.classes == ["0", "1", "2"]
@@ -121,9 +119,7 @@ def test_another_shape_is_read_image_by_image_and_resized(tmp_path: Path) -> Non
     assert other.num_classes == 3
 
 
-def test_a_set_without_parts_gets_a_test_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_without_parts_gets_a_test_set(tmp_path, monkeypatch):
     def init(self: Any) -> None:
         real(self, size=20, image_size=(3, 8, 8), num_classes=4)
 
@@ -161,9 +157,7 @@ def test_an_unknown_name() -> None:
 @pytest.mark.parametrize(
     ("name", "folder"), [("KMNIST", "KMNIST/raw"), ("CIFAR100", ""), ("STL10", "")]
 )
-def test_without_a_network_the_message_says_where_files_go(
-    name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_message_says_where_files_go(name, folder, tmp_path, monkeypatch):
     refuse_network(monkeypatch)
     with pytest.raises(UserError, match=f"{name} is not in") as caught:
         TorchvisionSet(name, data_dir=str(tmp_path)).prepare_data()

@@ -130,8 +130,8 @@ def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_pa
     ],
 )
 def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], max_steps: int, epochs: float
-) -> None:
+    train, tmp_path, capsys, max_steps, epochs
+):
     result = train("--trainer.max_steps", max_steps)
     assert result["epochs"] == epochs
     shown = capsys.readouterr().out
@@ -148,8 +148,8 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
 @pytest.mark.parametrize("later", [57, -1])
 @pytest.mark.slow
 def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
-    train: Train, trained: Trained, tmp_path: Path, max_steps: int, later: int
-) -> None:
+    train, trained, tmp_path, max_steps, later
+):
     flags = argv(
         "--trainer.max_epochs 3 --model.scheduler StepLR --model.scheduler_args.step_size 1"
     )
@@ -161,8 +161,8 @@ def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
 
 
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does_not(
-    train: Train, tmp_path: Path
-) -> None:
+    train, tmp_path
+):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train("--seed_everything", seed, "--name", name)
     found = {name: curves(tmp_path / name / "version_0") for name in "abc"}
@@ -239,9 +239,7 @@ CONTINUED = [
 
 @pytest.mark.parametrize("flags", CONTINUED)
 @pytest.mark.slow
-def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
-    train: Train, tmp_path: Path, flags: str
-) -> None:
+def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(train, tmp_path, flags):
     train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 1")
     train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 3 --ckpt_path last")
     train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 3 --name whole")
@@ -251,9 +249,7 @@ def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(
-    train: Train, tmp_path: Path, mode: str
-) -> None:
+def test_reduce_on_plateau_lowers_the_rate_when_validation_gets_no_better(train, tmp_path, mode):
     flags = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.mode", mode)
     # after the first validation nothing is good enough
     flags = argv(
@@ -283,9 +279,7 @@ def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path
         "--trainer.limit_val_batches 0 --trainer.val_check_interval 0.5",
     ],
 )
-def test_nothing_is_selected_on_test_data(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str
-) -> None:
+def test_nothing_is_selected_on_test_data(train, tmp_path, capsys, flags):
     train("--data.val_fraction 0 --trainer.max_epochs 3 --model.lr 0.5", flags)
     folder = tmp_path / "tiny" / "version_0"
     assert equal(weights(folder, "best"), weights(folder, "last"))
@@ -297,8 +291,8 @@ def test_nothing_is_selected_on_test_data(
     "flags", [RESUMES[0], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[1:])]
 )
 def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
-    train: Train, tmp_path: Path, flags: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    train, tmp_path, flags, monkeypatch
+):
     monkeypatch.setattr(Interrupt, "at_epoch", None)
     whole = train(flags, "--trainer.max_epochs 4 --name whole")
     cut = (flags, "--trainer.max_epochs 4 --name cut --trainer.callbacks test_training.Interrupt")
@@ -359,15 +353,8 @@ class Terminate(MayMissSteps):
 )
 @pytest.mark.linux
 def test_a_signal_keeps_the_state_between_two_batches(
-    train: Train,
-    trained: Trained,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    at_batch: int,
-    number: signal.Signals,
-    name: str,
-) -> None:
+    train, trained, tmp_path, monkeypatch, capsys, at_batch, number, name
+):
     flags = "--trainer.max_epochs 3 --trainer.callbacks test_training.Terminate"
     whole, _ = trained(flags)
     monkeypatch.setattr(Terminate, "at_batch", at_batch)
@@ -423,8 +410,8 @@ class OurLoader(LightningDataModule):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.linux
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
+    train, tmp_path, monkeypatch, num_workers
+):
     config = yaml.safe_load(Path(TINY).read_text())
     config["data"] = {
         "class_path": "test_training.OurLoader",
@@ -445,11 +432,8 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
 
 @pytest.mark.linux
 def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    train, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(
         "lightbase.run.train.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
     )
@@ -466,9 +450,7 @@ class TerminateTest(Callback):
 
 
 @pytest.mark.linux
-def test_ctrl_c_in_the_test_says_how_to_test_again(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--trainer.callbacks", "test_training.TerminateTest")
     assert caught.value.code == 130
@@ -569,9 +551,7 @@ class EndsItsWorker(Dataset[Any]):
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_sigterm_in_an_accumulation_waits_for_its_step(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_in_an_accumulation_waits_for_its_step(train, tmp_path, monkeypatch):
     flags = argv("--trainer.accumulate_grad_batches 4 --trainer.callbacks test_training.Terminate")
     train(*flags, "--name", "whole")
     monkeypatch.setattr(Terminate, "at_batch", 5)
@@ -585,9 +565,7 @@ def test_sigterm_in_an_accumulation_waits_for_its_step(
 
 
 @pytest.mark.linux
-def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(train, tmp_path, monkeypatch):
     monkeypatch.setattr(Terminate, "at_batch", 18)
     with pytest.raises(SystemExit) as caught:
         train("--trainer.callbacks", "test_training.Terminate")
@@ -600,9 +578,7 @@ def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
 
 @pytest.mark.parametrize("name", ["best", "epoch_001"])
 @pytest.mark.slow
-def test_a_new_run_can_start_from_any_other_checkpoint(
-    train: Train, tmp_path: Path, name: str
-) -> None:
+def test_a_new_run_can_start_from_any_other_checkpoint(train, tmp_path, name):
     train("--trainer.max_epochs", 2, "--keep_every_epoch", "true")
     folder = tmp_path / "tiny" / "version_0"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -630,9 +606,7 @@ def test_resuming_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_pat
     )
 
 
-def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(train, tmp_path, capsys):
     first = train()
     again = train("--ckpt_path", "last")
     assert again == {**first, "train_seconds": again["train_seconds"]}
@@ -750,9 +724,7 @@ def test_a_run_of_the_saved_config_repeats_the_run(train: Train, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(
-    train: Train, tmp_path: Path
-) -> None:
+def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(train, tmp_path):
     plain = train("--trainer.max_epochs", 1, "--name", "plain")
     compiled = train("--trainer.max_epochs 1 --name compiled --model.compile_net eager")
     assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
@@ -790,9 +762,7 @@ def test_convolutions_are_channels_last_unless_told_otherwise(train: Train, tmp_
 
 @pytest.mark.parametrize(("then", "later"), [("true", "false"), ("false", "true")])
 @pytest.mark.slow
-def test_a_resume_with_another_memory_layout_trains_the_same(
-    train: Train, tmp_path: Path, then: str, later: str
-) -> None:
+def test_a_resume_with_another_memory_layout_trains_the_same(train, tmp_path, then, later):
     flags = ("--model.net", "small.ConvNet", "--trainer.max_epochs")
     for name, value in (("whole", then), ("turned", later)):
         train(*flags, 1, "--name", name, "--model.channels_last", then)
@@ -806,9 +776,7 @@ def test_a_resume_with_another_memory_layout_trains_the_same(
     assert moments.stride() == turned["net.conv.weight"].stride()
 
 
-def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(
-    train: Train, tmp_path: Path
-) -> None:
+def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train, tmp_path):
     train("--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     content = checkpoint(folder)

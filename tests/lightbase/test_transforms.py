@@ -35,9 +35,7 @@ def test_a_flipped_image_is_itself_or_its_mirror_and_both_happen() -> None:
 
 
 @pytest.mark.parametrize(("padding", "mode"), [(1, "constant"), (4, "constant"), (2, "reflect")])
-def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(
-    padding: int, mode: str
-) -> None:
+def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding, mode):
     torch.manual_seed(0)  # one of the 81 shifts may be missing otherwise
     x = images(1200, size=6)
     crops = random_crop(x, padding, mode)  # type: ignore[arg-type]
@@ -76,9 +74,7 @@ def test_the_views_are_the_image_and_its_mirror_image() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_random_numbers_choose_what_they_always_chose(
-    dtype: torch.dtype, layout: torch.memory_format
-) -> None:
+def test_the_random_numbers_choose_what_they_always_chose(dtype, layout):
     """The same shift and the same side for each image as from the first version on: a seed's
     training repeats."""
     x = images(30).to(dtype).contiguous(memory_format=layout)

@@ -34,9 +34,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
 
 
 @pytest.mark.slow
-def test_both_are_suggested_as_flags_and_nothing_else_is_left(
-    find: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_are_suggested_as_flags_and_nothing_else_is_left(find, tmp_path, capsys):
     flags = find("--num_steps", 100, "--max_batch_size", 128)
     assert flags[::2] == ["--data.batch_size", "--model.lr"]
     assert capsys.readouterr().out.splitlines()[-1] == f"Suggested flags: {' '.join(flags)}"
@@ -73,9 +71,7 @@ def table(shown: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(
-    find: Tune, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(find, capsys):
     find("--find", "batch_size", "--data.batch_size", 24, "--model.net", "test_tune.MemoryOf100")
     shown = capsys.readouterr().out
     assert table(shown) == [24, 48, 96]
@@ -91,9 +87,7 @@ def test_the_search_starts_at_the_batch_size_given_and_ends_where_memory_does(
     assert "larger ones than 40 were not tried" in shown
 
 
-def test_the_search_of_the_rate_starts_and_ends_where_told(
-    find: Tune, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_search_of_the_rate_starts_and_ends_where_told(find, monkeypatch, capsys):
     seen: list[float] = []
     monkeypatch.setattr(tune, "choose", lambda rates, *_: (seen.extend(rates), (30, "ok"))[1])
     group = ("--model.parameter_groups.norms_and_biases", "{lr: 0.1}")
@@ -134,9 +128,7 @@ def test_the_losses_are_those_of_the_batches(find: Tune, monkeypatch: pytest.Mon
         (("--model.lrr", 1), "unknown key model.lrr; did you mean model.lr?"),
     ],
 )
-def test_mistakes_and_too_small_a_range_are_told_in_two_lines(
-    find: Tune, capsys: pytest.CaptureFixture[str], flags: tuple[object, ...], words: str
-) -> None:
+def test_mistakes_and_too_small_a_range_are_told_in_two_lines(find, capsys, flags, words):
     with pytest.raises(SystemExit) as caught:
         find("--find", "lr", "--num_steps", 100, *flags)
     assert caught.value.code in (1, 2)
@@ -194,9 +186,7 @@ class LitData(LightningDataModule):
 
 
 @pytest.mark.slow
-def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "own.yaml"
     config.write_text(
@@ -209,9 +199,7 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
     assert table(capsys.readouterr().out) == [8, 16, 32]
 
 
-def test_modules_without_them_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_modules_without_them_are_refused(tmp_path, capsys):
     config = tmp_path / "boring.yaml"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
     config.write_text(

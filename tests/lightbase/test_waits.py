@@ -90,13 +90,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         pytest.param((*SEVERAL, *FEATURES, *RESIDENT), 100, id="features", marks=SLOW),
     ],
 )
-def test_only_log_steps_wait_for_the_gpu(
-    train: Train,
-    watch: Watch,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: tuple[object, ...],
-    keep: int,
-) -> None:
+def test_only_log_steps_wait_for_the_gpu(train, watch, monkeypatch, flags, keep):
     monkeypatch.setattr(means, "KEEP", keep)
     train(*FLAGS, *flags)
     assert watch.allowed  # or it would hear of nothing
@@ -113,9 +107,7 @@ def test_only_log_steps_wait_for_the_gpu(
         pytest.param("WaitsInValidation", ONE, "validation", marks=SLOW),
     ],
 )
-def test_a_line_that_waits_is_found(
-    train: Train, watch: Watch, model: str, flags: tuple[object, ...], stage: str
-) -> None:
+def test_a_line_that_waits_is_found(train, watch, model, flags, stage):
     train(*FLAGS, *flags, *RESIDENT, "--model", f"test_waits.{model}")
     assert watch.found
     assert all(line.startswith(stage) and "test_waits.py" in line for line in watch.found)

@@ -46,9 +46,7 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
     ],
     ids=["plain", "state_dict", "model", "module", "compiled", "partly compiled", "backbone"],
 )
-def test_the_usual_files_fit(
-    tmp_path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_usual_files_fit(tmp_path, content, capsys):
     torch.save(content, tmp_path / "w.pth")
     found = loaded(tmp_path / "w.pth")
     assert all(torch.equal(found[name], value) for name, value in source().items())
@@ -74,9 +72,7 @@ def test_a_backbone_finds_its_place_in_the_network(tmp_path: Path) -> None:
     assert torch.equal(found["backbone.conv.weight"], source()["conv.weight"])
 
 
-def test_what_has_another_shape_stays_and_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_another_shape_stays_and_is_said(tmp_path, capsys):
     torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
     net = ConvNet(num_classes=7)
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -139,9 +135,7 @@ def broken(path: Path, kind: str) -> None:
         ("other", "none of its 2 tensors fits ConvNet", 2),
     ],
 )
-def test_a_bad_file_is_told_in_two_lines(
-    tmp_path: Path, kind: str, message: str, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_told_in_two_lines(tmp_path, kind, message, status, capsys):
     broken(tmp_path / "w.pth", kind)
     with pytest.raises(UserError, match=message) as caught:
         loaded(tmp_path / "w.pth")
@@ -159,9 +153,7 @@ def test_a_lazy_network_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path / "w.pth", nn.Sequential(nn.LazyLinear(3)))
 
 
-def test_a_bare_name_is_looked_for_in_torch_hubs_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_name_is_looked_for_in_torch_hubs_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
@@ -175,12 +167,7 @@ def test_a_bare_name_is_looked_for_in_torch_hubs_folder(
 CONV = ("--model.net", "small.ConvNet")
 
 
-def test_a_run_starts_with_them_once(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     """With a relative path, from another run; evaluation and resume need the file no more."""
     train(*CONV, "--name", "first", "--trainer.max_epochs", 1)
     best = tmp_path / "first" / "version_0" / "checkpoints" / "best.ckpt"
@@ -222,13 +209,7 @@ def test_a_run_starts_with_them_once(
         ),
     ],
 )
-def test_a_mistake_leaves_no_run(
-    train: Train,
-    tmp_path: Path,
-    flags: tuple[str, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_leaves_no_run(train, tmp_path, flags, message, capsys):
     with pytest.raises(SystemExit):
         train(*CONV, *flags)
     assert message in capsys.readouterr().err

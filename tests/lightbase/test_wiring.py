@@ -33,9 +33,7 @@ def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Trai
     return lambda *args: train("--monitor", "val_loss", *quiet, *args, config=str(config))
 
 
-def test_what_does_not_work_is_said_in_one_line(
-    plain: Train, train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_work_is_said_in_one_line(plain, train, capsys):
     plain("--trainer.max_epochs", 1)
     (line,) = (
         line
@@ -54,8 +52,8 @@ def test_what_does_not_work_is_said_in_one_line(
 
 
 def test_from_the_end_of_an_epoch_a_stock_loader_goes_on_in_the_order_of_an_uninterrupted_run(
-    plain: Train, tmp_path: Path
-) -> None:
+    plain, tmp_path
+):
     plain("--name", "whole", "--trainer.max_epochs", 3)
     plain("--name", "cut", "--trainer.max_epochs", 1)
     plain("--name", "cut", "--trainer.max_epochs", 3, "--ckpt_path", "last")

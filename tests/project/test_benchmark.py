@@ -40,9 +40,7 @@ def test_it_compares(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert float(loader.split("| ours / torchvision | ")[1].split()[0]) > 1
 
 
-def test_the_clock_leaves_out_what_an_epoch_costs_once(
-    contestants: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_leaves_out_what_an_epoch_costs_once(contestants, monkeypatch):
     now = 1.0
     monkeypatch.setattr(contestants, "time", SimpleNamespace(perf_counter=lambda: now))
     clock = contestants.StepClock()
@@ -62,9 +60,7 @@ def test_all_contestants_train_on_the_same_images(contestants: Any, name: str) -
     torch.testing.assert_close(images, theirs)
 
 
-def test_each_contestant_takes_flags_that_train_py_takes(
-    benchmark: Any, contestants: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_contestant_takes_flags_that_train_py_takes(benchmark, contestants, monkeypatch):
     """As on a GPU, with stand-ins for the training and for torch.compile."""
     modes: list[str] = []
     monkeypatch.setattr("torch.nn.Module.compile", lambda self, mode: modes.append(mode))

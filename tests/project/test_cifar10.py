@@ -37,9 +37,7 @@ def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "flip"])
-def test_a_damaged_file_is_not_trained_on(
-    cifar10_dir: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_not_trained_on(cifar10_dir, how, monkeypatch):
     refuse_network(monkeypatch)
     file = cifar10_dir / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(file.read_bytes())
@@ -52,9 +50,7 @@ def test_a_damaged_file_is_not_trained_on(
         CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
 
 
-def test_without_a_network_the_message_says_which_file_goes_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monkeypatch):
     refuse_network(monkeypatch)
     with pytest.raises(UserError, match=r"cifar-10-python\.tar\.gz") as caught:
         CIFAR10(data_dir=str(tmp_path)).prepare_data()

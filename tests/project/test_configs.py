@@ -38,9 +38,7 @@ def data_of(config: Path) -> tuple[str, Path]:
 
 @pytest.mark.usefixtures("mnist_dir", "cifar10_dir")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
-def test_an_experiment_trains_two_steps(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_trains_two_steps(config, tmp_path, monkeypatch):
     refuse_network(monkeypatch)
     data, data_dir = data_of(config)
     flags = f"{SMALLER.get(data, '')} {TWO_STEPS}".format(folder=tmp_path)

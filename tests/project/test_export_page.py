@@ -2,8 +2,6 @@
 
 import json
 import runpy
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ from PIL import Image
 
 @pytest.mark.slow
 def test_each_example_of_the_page_runs_as_it_stands(
-    tmp_path: Path, mnist_dir: Path, cifar10_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, mnist_dir, cifar10_dir, capsys, monkeypatch
+):
     page = (REPO / "docs" / "export.md").read_text()
     assert mnist_dir == cifar10_dir == tmp_path / "data"
     write_files(page, tmp_path, monkeypatch)

@@ -37,9 +37,7 @@ def test_a_damaged_file_is_named(mnist_dir: Path, name: str, how: str) -> None:
         MNIST(data_dir=str(mnist_dir)).prepare_data()
 
 
-def test_an_mnist_file_of_the_published_size_must_have_the_published_content(
-    mnist_dir: Path,
-) -> None:
+def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mnist_dir):
     name = "MNIST/raw/t10k-labels-idx1-ubyte"
     file, (size, _) = mnist_dir / name, FILES[name]
     file.write_bytes(bytes.fromhex("00000801") + (size - 8).to_bytes(4, "big") + bytes(size - 8))
@@ -47,9 +45,7 @@ def test_an_mnist_file_of_the_published_size_must_have_the_published_content(
         MNIST(data_dir=str(mnist_dir)).prepare_data()
 
 
-def test_without_a_network_the_message_says_which_file_goes_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monkeypatch):
     refuse_network(monkeypatch)
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz") as caught:
         MNIST(data_dir=str(tmp_path)).prepare_data()
@@ -64,9 +60,7 @@ def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         MNIST(data_dir=str(tmp_path / "file")).prepare_data()
 
 
-def test_packed_mnist_files_put_by_hand_are_unpacked(
-    mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir, monkeypatch):
     refuse_network(monkeypatch)
     for file in (mnist_dir / name for name in FILES):
         file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes()))

@@ -80,12 +80,7 @@ def user_folder(
         pytest.param("sweep.md", marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),
     ],
 )
-def test_the_commands_of_a_page_run(
-    page: str,
-    user_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
     text = text_of(page)
     write_files(text, user_folder, monkeypatch)
     gone = []
@@ -130,9 +125,7 @@ def model_of(folder: Path, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_what_an_example_says_is_what_trains(
-    user_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_example_says_is_what_trains(user_folder, monkeypatch):
     text = text_of("extending.md")
     write_files(text, user_folder, monkeypatch)
     examples = [c for c in commands(text) if "focal_f1" in c or "focal_class" in c]
@@ -168,9 +161,7 @@ def test_an_edit_in_place_takes_effect(user_folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_programs_read_exported_files_without_the_package(
-    user_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_read_exported_files_without_the_package(user_folder, monkeypatch, capsys):
     page = text_of("export.md")
     write_files(page, user_folder, monkeypatch)
     for command in [*BEFORE["export.md"], *commands(page)]:
@@ -202,9 +193,7 @@ def test_programs_read_exported_files_without_the_package(
 
 
 @pytest.mark.slow
-def test_tensorboard_has_what_the_page_names(
-    user_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_has_what_the_page_names(user_folder, monkeypatch):
     write_files("", user_folder, monkeypatch)
     if is_gone(MNIST_MLP, user_folder):
         pytest.skip("the config is deleted")
@@ -226,9 +215,7 @@ def test_tensorboard_has_what_the_page_names(
 
 
 @pytest.mark.slow
-def test_the_commands_for_several_devices_parse(
-    user_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_for_several_devices_parse(user_folder, monkeypatch, capsys):
     text = text_of("devices.md")
     write_files(text, user_folder, monkeypatch)
     for command in commands(text):
@@ -241,12 +228,7 @@ def test_the_commands_for_several_devices_parse(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "flags.md"])
-def test_every_flag_of_a_table_is_one(
-    page: str,
-    user_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_flag_of_a_table_is_one(page, user_folder, monkeypatch, capsys):
     write_files("", user_folder, monkeypatch)
     if is_gone(MNIST_MLP, user_folder):
         pytest.skip("the config is deleted")

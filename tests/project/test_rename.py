@@ -110,9 +110,7 @@ def test_no_path_and_no_module_of_the_old_name_is_left(renamed: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["2fast", "a-b", "_a", "class", "tests", "train", "json", "torch", PACKAGE, ""]
 )
-def test_a_bad_name_changes_nothing(
-    copy: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_name_changes_nothing(copy, name, monkeypatch, capsys):
     before = content(copy)
     monkeypatch.setattr(sys, "argv", ["rename.py", name])
     monkeypatch.syspath_prepend(str(copy / "scripts"))

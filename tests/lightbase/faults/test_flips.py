@@ -171,9 +171,7 @@ def flip(doors: Doors, name: str, best: bytes, times: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluate"])
-def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(
-    doors: Doors, best: bytes, name: str
-) -> None:
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(doors, best, name):
     flip(doors, name, best, times=2)
 
 

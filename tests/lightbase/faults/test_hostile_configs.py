@@ -228,9 +228,7 @@ def check_refused(
 
 
 @pytest.mark.parametrize("name", most_are_slow(ALL, 3))
-def test_train_refuses(
-    name: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_refuses(name, trained, target, capsys):
     changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), ALL[name], target)
     check_refused(
         lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys
@@ -239,17 +237,13 @@ def test_train_refuses(
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
 @pytest.mark.parametrize("name", most_are_slow(ANYWHERE, 6))
-def test_scripts_refuse(
-    name: str, command: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_refuse(name, command, trained, target, capsys):
     changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), ANYWHERE[name], target)
     check_refused(lambda: COMMANDS[command](["--ckpt_path", BAD]), target, capsys)
 
 
 @pytest.mark.parametrize("name", [*OF_TRAINING][:2])
-def test_evaluate_does_not_construct_what_is_for_training(
-    name: str, trained: Trained, target: Path
-) -> None:
+def test_evaluate_does_not_construct_what_is_for_training(name, trained, target):
     folder, metrics = trained()
     changed(folder / "checkpoints" / "best.ckpt", Path(BAD), OF_TRAINING[name], target)
     assert COMMANDS["evaluate"](["--ckpt_path", BAD])["test/acc"] == metrics["test/acc"]
@@ -276,9 +270,7 @@ def test_a_new_run_does_not_go_where_the_file_says(trained: Trained, target: Pat
 
 
 @pytest.mark.parametrize("views", ["hostile", "hostile:write"])
-def test_views_that_are_no_import_path_are_refused(
-    views: str, trained: Trained, target: Path
-) -> None:
+def test_views_that_are_no_import_path_are_refused(views, trained, target):
     changed(
         trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target
     )
@@ -304,9 +296,7 @@ def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim", "a link"])
-def test_a_resume_deletes_and_writes_nothing_elsewhere(
-    path: str, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_deletes_and_writes_nothing_elsewhere(path, trained, target, capsys):
     content = torch.load(trained()[0] / "checkpoints" / "last.ckpt", weights_only=True)
     copy = target.parent / "logs" / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
     copy.parent.mkdir(parents=True)
@@ -334,9 +324,7 @@ def test_a_setting_with_a_dot_is_none(trained: Trained, target: Path) -> None:
     assert not target.exists()
 
 
-def test_a_typed_class_takes_no_place_from_the_file(
-    trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_typed_class_takes_no_place_from_the_file(trained, target, capsys):
     logger = "lightning.pytorch.loggers.CSVLogger"
     changed(
         trained()[0] / "checkpoints" / "best.ckpt",
@@ -358,18 +346,14 @@ def test_a_typed_class_takes_no_place_from_the_file(
         lambda config, _: config.update(data=config),
     ],
 )
-def test_what_is_no_config_is_said(
-    change: Change, trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_config_is_said(change, trained, target, capsys):
     changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
     with pytest.raises(SystemExit):
         COMMANDS["evaluate"](["--ckpt_path", BAD])
     assert len(capsys.readouterr().err.splitlines()) <= 2
 
 
-def test_runs_prints_no_control_characters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_prints_no_control_characters(tmp_path, capsys):
     for i, lr in enumerate(("a\x1b[2Jb", "c\x9bd")):
         folder = tmp_path / "x" / f"version_{i}"
         folder.mkdir(parents=True)
@@ -387,9 +371,7 @@ def test_runs_prints_no_control_characters(
     assert not (tmp_path / "WRITTEN").exists()
 
 
-def test_an_error_quotes_no_control_characters(
-    trained: Trained, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_quotes_no_control_characters(trained, target, capsys):
     change = of_trainer(logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="\x1b[2Jhere"))
     changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
     check_refused(lambda: train_main(["--ckpt_path", BAD]), target, capsys)
@@ -403,9 +385,7 @@ def test_an_error_quotes_no_control_characters(
 @pytest.mark.parametrize(
     "name", [pytest.param("a network", marks=pytest.mark.slow), "a callback calls os.system"]
 )
-def test_a_sweep_refuses_what_the_run_of_a_trial_names(
-    name: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_refuses_what_the_run_of_a_trial_names(name, target, tmp_path, capsys):
     main = script("sweep").main
     root = ["--trainer.default_root_dir", str(tmp_path / "logs"), "--name", "tried"]
     args = ["--config", TINY, "--search", "model.lr=0.01", *root]
@@ -445,9 +425,7 @@ def test_what_is_typed_is_constructed(trained: Trained, target: Path) -> None:
         assert target.exists()
 
 
-def test_a_trusted_package_is_constructed(
-    trained: Trained, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_package_is_constructed(trained, target, monkeypatch):
     folder, metrics = trained()
     changed(
         folder / "checkpoints" / "best.ckpt",
@@ -489,9 +467,7 @@ def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -
 
 
 @pytest.mark.parametrize("function", ["relu", "gelu"])
-def test_a_function_of_torch_may_be_an_argument(
-    function: str, trained: Trained, target: Path
-) -> None:
+def test_a_function_of_torch_may_be_an_argument(function, trained, target):
     folder, metrics = trained()
     code = (
         "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass "

@@ -175,8 +175,8 @@ def assert_same(folder: Path, whole: Path) -> None:
 )
 @pytest.mark.linux
 def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
-    config: Path, whole: tuple[Path, float], tmp_path: Path, kinds: list[signal.Signals]
-) -> None:
+    config, whole, tmp_path, kinds
+):
     draw, places = random.Random(SEED), Counter[str]()
     for number in range(ROUNDS):
         root = tmp_path / str(number)

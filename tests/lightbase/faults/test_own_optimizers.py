@@ -105,12 +105,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.linux
 @pytest.mark.parametrize(("module", "moment"), CASES)
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(
-    whole: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    moment: str,
-) -> None:
+    whole, tmp_path, monkeypatch, module, moment
+):
     expected = whole(module)
     folder = stopped_and_resumed(module, MOMENTS[moment], tmp_path, monkeypatch)
     assert equal(weights(folder), weights(expected))
@@ -121,9 +117,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(
 
 
 @pytest.mark.linux
-def test_a_plateau_that_is_seen_in_mid_epoch_counts_after_a_stop_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plateau_that_is_seen_in_mid_epoch_counts_after_a_stop_as_well(tmp_path, monkeypatch):
     flags = (
         "--trainer.val_check_interval",
         "0.7",
@@ -161,9 +155,7 @@ def stopped_and_resumed(
     return root / "cut" / "version_0"
 
 
-def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(tmp_path, capsys):
     command = ["--config", str(write_config("OneCycle", tmp_path))]
     main([*command, "--trainer.max_epochs", "1"])
     last = tmp_path / "cut" / "version_0" / "checkpoints" / "last.ckpt"
@@ -181,9 +173,7 @@ def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(
     main([*command, "--model.weights", str(last), "--model.lr", "0.5", "--trainer.max_epochs", "1"])
 
 
-def test_a_schedule_that_cannot_be_longer_is_told_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schedule_that_cannot_be_longer_is_told_before(tmp_path, capsys):
     main(["--config", str(write_config("OneCycle", tmp_path))])
     assert "a resume with another length does not stretch the schedule" in capsys.readouterr().out
 
