@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightbase.cli.parser import add_arguments_of, explain
+from lightbase.cli.parser import explain, parser_of
 from lightbase.compat import parse_unvalidated
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
@@ -84,9 +84,7 @@ def drop_objects(config: Any) -> None:
     values = vars(config.init_args)
     objects = [name for name, value in values.items() if is_object(value)]
     if objects:
-        parser = ArgumentParser(exit_on_error=False)
-        add_arguments_of(pkgutil.resolve_name(config.class_path), parser)
-        defaults = parser.get_defaults()
+        defaults = parser_of(config.class_path).get_defaults()
         for name in objects:
             if repr(defaults.get(name)) == repr(values[name]):
                 del values[name]

@@ -17,7 +17,7 @@ from jsonargparse.typing import (
 )
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from lightbase.cli.old_names import renamed
 from lightbase.compat import arguments_of
@@ -43,15 +43,11 @@ TRAINER_TYPES: dict[str, Any] = {
     "gradient_clip_val": NonNegativeFloat | None,
 }
 # null in config.yaml unless given: run/loggers.py fills them in when the run has a folder
-LOGGER_TYPES: dict[type, dict[str, Any]] = {
-    CSVLogger: {"save_dir": str | None, "name": str | None},
-    TensorBoardLogger: {
-        "save_dir": str | None,
-        "name": str | None,
-        "default_hp_metric": bool | None,
-    },
-    WandbLogger: {"save_dir": str | None},
-    MLFlowLogger: {"save_dir": str | None, "experiment_name": str | None},
+LOGGER_TYPES: dict[str, Any] = {
+    "save_dir": str | None,
+    "name": str | None,
+    "experiment_name": str | None,
+    "default_hp_metric": bool | None,
 }
 # the flags of the Trainer that --help shows
 HELP = {
@@ -77,11 +73,10 @@ NOISE = (
     "Subtypes:",
     "Errors:",
     "Given value",
+    "Subclass types:",
     "Expected a <class 'NoneType'>",
     "Expected a path",
 )
-NEXT_TYPE = ("Parser key", "Problem with", "Subclass types")  # the error of a union's next type
-EXTRAS = ("timm",)  # of pyproject.toml, with the names of their packages
 
 
 class Parser(LightningArgumentParser):
@@ -97,14 +92,16 @@ class Parser(LightningArgumentParser):
         self, class_type: type, nested_key: str | None = None, **options: Any
     ) -> list[str]:
         # jsonargparse calls this for the Trainer, and for the class of each logger
-        types = TRAINER_TYPES if class_type is Trainer else LOGGER_TYPES.get(class_type, {})
-        options["skip"] = {*(options.get("skip") or ()), *types}
+        types = TRAINER_TYPES if class_type is Trainer else {}
+        types = LOGGER_TYPES if issubclass(class_type, Logger) else types
+        parameters = inspect.signature(class_type).parameters
+        names = types.keys() & parameters.keys()
+        options["skip"] = {*(options.get("skip") or ()), *names}
         added = super().add_class_arguments(class_type, nested_key, **options)
-        defaults = inspect.signature(Trainer).parameters
-        for name, kind in types.items():
-            default = defaults[name].default if class_type is Trainer else None
+        for name in sorted(names):
+            default = parameters[name].default if class_type is Trainer else None
             added.append(f"{nested_key}.{name}" if nested_key else name)
-            self.add_argument(f"--{added[-1]}", type=kind, default=default)
+            self.add_argument(f"--{added[-1]}", type=types[name], default=default)
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -142,100 +139,73 @@ def explain(message: str, parser: ArgumentParser) -> str:
         name = flag.partition(".")[2]  # of --modle.lr
         flags = [f"--{key}" for key in (*keys, f"model.{name}", f"data.{name}")]
         return f"unknown argument {flag}{did_you_mean(flag, flags)}"
-    # an indented tree: keys and classes on the way, an error for each type of a union, the value
-    lines = [
-        (len(line) - len(line.lstrip(" -")), line.strip(" -")) for line in message.splitlines()
-    ]
-    lines = [(indent, text) for indent, text in lines if text]
-    path, class_path, reason = first_reason(lines)
-    key = ".".join(text for _, text in path)
+    key, class_path, reason = deepest_reason(message)
     unknown = re.fullmatch(r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*", reason)
     if unknown:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
     if reason.startswith(("module ", "No module named ")):
         reason += nearest_import(class_path)
-    key_indent = path[-1][0] if path else -1
-    given = [text for indent, text in lines if text[:12] == "Given value:" and indent > key_indent]
-    if given and len(given[0]) < 80:
-        value = given[0][12:].rpartition("val=")[2].strip(" ')")
-        reason = f"{value!r}: {reason}"
+    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
+    reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
+    value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)
+    if value and "Got value" not in reason and not value[1].startswith("Namespace("):
+        reason = f"{value[1]!r}: {reason}"
     return f"{key}: {reason}"[:400] if key else reason[:400]
 
 
-def first_reason(lines: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], str, str]:
-    """The (indent, key) pairs on the way to the first error, the class path that it is about, and
-    the error in plain words."""
-    path: list[tuple[int, str]] = []
-    reasons: list[str] = []
-    reason_indent, class_path = 0, ""
-    for indent, text in lines:
-        if text.startswith("Problem with") and reasons == ["Expected a <class 'list'>"]:
-            reasons = []  # what could have been a list is a class, which has more to say
-        if reasons and (indent < reason_indent or text.startswith(NEXT_TYPE)):
-            break
-        if match := re.fullmatch(r'Parser key "(.+)":', text):
-            path.append((indent, match[1]))
+def deepest_reason(message: str) -> tuple[str, str, str]:
+    """The key, the class path there, and the error itself. jsonargparse writes an indented tree:
+    keys and classes on the way, and an error for each type of a union. The most indented error says
+    most."""
+    path: dict[int, str] = {}  # the key at each indent
+    class_path, key, reason, depth = "", "", "", -1
+    for line in message.splitlines():
+        text = line.strip(" -")
+        indent = len(line) - len(line.lstrip(" -"))
+        if match := re.match(r'Parser key "(.+?)":', text):
+            path = {i: name for i, name in path.items() if i < indent} | {indent: match[1]}
         elif match := re.fullmatch(r"Problem with given class_path '(.+)':", text):
             class_path = match[1]
-        elif not text.startswith(NOISE):
-            reasons.append(text)
-            reason_indent = indent
-    reason = " or ".join(reasons).replace("a typing.Literal", "one of ")
-    reason = reason.replace(" or Expected ", " or ")
-    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason).replace("'NoneType'", "null")
-    return path, class_path, reason
+        elif text.startswith(NOISE) or not text or indent < depth:
+            continue
+        elif indent > depth:
+            key, reason, depth = ".".join(path.values()), text, indent
+        elif text not in reason:
+            reason += f" or {text.removeprefix('Expected ')}"
+    return key, class_path, reason
 
 
 def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
-    """path: the unknown key, "model.nett" for instance. keys: all that the parser knows."""
+    """path: the unknown key, "model.nett" for instance. keys: all that the parser has."""
     parent, _, name = path.rpartition(".")
     if name == "class_path":
         return f"{path}: beside it there is only the key init_args, which holds all arguments"
     before = f"{parent}." if parent else ""
     names = {key.removeprefix(before).partition(".")[0] for key in keys if key.startswith(before)}
     if class_path.rpartition(".")[0] in sys.modules:  # nothing is imported for a message
-        names = {"class_path", "init_args", *argument_names(class_path)}
-    elif not names:  # the section does not exist
-        path = name = path.partition(".")[0]
-        before, names = "", {key.partition(".")[0] for key in keys}
+        names = {*parser_of(class_path).get_defaults().keys()}
+        if names < inspect.signature(pkgutil.resolve_name(class_path)).parameters.keys():
+            names.add("dict_kwargs")  # for its **kwargs
+        names |= {"class_path", "init_args"}
     hint = did_you_mean(name, names, before) or f"; there are {', '.join(sorted(names))}"
     return f"unknown key {path}{hint}"
 
 
-def argument_names(class_path: str) -> list[str]:
-    """Arguments of a class or function, as jsonargparse finds them."""
-    made_by = pkgutil.resolve_name(class_path)
+def parser_of(class_path: str) -> ArgumentParser:
+    """A parser of the arguments of a class or function, with their defaults."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    names: list[str] = add_arguments_of(made_by, parser)
-    parameters = inspect.signature(made_by).parameters
-    takes_more = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
-    if takes_more and set(names) < parameters.keys():
-        names.append("dict_kwargs.NAME for its **kwargs")
-    return names
-
-
-def add_arguments_of(made_by: Any, parser: ArgumentParser) -> list[str]:
+    made_by = pkgutil.resolve_name(class_path)
     is_class = inspect.isclass(made_by)
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
-    return add(made_by, fail_untyped=False)
+    add(made_by, fail_untyped=False)
+    return parser
 
 
 def nearest_import(path: str) -> str:
     """A hint for an import path that does not exist."""
     module, _, name = path.rpartition(".")
-    package = module.partition(".")[0]
     if module in sys.modules:
         return did_you_mean(name, dir(sys.modules[module]))
-    if package in EXTRAS:
-        return f'; pip install -e ".[{package}]"'
-    return did_you_mean(module, [*modules_of_user(), *sys.modules])
-
-
-def modules_of_user() -> list[str]:
-    """The import paths of the modules of the user's package and of lightbase."""
-    packages = [sys.modules[name] for name in (PROJECT.package, "lightbase") if name in sys.modules]
-    return [
-        module.name
-        for package in packages
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    ]
+    folder, package = PROJECT.root / PROJECT.package, PROJECT.package
+    users = [info.name for info in pkgutil.walk_packages([str(folder)], f"{package}.")]
+    return did_you_mean(module, [*users, *sys.modules])
