@@ -1,4 +1,5 @@
-"""The command line of a script, read before the parser: which classes, files and run it names."""
+"""The command line of a script, read before the parser: which classes, files and run it names.
+Import paths of earlier versions become today's."""
 
 import json
 import re
@@ -8,15 +9,36 @@ from typing import Any
 
 import yaml
 
-from lightbase.cli.old_names import current_path, renamed
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT, flatten
-from lightbase.ranks import say
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
 NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
-NAMES_PLACE = ("dir", "path")  # the last letters of flags among them whose values do not
+ONE_VALUE = 'all options of a group go into one value: --model.parameter_groups.bias "{lr: 0.1}"'
+MOVED = {
+    "base.callback": "lightbase.curves",
+    "base.datamodule": "lightbase.data.module",
+    "base.means": "lightbase.metrics",
+    "base.optim": "lightbase.optim",
+    "base.system": "lightbase.module",
+    "callbacks.device_monitor": "lightbase.watch.device_monitor",
+    "callbacks.gradient_norm": "lightbase.watch.parameters",
+    "callbacks.phase_clock": "lightbase.watch.step_timer",
+    "callbacks.prediction_figures": "lightbase.watch.figures",
+    "callbacks.progress": "lightbase.watch.progress",
+    "callbacks.step_timer": "lightbase.watch.step_timer",
+    "callbacks.weight_histograms": "lightbase.watch.parameters",
+    "data.features": "lightbase.data.tables",
+    "data.image_folder": "lightbase.data.images",
+    "data.torchvision_set": "lightbase.data.torchvision_set",
+    "data.transforms": "lightbase.data.transforms",
+}
+"""Modules that were in the user's package before 0.3, and where their classes are now."""
+RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
+"""Classes of these modules that have another name now."""
+PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
+"""Keys of a config whose text may be an import path."""
 
 
 class CommandLine:
@@ -42,8 +64,10 @@ class CommandLine:
             elif flag in ("--model", "--model.class_path") and value is not None:
                 self.model = value
             else:
+                # jsonargparse would drop the other options of a group
+                if "parameter_groups." in flag and not str(value).lstrip().startswith("{"):
+                    raise UserError(f"{flag} {value}:\n{ONE_VALUE}", 2)
                 self.flags.append((flag, value))
-        check_group_flags(self.flags)
 
     @property
     def names_experiment(self) -> bool:
@@ -89,21 +113,9 @@ class CommandLine:
         """Values of flags, read as YAML, and whole config files."""
         texts = [self.model or ""]
         for flag, value in self.flags:
-            if value and flag.startswith(NAMES_CLASSES) and not flag.endswith(NAMES_PLACE):
+            if value and flag.startswith(NAMES_CLASSES):
                 texts.append(value)
         return [*map(from_yaml, texts), *self.configs.values()]
-
-    def say_replaced_callbacks(self) -> None:
-        """Print a line where a later config or flag replaces callbacks of an earlier one."""
-        places = [
-            f"--config {path}"
-            for path, content in self.configs.items()
-            if "callbacks" in content["trainer"]
-        ]
-        places += ["--trainer.callbacks"] * self.has("--trainer.callbacks")
-        if len(places) > 1:
-            way_out = "the key callbacks+ would add to them"
-            say(f"Callbacks: {places[-1]} replaces those before it; {way_out}")
 
 
 def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -118,18 +130,6 @@ def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
         else:
             pairs.append((arg, None))  # the parser refuses it
     return pairs
-
-
-def check_group_flags(flags: Sequence[tuple[str, str | None]]) -> None:
-    """Raise UserError for a flag that sets one option of a parameter group: jsonargparse would drop
-    the group's other options."""
-    for flag, value in flags:
-        match = re.fullmatch(r"--model\.(?:init_args\.)?parameter_groups\.(.+)\.(\w+)", flag)
-        if match and not str(value).lstrip().startswith("{"):
-            pattern, option = match.groups()
-            way_out = f'--model.parameter_groups.{pattern} "{{{option}: {value}}}"'
-            what = f"{flag} {value}: all options of a group go into one value"
-            raise UserError(f"{what}\n{way_out}", 2)
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -160,10 +160,9 @@ def read_config(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
-    if content is None:
-        raise UserError(f"--config {path} is empty; {EXAMPLE}", 2)
     if not isinstance(content, dict):
         what = f"holds a {type(content).__name__}, not keys with values"
+        what = "is empty" if content is None else what
         raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
     trainer = content.setdefault("trainer", {})
     if not isinstance(trainer, dict):  # jsonargparse would take it
@@ -177,3 +176,34 @@ def from_yaml(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def renamed(config: Any, package: str = "", key: str = "") -> Any:
+    """A copy of a config, or of its value `key`, with today's import paths.
+
+    package: the name of the user's package when the config was written; empty: today's.
+    """
+    if isinstance(config, dict):
+        return {name: renamed(value, package, str(name)) for name, value in config.items()}
+    if isinstance(config, list):
+        return [renamed(value, package, "class_path") for value in config]
+    if not isinstance(config, str):
+        return config
+    if package and key in PATHS and config.startswith(f"{package}."):
+        config = PROJECT.package + config.removeprefix(package)
+    return current_path(config)
+
+
+def current_path(path: str) -> str:
+    """Today's import path of a class or function; any other text unchanged.
+
+    A module that the user's package has today keeps its name: it may be the user's.
+    """
+    package, _, rest = path.partition(".")
+    module, _, name = rest.rpartition(".")
+    if package != PROJECT.package or module not in MOVED:
+        return path
+    file = PROJECT.root.joinpath(package, *module.split("."))
+    if file.is_dir() or file.with_suffix(".py").is_file():
+        return path
+    return f"{MOVED[module]}.{RENAMED.get(name, name)}"

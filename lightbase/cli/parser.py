@@ -19,7 +19,7 @@ from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
-from lightbase.cli.old_names import renamed
+from lightbase.cli.command_line import renamed
 from lightbase.compat import arguments_of
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT

@@ -41,21 +41,12 @@ from lightbase.watch.progress import EpochLines, TrainingProgressBar
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
 GradientNorm = bool | Literal["modules"]
 Mode = Literal["min", "max"] | None
+Text = str | None
 FLAGS: list[tuple[str, Any, Any, str]] = [
-    (
-        "name",
-        str | None,
-        None,
-        "Folder of the run: ROOT/NAME/version_N; by default, the model's class.",
-    ),
-    ("ckpt_path", str | None, None, "Resume `last` or `best` of the newest run NAME, or a file."),
+    ("name", Text, None, "The run's folder is logs/NAME/version_N; by default, the model's class."),
+    ("ckpt_path", Text, None, "Resume `last` or `best` of the newest run NAME, or a file."),
     ("trust_checkpoint", bool, False, "Construct all that the config in the checkpoint names."),
-    (
-        "monitor",
-        str | None,
-        "auto",
-        "Metric for best.ckpt; auto: the first one; null: the last epoch.",
-    ),
+    ("monitor", Text, "auto", "Metric for best.ckpt; auto: the first one; null: the last epoch."),
     ("monitor_mode", Mode, None, "Whether min or max is best; by default, as the metric says."),
     ("patience", PositiveInt | None, None, "Validations without a better --monitor before a stop."),
     ("steps_per_execution", PositiveInt, 1, "Steps in one call; 20 is faster for small nets."),
@@ -189,13 +180,12 @@ class TrainingCLI(LightningCLI):
             failure = self.failures[0] if self.failures else error.__cause__
             if not isinstance(failure, Exception) or is_of_parser(failure):
                 raise UserError(explain(str(error), self.parser), 2) from error
-            if isinstance(failure, OSError):  # a file, a server, the internet
-                what = "what the config names cannot be had"
-                raise UserError(f"{what}: {first_line(failure)}") from failure
             is_refused = isinstance(failure, ValueError | AssertionError)
-            if isinstance(failure, ImportError) or (is_refused and is_raised_on_purpose(failure)):
-                what = "the config does not fit"
-                raise UserError(f"{what}: {first_line(failure)}", 2) from failure
+            is_missing = isinstance(failure, ImportError | OSError)  # a file, a server
+            if is_missing or (is_refused and is_raised_on_purpose(failure)):
+                what = "the config does not fit, or what it names is not there"
+                status = 1 if isinstance(failure, OSError) else 2
+                raise UserError(f"{what}: {first_line(failure)}", status) from failure
             raise failure from None  # a bug in the user's code
 
     def instantiate_classes(self) -> None:

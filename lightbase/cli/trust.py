@@ -18,9 +18,8 @@ from typing import Any
 from jsonargparse import Namespace, set_parsing_settings
 from torch import nn
 
-from lightbase.cli.command_line import CommandLine
+from lightbase.cli.command_line import PATHS, CommandLine
 from lightbase.cli.config import entries
-from lightbase.cli.old_names import PATHS
 from lightbase.compat import import_rules, restore_import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
@@ -37,7 +36,8 @@ PACKAGES = (
     "torchvision",
 )
 """Their classes may be constructed."""
-NATIVE = "torch._C._nn"  # where some functions of torch.nn.functional are defined, such as gelu
+FUNCTIONAL = ("torch.nn.functional", "torch._C._nn")  # the second has gelu and others
+"""Their functions may be called: they compute tensors from tensors."""
 EXCEPT = (
     "lightbase.cli",
     "lightbase.devices",
@@ -58,29 +58,10 @@ EXCEPT = (
     "torchvision.models.feature_extraction",  # generates code
 )
 """Nothing of these modules may be constructed or called."""
-ARGUMENTS = {
-    "timm": ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
-    "torchmetrics": (
-        "baseline_path",
-        "baseline_url",
-        "feature_extractor_weights_path",
-        "model_name_or_path",
-    ),
-    "lightning.pytorch.callbacks": ("dirpath", "exclude_batches_path"),
-    LOGGERS: (
-        "artifact_location",
-        "dict_kwargs",
-        "dir",
-        "log_dir",
-        "name",
-        "root_dir",
-        "save_dir",
-        "sub_dir",
-        "tracking_uri",
-        "version",
-    ),
-}
-"""Arguments that may not be given, by package: files to load and places to write to."""
+PLACES = re.compile(r"(.+_)?(dir|dirpath|path|url|uri|location|cfg|overlay)")
+"""Arguments of installed packages that name a file to load, or a place to write to."""
+OF_LOGGERS = ("dict_kwargs", "name", "version")
+"""Arguments of loggers that do so too."""
 ALLOWED = (
     "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's callbacks "
     "and loggers, networks of torchvision.models and timm, and your own code"
@@ -132,7 +113,7 @@ class Trust:
         self.modules.update(
             name for name in packages if name not in EXCEPT and is_users_module(name, self.file)
         )
-        paths = (*PACKAGES, NATIVE, *self.modules, *self.typed_paths)
+        paths = (*PACKAGES, *FUNCTIONAL, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
         before = import_rules()
         set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
@@ -180,9 +161,10 @@ class Trust:
 
     def check_object(self, value: Any, path: str) -> None:
         """path: the name in the config, which may be another one than that of the definition."""
-        if makes_network(value) or is_functional(value):
+        place = defined_at(value)
+        if makes_network(value) or is_below(place, *FUNCTIONAL):
             return
-        if not self.allows(defined_at(value), inspect.isclass(value)):
+        if not self.allows(place, inspect.isclass(value)):
             self.refuse(path)
 
     def allows(self, path: str, is_class: bool) -> bool:
@@ -214,7 +196,7 @@ class Trust:
         by a path in the state of a callback, whose older files Lightning deletes, or by a link in
         the folder."""
         states = checkpoint.get("callbacks", {})
-        for path in [*strings(states), *keys(states)]:
+        for path in strings(states):
             if "://" in path or ".." in Path(path).parts:
                 what = f"the state of a callback in {self.file} has the path {path[:60]!r}"
                 raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
@@ -230,9 +212,10 @@ class Trust:
 def is_refused(place: str, name: str, value: Any) -> bool:
     """Whether an argument of the class or function that is defined at `place` may not have this
     value in a file."""
-    for package, names in ARGUMENTS.items():
-        if is_below(place, package) and name in names:
-            return True
+    if not is_below(place, "lightbase") and PLACES.fullmatch(name):
+        return not isinstance(value, int | float)  # timm's drop_path
+    if is_below(place, LOGGERS) and name in OF_LOGGERS:
+        return True
     if is_below(place, "lightning"):  # it joins a name to a folder
         return isinstance(value, str) and leads_out_of_folder(value)
     # timm takes hf-hub:NAME and local-dir:FOLDER for a model's name
@@ -251,12 +234,6 @@ def makes_network(function: Any) -> bool:
     return False
 
 
-def is_functional(function: Any) -> bool:
-    """Whether it is a function of torch.nn.functional, which computes tensors from tensors."""
-    public = vars(nn.functional).get(getattr(function, "__name__", ""))
-    return public is function and is_below(defined_at(function), nn.functional.__name__, NATIVE)
-
-
 def returns_network(function: Any) -> bool:
     """Whether its annotations say so."""
     try:
@@ -269,16 +246,11 @@ def returns_network(function: Any) -> bool:
 def trusted_packages() -> list[str]:
     """Of pyproject.toml. Raises UserError where that is not a list of import paths."""
     file = PROJECT.root / "pyproject.toml"
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file} is no valid TOML: {error}", 2) from error
+    content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     packages = content.get("tool", {}).get("lightbase", {}).get("trusted_packages", [])
-    if not isinstance(packages, list) or not all(
-        isinstance(name, str) and name for name in packages
-    ):
+    if not isinstance(packages, list):
         raise UserError(f"{file}: trusted_packages {packages!r} must be a list of names", 2)
-    return packages
+    return [str(name) for name in packages]
 
 
 def is_users_module(name: str, beside: Path) -> bool:
@@ -334,16 +306,11 @@ def is_below(path: str, *parents: str) -> bool:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All texts among the values of nested dicts and lists."""
+    """All texts in nested dicts and lists, keys too."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from strings([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for inner in value:
             yield from strings(inner)
-
-
-def keys(value: Any) -> Iterator[str]:
-    """All texts among the keys of nested dicts."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        yield str(key)
-        yield from keys(inner)

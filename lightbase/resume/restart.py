@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
-from lightbase.cli.command_line import CommandLine
+from lightbase.cli.command_line import CommandLine, renamed
 from lightbase.cli.config import LOOKS_ON
-from lightbase.cli.old_names import renamed
 from lightbase.cli.trust import Trust
 from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError

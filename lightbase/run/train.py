@@ -72,7 +72,6 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
 
 def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingCLI:
     """As `parse`, for command lines that have been read."""
-    line.say_replaced_callbacks()
     restart = find_restart(line, first_line)
     if restart is None or restart.start_config is None:
         cli = TrainingCLI(line.parser_args)

@@ -13,7 +13,7 @@ from paths import script
 from test_training import equal, weights
 
 import lightbase
-from lightbase.cli.old_names import MOVED, RENAMED, current_path, renamed, with_todays_package
+from lightbase.cli.command_line import MOVED, RENAMED, current_path, renamed
 from lightbase.data.module import BaseDataModule
 from lightbase.folder import PROJECT
 
@@ -43,7 +43,7 @@ def test_only_import_paths_of_the_package_are_renamed() -> None:
     args = {"text": "shoes.x", "optimizer": "SGD", "test_views": "shoes.data.transforms.mirrored"}
     callbacks = [{"class_path": path} for path in paths]
     config = {"model": {"init_args": args}, "trainer": {"callbacks": callbacks}}
-    config = renamed(with_todays_package(config, "shoes"))
+    config = renamed(config, "shoes")
     callbacks = config["trainer"]["callbacks"]
     assert [callback["class_path"] for callback in callbacks] == [
         "example.callbacks.Mine",
