@@ -51,7 +51,6 @@ LOGGER_TYPES: dict[str, Any] = {
 }
 # the flags of the Trainer that --help shows
 HELP = {
-    "print_config": "Print the whole config that the other flags make, and exit.",
     "trainer.accelerator": "cpu, gpu or auto (a GPU if there is one).",
     "trainer.devices": "How many, `auto`, or which GPUs: [1] is the second one.",
     "trainer.precision": "32-true, 16-mixed, bf16-mixed and others.",
@@ -116,7 +115,7 @@ class Parser(LightningArgumentParser):
         for key, group in (self.groups or {}).items():
             group.title = key.capitalize()
         for action in arguments_of(self):
-            if action.dest in HELP or action.dest.startswith("trainer"):
+            if action.dest.startswith("trainer"):
                 action.help = HELP.get(action.dest, argparse.SUPPRESS)
         return super().format_help(*args)
 
@@ -181,12 +180,10 @@ def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
     if name == "class_path":
         return f"{path}: beside it there is only the key init_args, which holds all arguments"
     before = f"{parent}." if parent else ""
-    names = {key.removeprefix(before).partition(".")[0] for key in keys if key.startswith(before)}
+    names = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == parent]
     if class_path.rpartition(".")[0] in sys.modules:  # nothing is imported for a message
-        names = {*parser_of(class_path).get_defaults().keys()}
-        if names < inspect.signature(pkgutil.resolve_name(class_path)).parameters.keys():
-            names.add("dict_kwargs")  # for its **kwargs
-        names |= {"class_path", "init_args"}
+        arguments = parser_of(class_path).get_defaults().keys()
+        names = [*arguments, "class_path", "init_args", "dict_kwargs"]
     hint = did_you_mean(name, names, before) or f"; there are {', '.join(sorted(names))}"
     return f"unknown key {path}{hint}"
 

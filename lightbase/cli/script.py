@@ -8,9 +8,7 @@ import io
 import os
 import platform
 import sys
-import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,15 +24,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 
 
 def versions() -> str:
-    """One line: the user's project, lightbase, and the packages below."""
-    # not from the metadata of an installation, which may be older
-    file = PROJECT.root / "pyproject.toml"
-    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    project = table.get("project", {})
-    names = [f"{project['name']} {project['version']}"] if "version" in project else []
-    names.append(f"lightbase {lightbase.__version__}")
-    names += [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
-    return ", ".join([*names, f"Python {platform.python_version()}"])
+    """One line: lightbase and the packages below."""
+    names = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
+    first, last = f"lightbase {lightbase.__version__}", f"Python {platform.python_version()}"
+    return ", ".join([first, *names, last])
 
 
 class LastingOutput(io.FileIO):
@@ -56,9 +49,7 @@ def outlive_terminal() -> None:
     """Let this process continue when its output is closed. Output that a test captures stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None:  # closed at the start; a file of ours must not get its number
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-        elif stream is getattr(sys, f"__{name}__"):
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
             raw: Any = LastingOutput(fd, "w", closefd=False)
             raw = raw if stream.write_through else io.BufferedWriter(raw)
             options = {name: getattr(stream, name) for name in ("line_buffering", "write_through")}
@@ -86,14 +77,6 @@ def short_errors() -> Iterator[None]:
     """Around a script: print a UserError, or an error of the disk, in two lines and exit. Other
     errors keep their traceback."""
     outlive_terminal()
-    original_hook = threading.excepthook
-
-    def thread_hook(args: threading.ExceptHookArgs) -> None:
-        # TensorBoard's writing thread hands such an error on to the next call of the main thread
-        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_ERRORS):
-            original_hook(args)
-
-    threading.excepthook = thread_hook
     try:
         with SIGNALS.handled():
             yield
@@ -115,8 +98,6 @@ def short_errors() -> Iterator[None]:
         print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
         print("make room or choose another folder, then start the command again", file=sys.stderr)
         sys.exit(1)
-    finally:
-        threading.excepthook = original_hook
 
 
 class ScriptParser(argparse.ArgumentParser):
@@ -129,16 +110,11 @@ class ScriptParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=versions(), help=text)
 
     def add_checkpoint_arguments(self) -> None:
-        path, trust = "a run's checkpoint, best.ckpt for instance", "construct whatever it names"
+        path = "a run's checkpoint, best.ckpt for instance"
         self.add_argument("--ckpt_path", type=Path, required=True, help=path)
-        self.add_argument(
-            "--trust_checkpoint",
-            choices=("true", "false"),
-            nargs="?",
-            const="true",
-            default="false",
-            help=trust,
-        )
+        trust: Any = {"nargs": "?", "const": "true", "default": "false"}
+        trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
+        self.add_argument("--trust_checkpoint", **trust)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)

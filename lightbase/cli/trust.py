@@ -262,13 +262,11 @@ def is_users_module(name: str, beside: Path) -> bool:
         return False
     if spec is None:
         return False
-    file = spec.origin if spec.has_location else None
-    places = spec.submodule_search_locations or ([file] if file else [])
-    paths = [Path(place).resolve() for place in places]
-    for came in (beside.absolute(), beside.resolve()):
-        if any(came.is_relative_to(path) for path in paths):
-            return False
-    return bool(paths) and all(map(is_users_file, paths))
+    file = [str(spec.origin)] if spec.has_location else []  # os has none
+    paths = [Path(place).resolve() for place in spec.submodule_search_locations or file]
+    came = beside.parent.resolve()
+    is_users = all(is_users_file(path) and not came.is_relative_to(path) for path in paths)
+    return bool(paths) and is_users
 
 
 def is_users_file(path: Path) -> bool:
