@@ -22,12 +22,8 @@ from lightbase.errors import UserError
 from lightbase.folder import flatten
 
 LOOKS_ON = (
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "resident",
-    "data_dir",
-    "eval_batch_size",
+    *("num_workers", "pin_memory", "persistent_workers", "resident"),
+    *("data_dir", "eval_batch_size"),
 )
 """Arguments of data that change no batch of a training."""
 NOT_KEPT = ("config", "trust_checkpoint")
@@ -60,10 +56,7 @@ def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
     values, given_values = entries(config), entries(given)
     if "class_path" in values:
         path = values["class_path"]
-        values, given_values = (
-            entries(values.get("init_args")),
-            entries(given_values.get("init_args")),
-        )
+        values, given_values = arguments(values), arguments(given_values)
         for name in facts.keys() & values.keys() - given_values.keys():
             values[name] = facts[name]
         if path.startswith("timm.") and inspect.isroutine(pkgutil.resolve_name(path)):
@@ -82,34 +75,23 @@ def drop_objects(config: Any) -> None:
     if not isinstance(config, Namespace) or not isinstance(config.get("init_args"), Namespace):
         return
     values = vars(config.init_args)
-    objects = [name for name, value in values.items() if is_object(value)]
-    if objects:
-        defaults = parser_of(config.class_path).get_defaults()
-        for name in objects:
-            if repr(defaults.get(name)) == repr(values[name]):
-                del values[name]
-
-
-def is_object(value: Any) -> bool:
-    return isinstance(value, Enum) or not isinstance(value, PLAIN)
+    objects = {k: v for k, v in values.items() if isinstance(v, Enum) or not isinstance(v, PLAIN)}
+    defaults = parser_of(config.class_path).get_defaults() if objects else Namespace()
+    for name, value in objects.items():
+        if repr(defaults.get(name)) == repr(value):
+            del values[name]
 
 
 def make_paths_absolute(config: Any) -> None:
     """Paths in flags are relative to the working folder; the saved config must mean the same from
     anywhere."""
-    data = entries(entries(config.data).get("init_args"))
-    for key, value in data.items():
-        if key.endswith(("_dir", "_path")) and isinstance(value, str):
-            data[key] = str(Path(value).absolute())
-    if config.trainer.default_root_dir is not None:
-        config.trainer.default_root_dir = str(Path(config.trainer.default_root_dir).absolute())
-    for logger in configs_of_loggers(config.trainer.logger):
-        arguments = entries(logger.get("init_args"))
-        for key in {"save_dir", "dir", "tracking_uri"} & arguments.keys():
-            # tracking_uri may be the address of a server
-            value = arguments[key]
-            if value is not None and ":" not in str(value) and value != "databricks":
-                arguments[key] = str(Path(value).absolute())
+    loggers = configs_of_loggers(config.trainer.logger)
+    for values in (entries(config.trainer), *map(arguments, [config.data, *loggers])):
+        for key, value in values.items():
+            is_path = key == "dir" or key.endswith(("_dir", "_path", "_uri"))
+            # a uri may be the address of a server; sub_dir is below the folder of a run
+            if is_path and key != "sub_dir" and value is not None and ":" not in str(value):
+                values[key] = str(Path(value).absolute())
 
 
 def configs_of_loggers(config: Any) -> list[Namespace]:
@@ -168,6 +150,11 @@ def changed_by_reading(
     again.pop("trust_checkpoint", None)
     old, new = flatten(plain), flatten(yaml.safe_load(parser.dump(again, skip_unset=False)))
     return [key for key in old | new if old.get(key) != new.get(key)]
+
+
+def arguments(config: Any) -> dict[str, Any]:
+    """The arguments in {class_path: ..., init_args: {...}}."""
+    return entries(entries(config).get("init_args"))
 
 
 def entries(config: Any) -> dict[str, Any]:

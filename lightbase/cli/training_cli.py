@@ -121,10 +121,11 @@ class TrainingCLI(LightningCLI):
         start = {"namespace": parse_unvalidated(parser.parse_object, saved)} if saved else {}
         self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
         self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
-        if self.config.seed_everything is None:  # a blank in a YAML: Lightning would take 0
-            what = "null is no seed; give a number, or true to draw one"
+        seed = self.config.seed_everything
+        if seed is None or seed is False:  # Lightning would take 0, or none
+            what = f"{seed} is no seed; give a number, or true to draw one"
             raise UserError(f"seed_everything: {what}", 2)
-        if self.config.seed_everything is True:  # Lightning would always take 0
+        if seed is True:  # Lightning would always take 0
             drawn = str(secrets.randbelow(2**32))
             # the first process hands its seed to the processes that it starts
             seed = os.environ.get("PL_GLOBAL_SEED", drawn) if rank() > 0 else drawn

@@ -12,9 +12,6 @@ import programs
 import pytest
 import torch
 import yaml
-from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
-from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
 from paths import HERE, TINY, words
 from torch import nn
@@ -54,28 +51,17 @@ WRONG_FLAGS = """
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
 --nam x | --nam; | --name?
---foo=1 | --foo
---model.parameter_groups.layers.1.lr 0.1 | --model.parameter_groups.layers.1 "{lr: 0.1}"
---model.init_args.parameter_groups.*.bias.lr=3 | --model.parameter_groups.*.bias "{lr: 3}"
+--model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
 stray | unknown argument stray
 --data.batch_size -3 | data.batch_size: | -3 | >0
---data.batch_size 2.5 | data.batch_size | 2.5
---data.num_workers -1 | data.num_workers: | -1 | >=0
 --data.pin_memory 5 | data.pin_memory: '5' | bool
---data.batch_size null | data.batch_size: | null
 --model.lr null | model.lr: | null
---model.optimizer null | model.optimizer: | str | None
---model.net.sizes null | model.net.sizes: | list | None
---trainer.num_nodes null | trainer.num_nodes | None
---model.lr -1 | model.lr: | -1 | >0
 --model.lr fast | model.lr: | 'fast' | Float
 --model.lr inf | model.lr: inf | out of range
---model.lr nan | model.lr: | nan | >0
 --model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
 --model.optimizer_args.amsgrat 1 | amsgrat | amsgrad?
 --model.optimizer_args 5 | model.optimizer_args: '5' | dict
---model.scheduler CosineAnealingLR | CosineAnealingLR | CosineAnnealingLR?
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | example.models.mlp?
 --model.net nowhere.Net | model.net: | 'nowhere'
@@ -84,7 +70,6 @@ stray | unknown argument stray
 --model.net.sizes abc | model.net.sizes: | list | abc
 --model.net.activation foo | foo | relu
 --model.net.activation null | model.net.activation: | null
---model.scheduler None | model.scheduler: | null
 --name None | name: | null
 --model.optimizer_args.betas [0.9] | Adam | betas
 --model.net.sizes [192] | [192]
@@ -93,30 +78,30 @@ stray | unknown argument stray
 --trainer.max_epochs five | trainer.max_epochs: 'five' | int
 --trainer.max_epochs -5 | max_epochs | -5
 --trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
---trainer.num_sanity_val_steps -2 | trainer.num_sanity_val_steps: '-2' | >=-1
---trainer.gradient_clip_val -1 | trainer.gradient_clip_val: '-1' | >=0
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | 0 | >0
---trainer.check_val_every_n_epoch 0 | trainer.check_val_every_n_epoch: '0' | >0
 --trainer.val_check_interval 0 | val_check_interval 0
 --seed_everything null | seed_everything | None
+--seed_everything=false | seed_everything: False is no seed | true
 --trainer.max_epochs | --trainer.max_epochs
 --config | --config | expected one argument
 --trainer 5 | trainer: | '5'
---trainer.accelerator 5 | accelerator | '5' | cpu
 --trainer.precision 17 | 17 | 16-mixed
 --trainer.accelerator foo | foo | cpu
 --trainer.limit_val_batches 2.5 | limit_val_batches | 2.5
 --trainer.max_time abc | abc
 --trainer.callbacks Foo | Foo
 --trainer.callbacks mine.Foo | No module named 'mine'
---seed_everything abc | abc
 --seed_everything -4 | seed_everything: '-4' | >=0
---patience 0 | patience: '0' | >0
 --monitor val/f1 | val/f1 | val/acc
 --name ../x | ../x
 --data.val_fraction 1 | data.val_fraction: | 1 | <1
 --model.compile_net= | compile_net '' | inductor
 --trainer.devices abc | abc
+--trainer.val_check_interval 1000 | val_check_interval
+--trainer.accelerator tpu | trainer flags
+--model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
+--monitor train/foo --patience 2 | train/foo
+--model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
 --model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
 """
@@ -135,19 +120,14 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> N
 DOES_NOT_FIT = """
 --trainer.accelerator gpu | gpu | cpu
 --trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
---trainer.accelerator auto --trainer.devices [1] | [1] | --trainer.devices 1
 --trainer.devices 0 | 0
---trainer.num_nodes 2 | trainer.num_nodes 2 | torchrun
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
---ckpt_path best | best | tiny
 --ckpt_path none.ckpt | none.ckpt
 --data.batch_size 1000 | 1000 | 315
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
 --model.net.sizes [192,3] | 3 outputs | 4 classes
---model.net.sizes [192,9] | 9 outputs | 4 classes
 --model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
---model.net torch.nn.GRUCell --model.net.input_size=9 --model.net.hidden_size=4 | GRUCell
 --model.net torch.nn.ParameterList | ParameterList | (3, 8, 8)
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
@@ -164,60 +144,41 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
     assert not list(tmp_path.iterdir())
 
 
+CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ["is empty"]),
-        ("\n# nothing\n", ["is empty"]),
-        ("hello", ["str"]),
-        ("- 1\n- 2\n", ["list"]),
-        ("a: [1\nb: }", ["line 2"]),
-        ("trainer: 5\n", ["trainer", "5"]),
-        ("data: 5\n", ["data", "5"]),
-        (b"\x00\x01\x02", ["YAML"]),
-        (bytes(range(256)), ["decode byte 0x80"]),
-        (TEXT.replace("max_epochs", "max_epoch"), ["trainer.max_epoch", "max_epochs?"]),
-        (TEXT.replace("sizes:", "size:"), ["size", "sizes?"]),
-        (TEXT + "modle: 3\n", ["modle", "model?"]),
-        (TEXT + "trainer: {max_epochs: 9}\n", ["'trainer' stands twice", "line 27"]),
-        (
-            TEXT + EARLY_STOPPING.replace("monitor", "monitr"),
-            ["trainer.callbacks.monitr", "monitor?"],
-        ),
-        (TEXT + EARLY_STOPPING.replace("3", "abc"), ["trainer.callbacks.patience: ", "int", "abc"]),
-        (
-            "model: {class_path: example.classifier.Classifier, lr: 3}",
-            ["model.class_path: ", "init_args"],
-        ),
-        (
-            "data: {clas_path: example.data.synthetic.SyntheticImages}",
-            ["data.clas_path", "class_path?"],
-        ),
-        (TEXT.replace("0.01", ""), ["model.lr: ", "null"]),
-        (TEXT.replace("lr: 0.01", "lr: .inf"), ["model.lr: inf", "out of range"]),
-        (TEXT + "seed_everything:\n", ["seed_everything: null"]),
-        (TEXT + "  gradient_clip_val: .inf\n", ["trainer.gradient_clip_val: inf"]),
-        (
-            TEXT
-            + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
-                "patience: 3", "save_last: true"
-            ),
-            ["ModelCheckpoint", "save_last"],
-        ),
-        (
-            TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1],
-            ["more than one", "EarlyStopping"],
-        ),
-        (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), ["model.net: ", "required: sizes"]),
-        (TEXT.split("model:")[0] + "data:" + TEXT.split("data:")[1], ["model: ", "required: net"]),
-        (TEXT.split("data:")[0], ["required: data"]),
+        ("\n# nothing\n", "is empty"),
+        ("- 1\n- 2\n", "list"),
+        ("a: [1\nb: }", "line 2"),
+        ("a: &a [*a]", "not valid YAML"),
+        ("trainer: 5\n", "trainer | 5"),
+        ("data: 5\n", "data | 5"),
+        ("data: {init_args: null}", "data"),
+        (b"\x00\x01\x02", "YAML"),
+        (TEXT.replace("max_epochs", "max_epoch"), "trainer.max_epoch | max_epochs?"),
+        (TEXT.replace("sizes:", "size:"), "size | sizes?"),
+        (TEXT + "modle: 3\n", "modle | model?"),
+        (TEXT + "trainer: {max_epochs: 9}\n", "'trainer' stands twice | line 27"),
+        (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), "trainer.callbacks.monitr | monitor?"),
+        (TEXT + EARLY_STOPPING.replace("3", "abc"), "trainer.callbacks.patience: | int | abc"),
+        ("model: {class_path: example.classifier.Classifier, lr: 3}", "model.class_path: | init_"),
+        (TEXT.replace("0.01", ""), "model.lr: | null"),
+        (TEXT.replace("lr: 0.01", "lr: .inf"), "model.lr: inf | out of range"),
+        (TEXT + "seed_everything:\n", "seed_everything: None"),
+        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "ModelCheckpoint | save_l"),
+        (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
+        (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
+        (TEXT.split("data:")[0], "required: data"),
     ],
 )
 def test_a_wrong_config(train, tmp_path, capsys, text, expected):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     error = fails(capsys, 2, lambda: train(config=str(path)))
-    for part in expected:
+    for part in expected.split(" | "):
         assert part in error
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
 
@@ -252,12 +213,11 @@ class Broken(nn.Module):
             return nn.Linear(5, 4)(x)
         if self.where == "call":
             return nn.functional.relu("x")  # type: ignore[arg-type]
-        raise {"forward": RuntimeError, "value": ValueError}[self.where]("a bug")
+        raise ValueError("a bug")
 
 
 @pytest.mark.parametrize(
-    ("where", "error"),
-    [("init", KeyError), ("forward", RuntimeError), ("value", ValueError), ("call", TypeError)],
+    ("where", "error"), [("init", KeyError), ("value", ValueError), ("call", TypeError)]
 )
 def test_a_bug_in_the_users_code_keeps_its_traceback(train, monkeypatch, where, error):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -266,7 +226,7 @@ def test_a_bug_in_the_users_code_keeps_its_traceback(train, monkeypatch, where, 
     assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
 
 
-def fetches(num_classes: int = 4, url: str = "", weights: str | None = None) -> nn.Module:
+def fetches(num_classes: int = 4, url: str = "") -> nn.Module:
     """As torchvision's functions do, which build a network and fetch its weights."""
     if url:
         raise URLError(f"{url} cannot be reached")
@@ -278,19 +238,12 @@ def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: 
     the user's."""
     resnet = ("--model.net", "torchvision.models.resnet18", "--model.net.weights", "DEFAULT")
     error = fails(capsys, 2, lambda: train(*resnet))
-    assert (
-        "the config does not fit: The parameter 'num_classes' expected value 1000 but got 4 "
-        "instead." in error
-    )
-    own = ("--model.net", "test_cli.fetches")
-    error = fails(
-        capsys,
-        1,
-        lambda: train(*own, "--model.net.url", "http://here", "--model.net.weights", "DEFAULT"),
-    )
-    assert "cannot be had: <urlopen error http://here cannot be reached>" in error
+    assert ": The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    net = "--model.net test_cli.fetches"
+    error = fails(capsys, 1, lambda: train(net, "--model.net.url", "http://here"))
+    assert "is not there: <urlopen error http://here cannot be reached>" in error
     with pytest.raises(NameError, match="no_such_name") as caught:
-        train(*own)
+        train(net)
     assert Path(__file__) in [entry.path for entry in caught.traceback]
     assert not list(tmp_path.iterdir())
 
@@ -326,58 +279,34 @@ def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earli
 ):
     more = tmp_path / "more.yaml"
     more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
-    found = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
-    assert found["model"]["init_args"]["lr"] == 0.5
-    assert found["model"]["init_args"]["optimizer"] == "Adam"
-    assert found["trainer"]["max_epochs"] == 9
+    config = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
+    assert config["model"]["init_args"]["lr"] == 0.5
+    assert config["model"]["init_args"]["optimizer"] == "Adam"
+    assert config["trainer"]["max_epochs"] == 9
 
 
 def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
-    found = printed(
-        capsys,
-        *("--config", TINY, *words("--data.batch_size 256 --data.data_dir x --model.lr 0.1")),
-        *words(
-            "--model.optimizer SGD --model.optimizer_args.momentum 0.9 "
-            "--model.optimizer_args.nesterov=true --trainer.gradient_clip_val 1 "
-            "--seed_everything 7 --name try2 --model.net.sizes [2,3]"
-        ),
+    flags = words(
+        "--data.batch_size 256 --model.lr 0.1 --model.optimizer_args.momentum 0.9 "
+        "--model.optimizer_args.nesterov=true --trainer.gradient_clip_val 1 --model.net.sizes [2,3]"
     )
-    data, model = found["data"]["init_args"], found["model"]["init_args"]
-    assert (data["batch_size"], data["data_dir"], model["lr"], found["seed_everything"]) == (
-        256,
-        "x",
-        0.1,
-        7,
-    )
+    config = printed(capsys, "--config", TINY, *flags)
+    model = config["model"]["init_args"]
+    assert config["data"]["init_args"]["batch_size"] == 256
+    assert model["lr"] == 0.1
     assert model["optimizer_args"] == {"momentum": 0.9, "nesterov": True}
     assert model["net"]["init_args"]["sizes"] == [2, 3]
-    assert found["trainer"]["gradient_clip_val"] == 1
+    assert config["trainer"]["gradient_clip_val"] == 1
 
 
-def test_callbacks_of_a_second_config_replace_the_firsts_with_a_line_or_are_added(capsys, tmp_path):
+@pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
+def test_callbacks_of_a_second_config_replace_the_firsts_or_are_added(tmp_path, key):
     stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
     stop.write_text("trainer:\n" + EARLY_STOPPING)
-    names = []
-    for key in ("callbacks", "callbacks+"):
-        save.write_text(
-            f"trainer: {{{key}: [{{class_path: lightning.pytorch.callbacks.ModelCheckpoint}}]}}"
-        )
-        cli = parse(["--config", TINY, "--config", str(stop), "--config", str(save)])
-        names.append([type(callback).__name__ for callback in cli.config_init.trainer.callbacks])
-        assert capsys.readouterr().out.count(f"Callbacks: --config {save} replaces") == (
-            key == "callbacks"
-        )
-    assert names == [["ModelCheckpoint"], ["EarlyStopping", "ModelCheckpoint"]]
-    parse(
-        [
-            "--config",
-            TINY,
-            "--config",
-            str(stop),
-            "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint",
-        ]
-    )
-    assert "Callbacks: --trainer.callbacks" in capsys.readouterr().out
+    save.write_text(f"trainer: {{{key}: [{{class_path: ModelCheckpoint}}]}}")
+    cli = parse(["--config", TINY, "--config", str(stop), "--config", str(save)])
+    names = [type(callback).__name__ for callback in cli.config_init.trainer.callbacks]
+    assert names == ["EarlyStopping"] * (key == "callbacks+") + ["ModelCheckpoint"]
 
 
 def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path, capsys):
@@ -395,19 +324,14 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
-    flags = words(
-        "--trainer.limit_val_batches 1 --trainer.val_check_interval 3 --trainer.limit_test_batches"
-    )
-    found = printed(capsys, "--config", TINY, *flags, "0.5")["trainer"]
-    assert [
-        found[key] for key in ("limit_val_batches", "val_check_interval", "limit_test_batches")
-    ] == [1, 3, 0.5]
-    assert isinstance(found["limit_val_batches"], int)
     config = tmp_path / "one.yaml"
     config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
-    found = printed(capsys, "--config", TINY, "--config", str(config))["trainer"]
-    assert isinstance(found["limit_test_batches"], int)
-    assert isinstance(found["limit_val_batches"], float)
+    flags = words("--trainer.limit_train_batches 1 --trainer.val_check_interval 0.5")
+    trainer = printed(capsys, "--config", TINY, "--config", str(config), *flags)["trainer"]
+    assert isinstance(trainer["limit_test_batches"], int)
+    assert isinstance(trainer["limit_val_batches"], float)
+    assert isinstance(trainer["limit_train_batches"], int)
+    assert trainer["val_check_interval"] == 0.5
 
 
 def test_help_fits_on_two_screens_and_names_the_common_flags() -> None:
@@ -467,18 +391,6 @@ class OwnSystem(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
 
 
-class OwnClassifier(Classifier):
-    def __init__(
-        self, net: nn.Module, optimizer: str = "AdamW", lr: float = 0.5, **kwargs: Any
-    ) -> None:
-        super().__init__(net, lr=lr, optimizer=optimizer, **kwargs)
-
-
-class OwnImages(SyntheticImages):
-    def __init__(self, batch_size: int = 9, **kwargs: Any) -> None:
-        super().__init__(batch_size=batch_size, **kwargs)
-
-
 class OwnData(LightningDataModule):
     """Data that needs the Trainer in setup, takes no arguments and has no test set."""
 
@@ -491,9 +403,6 @@ class OwnData(LightningDataModule):
 
     def val_dataloader(self) -> Any:
         return self.train_dataloader()
-
-
-SET_BY_CLASSES = ("optimizer", "lr", "batch_size")
 
 
 @pytest.fixture
@@ -560,13 +469,6 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     script("export")(["--ckpt_path", path])
 
 
-def test_the_repositorys_root_is_importable_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [path for path in sys.path if Path(path) != HERE])
-    parse(["--config", TINY])
-    assert str(HERE) in sys.path
-
-
 def test_a_switch_needs_no_true(capsys: Any) -> None:
     flags = words("--trainer.fast_dev_run --keep_every_epoch --step_timer false")
     found = printed(capsys, "--config", TINY, *flags)
@@ -576,34 +478,11 @@ def test_a_switch_needs_no_true(capsys: Any) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_classes_of_ones_own_over_a_config_of_others(train, tmp_path, capsys):
-    config = tmp_path / "short.yaml"
-    lines = [line for line in TEXT.splitlines() if line.split(":")[0].strip() not in SET_BY_CLASSES]
-    config.write_text("\n".join(lines))
-    flags = words("--model test_cli.OwnClassifier --data test_cli.OwnImages")
-    parsed = printed(capsys, "--config", str(config), *flags)
-    assert parsed["model"]["class_path"] == "test_cli.OwnClassifier"
-    assert parsed["model"]["init_args"]["optimizer"] == "AdamW"
-    assert parsed["model"]["init_args"]["lr"] == 0.5
-    assert parsed["data"]["class_path"] == "test_cli.OwnImages"
-    train(*flags, config=str(config))
-
-
-@pytest.mark.usefixtures("own")
 def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Path) -> None:
     train("--data", "test_cli.OwnData", "--trainer.log_every_n_steps", 1)
     metrics = (tmp_path / "tiny" / "version_0" / "metrics.json").read_text()
     assert "test/acc" not in metrics
     assert '"epochs": 2' in metrics
-
-
-@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
-def test_a_logger_of_ones_own(train: Train, tmp_path: Path, logger: str) -> None:
-    name = f"lightning.pytorch.loggers.{logger}"
-    place = f"--trainer.logger.save_dir={tmp_path / 'own'}"
-    train("--trainer.logger", name, place, "--trainer.logger.name=x")
-    assert list((tmp_path / "own" / "x" / "version_0").iterdir())
-    assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
 
 
 def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
@@ -616,52 +495,11 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
     assert config.read_text() == before
 
 
-# a command line, and what its error names
-MORE_WRONG_FLAGS = """
---trainer.val_check_interval 1000 | val_check_interval
---trainer.accelerator tpu | trainer flags
---model.scheduler StepLR --model.scheduler_args.step_size 0 | StepLR
---model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
---model.optimizer SparseAdam | SparseAdam
---monitor train/foo --patience 2 | train/foo
---monitor val/f1 --trainer.num_sanity_val_steps 0 | val/f1
---model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", MORE_WRONG_FLAGS.strip().splitlines())
-def test_more_wrong_flags(train: Train, capsys: Any, line: str) -> None:
-    flags, expected = line.split(" | ")
-    assert expected in fails(capsys, 2, lambda: train(*flags.split()))
-
-
-@pytest.mark.parametrize(
-    "text", ["a: &a [*a]", "model: {net: 5}", "data: {init_args: null}", "model: {init_args: 5}"]
-)
-def test_odd_yaml(train: Train, tmp_path: Path, capsys: Any, text: str) -> None:
-    path = tmp_path / "odd.yaml"
-    path.write_text(text)
-    assert len(fails(capsys, 2, lambda: train("--config", path))) < 400
-
-
-class Implicit(MLP):
-    """Has a default that its type does not take."""
-
-    def __init__(
-        self,
-        sizes: list[int],
-        width: int = None,  # type: ignore[assignment]  # noqa: RUF013
-        act: str = None,  # type: ignore[assignment]  # noqa: RUF013
-    ) -> None:
-        super().__init__(sizes)
-
-
-@pytest.mark.usefixtures("own")
 def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
-    flags = words("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")
-    own = ("--model.net", "test_cli.Implicit", "--model.net.sizes", "[192,4]")
-    assert train(*flags, *own)["steps"] == 3
+    assert (
+        train("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")["steps"]
+        == 3
+    )
 
 
 def test_a_drawn_seed_is_another_one_each_time_and_is_noted(train, tmp_path):
