@@ -65,102 +65,60 @@ def named(class_path: str, **arguments: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": arguments}
 
 
-def lambda_callback(**hooks: str) -> Change:
-    return of_trainer(callbacks=[named("lightning.pytorch.callbacks.LambdaCallback", **hooks)])
+def callback(name: str, **arguments: str) -> Change:
+    return of_trainer(callbacks=[named(f"lightning.pytorch.callbacks.{name}", **arguments)])
 
 
+def logger(name: str, /, **arguments: str) -> Change:
+    return of_trainer(logger=named(f"lightning.pytorch.loggers.{name}", **arguments))
+
+
+PROFILER = named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
 OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.py do not read
-    "a callback calls os.system": lambda_callback(setup="os.system"),
-    "a callback calls an installed function": lambda_callback(on_fit_start="hostile.write"),
-    "a callback calls a function of torchvision": lambda_callback(
-        setup="torchvision.datasets.utils.extract_archive"
-    ),
-    "a callback saves elsewhere": of_trainer(
-        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", dirpath="TARGET")]
-    ),
-    "a callback's file lies elsewhere": of_trainer(
-        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="../../../TARGET")]
-    ),
-    "a logger writes elsewhere": of_trainer(
-        logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="TARGET")
-    ),
-    "a logger's name is a path": of_trainer(
-        logger=named("lightning.pytorch.loggers.TensorBoardLogger", name="TARGET")
-    ),
-    "a profiler": of_trainer(
-        profiler=named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
-    ),
-    "an initializer": of_model(initializer="hostile.write"),
-    "a checkpoint's name makes a path": of_trainer(
-        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{step:c}TARGET")]
-    ),
-    "a logger's version has a variable": of_trainer(
-        logger=named("lightning.pytorch.loggers.TensorBoardLogger", version=".$E./.$E./TARGET")
-    ),
-    "artifacts elsewhere": of_trainer(
-        logger=named("lightning.pytorch.loggers.MLFlowLogger", artifact_location="file://TARGET")
-    ),
+    "a callback calls os.system": callback("LambdaCallback", setup="os.system"),
+    "a callback calls an installed function": callback("LambdaCallback", setup="hostile.write"),
+    "a callback saves elsewhere": callback("ModelCheckpoint", dirpath="TARGET"),
+    "a callback's file lies elsewhere": callback("ModelCheckpoint", filename="../../../TARGET"),
+    "a checkpoint's name makes a path": callback("ModelCheckpoint", filename="{step:c}TARGET"),
+    "a checkpoint's field is a path": callback("ModelCheckpoint", filename="{TARGET}"),
+    "a logger writes elsewhere": logger("CSVLogger", save_dir="TARGET"),
+    "a logger writes into another run": logger("CSVLogger", name="own", version="version_0"),
+    "a logger's version has a variable": logger("TensorBoardLogger", version=".$E./.$E./TARGET"),
+    "artifacts elsewhere": logger("MLFlowLogger", artifact_location="file://TARGET"),
+    "a profiler": of_trainer(profiler=PROFILER),
     "a profiler's name": of_trainer(profiler="came.with_it.X"),
-    "a checkpoint's field is a path": of_trainer(
-        callbacks=[named("lightning.pytorch.callbacks.ModelCheckpoint", filename="{TARGET}")]
-    ),
-    "a logger writes into another run": of_trainer(
-        logger=named("lightning.pytorch.loggers.CSVLogger", name="own", version="version_0")
-    ),
+    "an initializer": of_model(initializer="hostile.write"),
     "a plugin": of_trainer(plugins=[named("hostile.Net")]),
 }
+WRITES = "import pathlib; pathlib.Path('TARGET').touch()"
+CODE = {"_code": "def forward(self, x): return x"}
+GRAPH = named("torch.fx.graph_module.reduce_graph_module", body=CODE, import_block=WRITES)
+FEATURES = named("timm.models._features_fx.GraphExtractNet", return_nodes=["b"])
+TIMM = named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")
+WRITER = "lightning.pytorch.loggers.csv_logs.ExperimentWriter"
+POPEN = named("lightbase.errors.imported", argument="x", path="subprocess.Popen")
 ANYWHERE: dict[str, Change] = {
-    "a function that executes its argument": of_model(
-        net=named(
-            "torch.fx.graph_module.reduce_graph_module",
-            body={"_code": "def forward(self, x): return x"},
-            import_block="import pathlib; pathlib.Path('TARGET').touch()",
-        )
-    ),
+    "a function that executes its argument": of_model(net=GRAPH),
     "a network": of_model(net=named("hostile.Net")),
-    "a criterion": of_model(criterion=named("hostile.Net")),
     "a metric": of_model(metrics={"x": named("logging.FileHandler", filename="TARGET")}),
     "an optimizer": of_model(optimizer="hostile.SGD"),
     "a scheduler": of_model(scheduler="hostile.SGD"),
     "test_views": of_model(test_views="hostile.write"),
     "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
-    "a program by a detour": anything(
-        "lightbase.run.record.subprocess.Popen", args=["touch", "TARGET"]
-    ),
-    "a program by a function that imports": of_model(
-        optimizer_args={
-            "weight_decay": {
-                **named(
-                    "lightbase.data.torchvision_set.open_or_download",
-                    source=named(
-                        "lightbase.errors.imported", argument="x", path="subprocess.Popen"
-                    ),
-                    data_dir="TARGET",
-                    files="x",
-                ),
-                "dict_kwargs": {"args": ["touch", "TARGET"]},
-            }
-        }
+    "a program by a detour": anything("lightbase.run.record.subprocess.Popen", args=["TARGET"]),
+    "a program by a function that imports": anything(
+        "lightbase.data.torchvision_set.open_or_download", source=POPEN, data_dir="x", files="x"
     ),
     "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
     "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
-    "a network that generates code": of_model(
-        net=named("timm.models._features_fx.GraphExtractNet", return_nodes=["b"])
-    ),
+    "a network that generates code": of_model(net=FEATURES),
     "an archive": anything("torchvision.datasets.Cityscapes", root="TARGET"),
-    "a folder of a data set": anything("torchvision.datasets.Caltech101", root="TARGET"),
     "a module that came with the file": anything("came.with_it.Net"),
     "a program of the tests": anything("tests.programs.Program", args=["touch", "TARGET"]),
     "a folder of a run": anything("lightbase.folder.Run", root="TARGET", name="x"),
-    "a file handler": anything("logging.FileHandler", filename="TARGET"),
-    "a logger's writer": anything(
-        "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="TARGET"
-    ),
-    "a download": anything("torchvision.datasets.MNIST", root="TARGET", download=True),
-    "weights from a file": of_model(
-        net=named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")
-    ),
+    "a logger's writer": anything(WRITER, log_dir="TARGET"),
+    "weights from a file": of_model(net=TIMM),
     "a model": lambda config, _: config.update(model=named("hostile.Model")),
     "data": lambda config, _: config.update(data=named("hostile.Data")),
 }
@@ -169,10 +127,8 @@ ALL = OF_TRAINING | ANYWHERE
 
 def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
     """Parameters, of which one of so many is for the quick tests."""
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] * (i % every > 0))
-        for i, name in enumerate(names)
-    ]
+    marks = [[pytest.mark.slow] * (i % every > 0) for i, _ in enumerate(names)]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
@@ -210,6 +166,26 @@ def changed(checkpoint: Path, copy: Path, change: Change, target: Path) -> dict[
     return content["config"]
 
 
+@pytest.fixture
+def bad(trained: Trained, target: Path) -> Callable[..., dict[str, Any]]:
+    """Writes a copy of a run's checkpoint with another config; returns the run's metrics."""
+
+    def write(change: Change, path: str = BAD) -> dict[str, Any]:
+        folder, metrics = trained()
+        changed(folder / "checkpoints" / "best.ckpt", Path(path), change, target)
+        return metrics
+
+    return write
+
+
+def evaluate(path: str = BAD) -> dict[str, Any]:
+    return COMMANDS["evaluate"](["--ckpt_path", path])
+
+
+def train(path: str = BAD, *flags: str) -> dict[str, Any]:
+    return train_main(["--ckpt_path", path, "--trainer.max_epochs", "3", *flags])
+
+
 def check_refused(
     command: Callable[[], Any],
     target: Path,
@@ -228,71 +204,56 @@ def check_refused(
 
 
 @pytest.mark.parametrize("name", most_are_slow(ALL, 3))
-def test_train_refuses(name, trained, target, capsys):
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), ALL[name], target)
-    check_refused(
-        lambda: train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"]), target, capsys
-    )
+def test_train_refuses(name, bad, target, capsys):
+    bad(ALL[name])
+    check_refused(train, target, capsys)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
 @pytest.mark.parametrize("name", most_are_slow(ANYWHERE, 6))
-def test_scripts_refuse(name, command, trained, target, capsys):
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), ANYWHERE[name], target)
+def test_scripts_refuse(name, command, bad, target, capsys):
+    bad(ANYWHERE[name])
     check_refused(lambda: COMMANDS[command](["--ckpt_path", BAD]), target, capsys)
 
 
-@pytest.mark.parametrize("name", [*OF_TRAINING][:2])
-def test_evaluate_does_not_construct_what_is_for_training(name, trained, target):
-    folder, metrics = trained()
-    changed(folder / "checkpoints" / "best.ckpt", Path(BAD), OF_TRAINING[name], target)
-    assert COMMANDS["evaluate"](["--ckpt_path", BAD])["test/acc"] == metrics["test/acc"]
+def test_evaluate_does_not_construct_what_is_for_training(bad, target):
+    metrics = bad(OF_TRAINING["a callback calls os.system"])
+    assert evaluate()["test/acc"] == metrics["test/acc"]
     assert not target.exists()
 
 
-def test_a_file_that_names_a_network_is_not_read(trained: Trained, target: Path) -> None:
+MESSAGE = "x\n- Problem with given class_path 'hostile.X':\n  - No module named q"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        of_model(net="hostile.yaml"),
+        of_model(test_views="hostile"),
+        of_model(test_views="hostile:write"),
+        of_model(net=MESSAGE),
+        lambda config, target: config.update({"trainer.default_root_dir": target}),
+        lambda config, _: config.update(model=None),
+        lambda config, _: config["model"].update(init_args=5),
+        lambda config, _: config.update(trainer="x"),
+        lambda config, _: config.update(data=config),
+    ],
+)
+def test_what_is_no_config_of_a_run_is_an_error(change, bad, target, capsys):
     Path("hostile.yaml").write_text(yaml.safe_dump(named("hostile.Net")))
-    changed(
-        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net="hostile.yaml"), target
-    )
+    bad(change)
     with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", BAD])
+        evaluate()
     assert not target.exists()
     assert "hostile" not in sys.modules
+    assert len(capsys.readouterr().err.splitlines()) <= 2
 
 
-def test_a_new_run_does_not_go_where_the_file_says(trained: Trained, target: Path) -> None:
-    change = of_trainer(default_root_dir="TARGET")
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
-    train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
+def test_a_new_run_does_not_go_where_the_file_says(bad: Any, target: Path) -> None:
+    bad(of_trainer(default_root_dir="TARGET"), "hostile.ckpt")  # whose name imports nothing
+    assert train("hostile.ckpt")["epochs"] == 3
     assert not target.exists()
     assert (target.parent / "logs" / "tiny" / "version_0" / "metrics.json").exists()
-
-
-@pytest.mark.parametrize("views", ["hostile", "hostile:write"])
-def test_views_that_are_no_import_path_are_refused(views, trained, target):
-    changed(
-        trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(test_views=views), target
-    )
-    with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", BAD])
-    assert not target.exists()
-
-
-def test_a_message_in_a_file_imports_nothing(trained: Trained, target: Path) -> None:
-    net = "x\n- Problem with given class_path 'hostile.X':\n  - No module named q"
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), of_model(net=net), target)
-    with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", BAD])
-    assert not target.exists()
-
-
-def test_a_files_name_imports_nothing(trained: Trained, target: Path) -> None:
-    changed(
-        trained()[0] / "checkpoints" / "best.ckpt", Path("hostile.ckpt"), lambda *_: None, target
-    )
-    assert train_main(["--ckpt_path", "hostile.ckpt", "--trainer.max_epochs", "3"])["epochs"] == 3
-    assert not target.exists()
 
 
 @pytest.mark.parametrize("path", ["DIR/../../../../victim", "local:///victim", "a link"])
@@ -300,57 +261,20 @@ def test_a_resume_deletes_and_writes_nothing_elsewhere(path, trained, target, ca
     content = torch.load(trained()[0] / "checkpoints" / "last.ckpt", weights_only=True)
     copy = target.parent / "logs" / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
     copy.parent.mkdir(parents=True)
+    reason = f"has the path {path!r}, which leads out of the run's folder"
     if path == "a link":
+        reason = "is a link"
         (copy.parents[1] / "config.yaml").symlink_to(target)
     else:
         content["callbacks"]["RunCheckpoint/last"]["best_k_models"] = {path: torch.tensor(1.0)}
     torch.save(content, copy)
-    reason = (
-        "is a link"
-        if path == "a link"
-        else f"has the path {path!r}, which leads out of the run's folder"
-    )
-    command = ["--ckpt_path", str(copy), "--trainer.max_epochs", "3"]
-    check_refused(lambda: train_main(command), target, capsys, reason)
+    check_refused(lambda: train(str(copy)), target, capsys, reason)
 
 
-def test_a_setting_with_a_dot_is_none(trained: Trained, target: Path) -> None:
-    def change(config: dict[str, Any], target: str) -> None:
-        config["trainer.default_root_dir"] = target
-
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
-    with pytest.raises(SystemExit):
-        train_main(["--ckpt_path", BAD, "--trainer.max_epochs", "3"])
-    assert not target.exists()
-
-
-def test_a_typed_class_takes_no_place_from_the_file(trained, target, capsys):
-    logger = "lightning.pytorch.loggers.CSVLogger"
-    changed(
-        trained()[0] / "checkpoints" / "best.ckpt",
-        Path(BAD),
-        of_trainer(logger=named(logger, save_dir="TARGET")),
-        target,
-    )
-    check_refused(
-        lambda: train_main(["--ckpt_path", BAD, "--trainer.logger", logger]), target, capsys
-    )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda config, _: config.update(model=None),
-        lambda config, _: config["model"].update(init_args=5),
-        lambda config, _: config.update(trainer="x"),
-        lambda config, _: config.update(data=config),
-    ],
-)
-def test_what_is_no_config_is_said(change, trained, target, capsys):
-    changed(trained()[0] / "checkpoints" / "best.ckpt", Path(BAD), change, target)
-    with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", BAD])
-    assert len(capsys.readouterr().err.splitlines()) <= 2
+def test_a_typed_class_takes_no_place_from_the_file(bad, target, capsys):
+    bad(logger("CSVLogger", save_dir="TARGET"))
+    flags = ("--trainer.logger", "lightning.pytorch.loggers.CSVLogger")
+    check_refused(lambda: train(BAD, *flags), target, capsys)
 
 
 def test_runs_prints_no_control_characters(tmp_path, capsys):
@@ -371,14 +295,13 @@ def test_runs_prints_no_control_characters(tmp_path, capsys):
     assert not (tmp_path / "WRITTEN").exists()
 
 
-def test_an_error_quotes_no_control_characters(trained, target, capsys):
-    change = of_trainer(logger=named("lightning.pytorch.loggers.CSVLogger", save_dir="\x1b[2Jhere"))
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
-    check_refused(lambda: train_main(["--ckpt_path", BAD]), target, capsys)
-    change = of_model(optimizer="\x1b[2Jhere")
-    changed(trained()[0] / "checkpoints" / "last.ckpt", Path(BAD), change, target)
+@pytest.mark.parametrize(
+    "change", [logger("CSVLogger", save_dir="\x1b[2Jhere"), of_model(optimizer="\x1b[2Jhere")]
+)
+def test_an_error_quotes_no_control_characters(change, bad, capsys):
+    bad(change)
     with pytest.raises(SystemExit):
-        train_main(["--ckpt_path", BAD])
+        train()
     assert "\x1b" not in "".join(capsys.readouterr())
 
 
@@ -404,85 +327,56 @@ def test_a_sweep_refuses_what_the_run_of_a_trial_names(name, target, tmp_path, c
     assert "a file may only name" in record["reason"]
 
 
-def test_what_is_typed_is_constructed(trained: Trained, target: Path) -> None:
-    last = trained()[0] / "checkpoints" / "last.ckpt"
-    changed(last, Path("named.ckpt"), of_model(criterion=named("hostile.Loss")), target)
+def test_what_is_typed_is_constructed(bad: Any, target: Path) -> None:
+    bad(of_model(criterion=named("hostile.Loss")))
     with pytest.raises(SystemExit):
-        train_main(["--ckpt_path", "named.ckpt"])
+        train()
     assert not target.exists()
-    Path("named.yaml").write_text(
-        yaml.safe_dump({"model": {"init_args": {"criterion": "hostile.Loss"}}})
-    )
-    for flags in (
-        ["--trust_checkpoint", "true"],
-        ["--model.criterion", "hostile.Loss"],
-        ["--config", "named.yaml"],
-    ):
-        assert (
-            train_main(["--ckpt_path", "named.ckpt", "--trainer.max_epochs", "3", *flags])["epochs"]
-            == 3
-        )
+    content = {"model": {"init_args": {"criterion": "hostile.Loss"}}}
+    Path("named.yaml").write_text(yaml.safe_dump(content))
+    trusted = ("--trust_checkpoint", "true")
+    for flags in (trusted, ("--model.criterion", "hostile.Loss"), ("--config", "named.yaml")):
+        assert train(BAD, *flags)["epochs"] == 3
         assert target.exists()
 
 
-def test_a_trusted_package_is_constructed(trained, target, monkeypatch):
-    folder, metrics = trained()
-    changed(
-        folder / "checkpoints" / "best.ckpt",
-        Path("named.ckpt"),
-        of_model(criterion=named("hostile.Loss")),
-        target,
-    )
+def test_a_trusted_package_is_constructed(bad, monkeypatch):
+    metrics = bad(of_model(criterion=named("hostile.Loss")))
     monkeypatch.setattr(trust.PROJECT, "root", Path.cwd())
     Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
-    assert COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])["test/loss"] == metrics["test/loss"]
+    assert evaluate()["test/loss"] == metrics["test/loss"]
     Path("pyproject.toml").write_text("[tool.lightbase]\ntrusted_packages = 'hostile'\n")
     with pytest.raises(SystemExit):
-        COMMANDS["evaluate"](["--ckpt_path", "named.ckpt"])
+        evaluate()
+
+
+LOSS = """\
+from collections.abc import Callable
+from torch import Tensor, nn
+
+class Loss(nn.CrossEntropyLoss):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+"""
+
+
+@pytest.mark.parametrize("function", ["relu", "gelu"])
+def test_code_of_the_working_folder_is_trusted_and_functions_of_torch(function, bad):
+    Path("own_loss.py").write_text(LOSS)
+    loss = named("own_loss.Loss", activation=f"torch.nn.functional.{function}")
+    metrics = bad(of_model(criterion=loss), "own.ckpt")
+    assert evaluate("own.ckpt")["test/loss"] == metrics["test/loss"]
 
 
 def test_the_users_own_run_is_trusted(train: Callable[..., Any], target: Path) -> None:
     profiler = ("--trainer.profiler", "lightning.pytorch.profilers.PassThroughProfiler")
     train(*profiler)
     train("--ckpt_path", "last", "--trainer.max_epochs", 3)
-    last = next(target.parent.glob("tiny/version_0/checkpoints/last.ckpt"))
+    last = str(next(target.parent.glob("tiny/version_0/checkpoints/last.ckpt")))
+    args = ["--ckpt_path", last, "--trainer.max_epochs", "4"]
     with pytest.raises(SystemExit):
-        train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4"])
-    assert (
-        train_main(["--ckpt_path", str(last), "--trainer.max_epochs", "4", *profiler])["epochs"]
-        == 4
-    )
-
-
-def test_code_of_the_working_folder_is_trusted(trained: Trained, target: Path) -> None:
-    folder, metrics = trained()
-    Path("own_loss.py").write_text("from torch import nn\n\nclass Loss(nn.CrossEntropyLoss): ...\n")
-    changed(
-        folder / "checkpoints" / "best.ckpt",
-        Path("own.ckpt"),
-        of_model(criterion=named("own_loss.Loss")),
-        target,
-    )
-    assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
-
-
-@pytest.mark.parametrize("function", ["relu", "gelu"])
-def test_a_function_of_torch_may_be_an_argument(function, trained, target):
-    folder, metrics = trained()
-    code = (
-        "from collections.abc import Callable\nfrom torch import Tensor, nn\n\nclass "
-        "Loss(nn.CrossEntropyLoss):\n"
-    )
-    init = (
-        "    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:\n        "
-        "super().__init__()\n"
-    )
-    Path("own_loss.py").write_text(code + init)
-    loss = named("own_loss.Loss", activation=f"torch.nn.functional.{function}")
-    changed(
-        folder / "checkpoints" / "best.ckpt", Path("own.ckpt"), of_model(criterion=loss), target
-    )
-    assert COMMANDS["evaluate"](["--ckpt_path", "own.ckpt"])["test/loss"] == metrics["test/loss"]
+        train_main(args)
+    assert train_main([*args, *profiler])["epochs"] == 4
 
 
 @pytest.mark.parametrize("net", ["torchvision.models.resnet18", "timm.create_model"])
