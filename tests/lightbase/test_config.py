@@ -59,17 +59,12 @@ def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
     return model, model.net, model.criterion, dict(model.metrics)
 
 
-def test_the_number_of_classes_reaches_network_loss_metrics_and_classifier(config: str) -> None:
-    model, net, criterion, metrics = parts("--config", config)
-    assert net.head.out_features == 4
+def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(config: str) -> None:
+    model, net, criterion, metrics = parts("--config", config, "--data.image_shape [2,8,8]")
+    assert (net.head.out_features, net.conv.in_channels) == (4, 2)
     assert (criterion.num_classes, criterion.share) == (4, 0.2)
     assert [metric.num_classes for metric in metrics.values()] == [4, 4]
     assert model.num_classes == 4
-
-
-def test_the_shape_of_the_images_reaches_the_network(config: str) -> None:
-    _, net, _, _ = parts("--config", config, "--data.image_shape", "[2,8,8]")
-    assert net.conv.in_channels == 2
 
 
 def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
@@ -79,18 +74,11 @@ def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
     assert criterion.num_classes == 6
     assert metrics["f1"].num_classes == 4  # nobody gave this one
     own = tmp_path / "own.yaml"
-    own.write_text(CONFIG.replace("small.ConvNet", "small.ConvNet, init_args: {num_classes: "
-        "9}").replace(
-        "F1Score}", "F1Score, init_args: {num_classes: 8}}"
-    ))  # fmt: skip
+    given = CONFIG.replace("ConvNet}", "ConvNet, init_args: {num_classes: 3}}")  # its default
+    own.write_text(given.replace("F1Score}", "F1Score, init_args: {num_classes: 8}}"))
     _, net, _, metrics = parts("--config", str(own))
-    assert net.head.out_features == 9
-    assert [metric.num_classes for metric in metrics.values()] == [8, 4]
-
-
-def test_a_value_that_equals_the_default_stays_too(config: str) -> None:
-    _, net, _, _ = parts("--config", config, "--model.net.num_classes", "3")
     assert net.head.out_features == 3
+    assert [metric.num_classes for metric in metrics.values()] == [8, 4]
 
 
 def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(train, tmp_path, config):
@@ -117,8 +105,6 @@ def test_data_without_classes_fill_nothing_in() -> None:
     numbers = ("--data", "small.Numbers")
     _, net, *_ = parts("--model example.regressor.Regressor", *numbers, "--model.net small.ConvNet")
     assert net.head.out_features == 3
-    own, *_ = parts(*numbers, "--model.net.sizes", "[10,1]", "--model.num_classes", "2")
-    assert own.num_classes == 2
 
 
 class PlainData(LightningDataModule):
@@ -134,20 +120,12 @@ class PlainData(LightningDataModule):
     val_dataloader = test_dataloader = train_dataloader
 
 
-class OtherData(PlainData):
-    num_classes = None  # type: ignore[assignment]
-
-
 def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
     flags = ("--config", config, "--data", f"{HERE}.PlainData")
     model, net, _, metrics = parts(*flags)
     assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (6, 6, 6)
     assert net.conv.in_channels == 3
     assert train(*flags)["test/num_samples"] == 32
-    _, net, *_ = parts(
-        "--data", f"{HERE}.OtherData", "--model.net small.ConvNet --model.num_classes 3"
-    )
-    assert net.head.out_features == 3
 
 
 # written and read back

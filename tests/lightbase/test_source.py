@@ -38,11 +38,7 @@ def test_a_clean_checkout_has_no_patch(repository: Path) -> None:
 
 
 def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(repository, tmp_path):
-    code = {
-        "example/old.py": "x = 2\n",
-        "example/data/new über.py": "y = 3\n",
-        "mine.py": "z = 4\n",
-    }
+    code = {"example/old.py": "x = 2\n", "example/data/new über.py": "y = 3\n"}
     for name, text in code.items():
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).write_text(text)
@@ -71,23 +67,6 @@ def test_without_a_repository_or_a_commit_nothing_is_recorded(tmp_path: Path) ->
         source.cache_clear()
 
 
-def test_what_git_cannot_add_does_not_hide_the_rest(repository: Path) -> None:
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    code = repository / "example"
-    (code / "old.py").write_text("x = 2\n")
-    (code / "staged.py").write_text("y = 3\n")
-    git(repository, "add", "-A")
-    (code / ".#old.py").symlink_to("user@host.1234:567")  # Emacs marks an unsaved file so
-    (code / "inner").mkdir()
-    git(code / "inner", "init", "-q")
-    (code / "inner" / "x.py").write_text("")
-    (repository / ".git" / "index").write_bytes(b"garbage")
-    text, patch = source(repository)
-    assert text == commit
-    assert "+x = 2" in patch
-    assert "+y = 3" in patch
-
-
 @pytest.fixture
 def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts a shell script in the place of git."""
@@ -104,7 +83,6 @@ def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("exit 0", "git rev-parse: printed nothing"),
         ("echo 'fatal: dubious ownership' >&2; exit 128", "git rev-parse: fatal: dubious"),
         ("exec nothing", "git rev-parse: "),
     ],
@@ -124,13 +102,3 @@ def test_a_git_that_hangs_is_ended(repository, fake_git, monkeypatch):
     start = time.monotonic()
     assert source(repository) == (f"{commit}, changes not recorded (git takes longer than 1 s)", "")
     assert time.monotonic() - start < 10
-
-
-@pytest.mark.linux
-def test_a_training_writes_down_what_git_did_not_tell(train, tmp_path, fake_git):
-    fake_git("exit 3")
-    source.cache_clear()
-    train("--trainer.max_steps", 1)
-    source.cache_clear()
-    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
-    assert "git commit: not recorded (git rev-parse: status 3)\n" in text
