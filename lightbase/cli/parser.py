@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, get_loader, set_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, get_loader, set_loader
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -118,16 +118,6 @@ class Parser(LightningArgumentParser):
             if action.dest.startswith("trainer"):
                 action.help = HELP.get(action.dest, argparse.SUPPRESS)
         return super().format_help(*args)
-
-
-def validate_nulls(parser: ArgumentParser, config: Any) -> None:
-    """None must fit its type: jsonargparse takes it for "not given", and lets `model.lr: null`
-    pass."""
-    set_parsing_settings(unset_sentinel=True)
-    try:
-        parser.validate(config, skip_required=True)
-    finally:
-        set_parsing_settings(unset_sentinel=False)
 
 
 def explain(message: str, parser: ArgumentParser) -> str:

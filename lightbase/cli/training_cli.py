@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import os
-import secrets
 import sys
 import traceback
 import warnings
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -20,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
-from lightbase.cli.parser import Parser, Seed, explain, validate_nulls
+from lightbase.cli.parser import Parser, Seed, explain
 from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
@@ -35,7 +33,6 @@ from lightbase.devices.steps import SeveralSteps, say_single_steps
 from lightbase.errors import UserError, first_line, is_raised_on_purpose
 from lightbase.folder import PROJECT
 from lightbase.module import BaseModule
-from lightbase.ranks import rank
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
@@ -103,9 +100,8 @@ class TrainingCLI(LightningCLI):
         return self.trust.enforced(self.saved) if self.trust else contextlib.nullcontext()
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--seed_everything", type=bool | Seed, default=42, help="True draws one."
-        )
+        text = "The seed of all random numbers."
+        parser.add_argument("--seed_everything", type=Seed, default=42, help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name, kind, default, text in FLAGS:
@@ -121,15 +117,9 @@ class TrainingCLI(LightningCLI):
         start = {"namespace": parse_unvalidated(parser.parse_object, saved)} if saved else {}
         self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
         self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
-        seed = self.config.seed_everything
-        if seed is None or seed is False:  # Lightning would take 0, or none
-            what = f"{seed} is no seed; give a number, or true to draw one"
-            raise UserError(f"seed_everything: {what}", 2)
-        if seed is True:  # Lightning would always take 0
-            drawn = str(secrets.randbelow(2**32))
-            # the first process hands its seed to the processes that it starts
-            seed = os.environ.get("PL_GLOBAL_SEED", drawn) if rank() > 0 else drawn
-            self.config.seed_everything = int(seed)
+        # Lightning would take 0 for null before the rest is validated
+        seed = Namespace(seed_everything=self.config.seed_everything)
+        self.validate(seed, skip_required=True)
 
     def before_instantiate_classes(self) -> None:
         if self.trust:
@@ -151,11 +141,16 @@ class TrainingCLI(LightningCLI):
         self.config.name = self.config.name or self.config.model.class_path.rpartition(".")[2]
 
     def validate(self, config: Namespace, skip_required: bool = False) -> None:
+        """None must fit its type, too: jsonargparse takes it for "not given", and would let
+        `model.lr: null` pass."""
         try:
             self.parser.validate(config, skip_required=skip_required)
-            validate_nulls(self.parser, config)
+            set_parsing_settings(unset_sentinel=True)
+            self.parser.validate(config, skip_required=True)
         except (TypeError, ValueError, KeyError) as error:
             self.parser.error(str(error), error)
+        finally:
+            set_parsing_settings(unset_sentinel=False)
 
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""

@@ -9,7 +9,6 @@ import pkgutil
 import re
 import sysconfig
 import tomllib
-import typing
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -236,10 +235,7 @@ def makes_network(function: Any) -> bool:
 
 def returns_network(function: Any) -> bool:
     """Whether its annotations say so."""
-    try:
-        returned = typing.get_type_hints(function).get("return")
-    except (NameError, TypeError):
-        return False
+    returned = inspect.signature(function, eval_str=True).return_annotation
     return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
 
