@@ -5,17 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.error import URLError
 
 import programs
 import pytest
-import torch
 import yaml
-from lightning import LightningDataModule, LightningModule
 from paths import HERE, TINY, words
 from torch import nn
-from torchvision import tv_tensors
 
 from lightbase.run.train import main, parse
 
@@ -357,96 +354,45 @@ def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_real_da
     assert "python scripts/train.py --config configs/" in first[1]
 
 
-class OwnSystem(LightningModule):
-    """A system that is no Classifier: own arguments, own defaults, hyper-parameters that are not
-    plain, no `net`."""
-
-    built: ClassVar[list[Any]] = []
-
-    def __init__(
-        self, num_inputs: int, lr: float = 0.25, optimizer: str = "own", where: Path = Path("x")
-    ) -> None:
-        super().__init__()
-        # safe loading refuses both
-        mean, activation = tv_tensors.Image(torch.rand(3, 1, 1)), nn.ReLU().forward
-        self.save_hyperparameters("num_inputs", "lr", "optimizer", "where")
-        self.save_hyperparameters({"mean": mean, "activations": [activation, {1: activation}]})
-        self.linear = nn.Linear(num_inputs, 4)
-        self.built.append((lr, optimizer))
-
-    def _step(self, batch: Any, stage: str) -> Any:
-        loss = nn.functional.cross_entropy(self.linear(batch[0].flatten(1)), batch[1])
-        self.log(f"{stage}/loss", loss)
-        return loss
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self._step(batch, "train")
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._step(batch, "val")
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._step(batch, "test")
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
-
-
-class OwnData(LightningDataModule):
-    """Data that needs the Trainer in setup, takes no arguments and has no test set."""
-
-    def setup(self, stage: str) -> None:
-        assert self.trainer is not None
-        self.data = torch.utils.data.TensorDataset(torch.rand(40, 3, 8, 8), torch.randint(4, (40,)))
-
-    def train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(self.data, batch_size=8)
-
-    def val_dataloader(self) -> Any:
-        return self.train_dataloader()
-
-
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.usefixtures("own")
-def test_a_system_of_ones_own_keeps_its_defaults_and_works_through_to_evaluation(train, tmp_path):
-    config = tmp_path / "own.yaml"
-    data = TEXT.split("data:")[1]
-    model = "{class_path: test_cli.OwnSystem, init_args: {num_inputs: 192}}"
-    config.write_text(f"name: own\nmodel: {model}\ndata:{data}")
-    result = train("--monitor", "val/loss", config=str(config))
-    import test_cli
-
-    assert test_cli.OwnSystem.built == [(0.25, "own")]
-    path = tmp_path / "own" / "version_0" / "checkpoints" / "best.ckpt"
-    assert script("evaluate")(["--ckpt_path", str(path)]) == {"test/loss": result["test/loss"]}
-    train(*words("--monitor val/loss --ckpt_path last --trainer.max_epochs 3"), config=str(config))
-    with pytest.raises(SystemExit) as caught:
-        script("predict")(["--ckpt_path", str(path), "x.png"])
-    assert caught.value.code == 1
-
-
 MINE = """\
 import torch
 from lightning import LightningDataModule, LightningModule
+from pathlib import Path
+from torch import nn
+from torchvision import tv_tensors
 
 class Mine(LightningModule):
-    def __init__(self, lr: float = 0.1):
+    def __init__(self, lr: float = 0.1, where: Path = Path("x")):
         super().__init__()
-        self.layer, self.optimizer, self.lr = torch.nn.Linear(4, 1), torch.optim.Adam, lr
+        # safe loading refuses all three
+        self.save_hyperparameters("lr", "where")
+        self.save_hyperparameters({"mean": tv_tensors.Image(torch.rand(3, 1, 1))})
+        self.save_hyperparameters({"activations": [nn.ReLU().forward]})
+        self.layer, self.optimizer = nn.Linear(4, 1), torch.optim.Adam
 
     def training_step(self, batch, batch_idx):
         return self.layer(batch).mean()
 
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", self.layer(batch).mean())
+
     def configure_optimizers(self):
-        return self.optimizer(self.parameters(), lr=self.lr)
+        return self.optimizer(self.parameters(), lr=self.hparams["lr"])
 
 class MyData(LightningDataModule):
+    def setup(self, stage):
+        assert self.trainer is not None
+
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.rand(16, 4), batch_size=8)
+        return torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=8)
+
+class WithTest(MyData):
+    test_dataloader = MyData.train_dataloader
 """
 
 
@@ -456,18 +402,24 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     flags = words(
-        "--model named_by_flags.Mine --data=named_by_flags.MyData --trainer.default_root_dir runs"
+        "--model named_by_flags.Mine --trainer.default_root_dir runs --trainer.max_epochs"
     )
-    main([*flags, "--trainer.max_epochs", "1", "--device_monitor", "false"])
+    main([*flags, "1", "--data=named_by_flags.MyData", "--device_monitor", "false"])
     assert "No --config given" not in capsys.readouterr().out
     folder = tmp_path / "runs" / "Mine" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"] == {"lr": 0.1}
     assert config["trainer"]["log_every_n_steps"] == 100  # the default experiment has 50
-    assert main([*flags, "--trainer.max_epochs", "2", "--ckpt_path", "last"])["epochs"] == 2
-    path = str(folder / "checkpoints" / "best.ckpt")
-    assert "has no test" in fails(capsys, 1, lambda: script("evaluate")(["--ckpt_path", path]))
-    script("export")(["--ckpt_path", path])
+    result = main([*flags, "2", "--data=named_by_flags.MyData", "--ckpt_path", "last"])
+    assert result["epochs"] == 2
+    assert "test/loss" not in result
+    path = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
+    assert "has no test" in fails(capsys, 1, lambda: script("evaluate")(path))
+    fails(capsys, 1, lambda: script("predict")([*path, "x.png"]))
+    script("export")(path)
+    result = main([*flags, "1", "--data=named_by_flags.WithTest", "--name", "tested"])
+    path = ["--ckpt_path", str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt")]
+    assert script("evaluate")(path)["test/loss"] == result["test/loss"]
 
 
 def test_a_switch_needs_no_true(capsys: Any) -> None:
@@ -476,14 +428,6 @@ def test_a_switch_needs_no_true(capsys: Any) -> None:
     assert found["trainer"]["fast_dev_run"] is True
     assert found["keep_every_epoch"] is True
     assert found["step_timer"] is False
-
-
-@pytest.mark.usefixtures("own")
-def test_a_data_module_of_ones_own_without_a_test_set(train: Train, tmp_path: Path) -> None:
-    train("--data", "test_cli.OwnData", "--trainer.log_every_n_steps", 1)
-    metrics = (tmp_path / "tiny" / "version_0" / "metrics.json").read_text()
-    assert "test/acc" not in metrics
-    assert '"epochs": 2' in metrics
 
 
 def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):

@@ -674,7 +674,6 @@ SLOW_FLAGS = [
     "--trainer.deterministic true",
     "--trainer.callbacks lightning.pytorch.callbacks.LearningRateMonitor",
     "--model.optimizer AdamW --model.optimizer_args.weight_decay 0.1",
-    "--seed_everything true",
     "--data.drop_last false",
 ]
 
