@@ -1,7 +1,6 @@
 """The command line of a script, read before the parser: which classes, files and run it names.
 Import paths of earlier versions become today's."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT, flatten
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
+DEEPEST, LARGEST = 50, 100_000  # levels and values of a config
 FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
 NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
 ONE_VALUE = 'all options of a group go into one value: --model.parameter_groups.bias "{lr: 0.1}"'
@@ -132,8 +132,18 @@ def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
     return pairs
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping: YAML would drop the first one silently."""
+class ConfigLoader(yaml.SafeLoader):
+    """Refuses what YAML would change silently: a key that stands twice, of which the first would be
+    dropped, and the numbers 010 and 1:30, which would be read as 8 and 90."""
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node = super().compose_scalar_node(anchor)
+        is_number = node.tag.endswith((":int", ":float"))
+        if is_number and re.match(r"[-+]?0[0-9_]|.*:", node.value):
+            number = self.construct_object(node)
+            problem = f"{node.value} would be read as {number}: write {number}, or a text in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -152,23 +162,37 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises UserError for a file that is missing, unreadable or no mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
-        json.dumps(content, default=str, skipkeys=True)  # refuses a part that refers to itself
+        content = checked(yaml.load(path.read_text(encoding="utf-8"), ConfigLoader))
     except OSError as error:
         near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
-        raise UserError(f"--config {path}: {error.strerror}{near}", 2) from error
-    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"config {path}: {error.strerror}{near}", 2) from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
+        raise UserError(f"config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2) from error
     if not isinstance(content, dict):
         what = f"holds a {type(content).__name__}, not keys with values"
         what = "is empty" if content is None else what
-        raise UserError(f"--config {path} {what}; {EXAMPLE}", 2)
+        raise UserError(f"config {path} {what}; {EXAMPLE}", 2)
     trainer = content.setdefault("trainer", {})
     if not isinstance(trainer, dict):  # jsonargparse would take it
         what = f"trainer is {trainer!r}, where keys with values belong"
-        raise UserError(f"--config {path}: {what}", 2)
+        raise UserError(f"config {path}: {what}", 2)
     return {str(key): value for key, value in renamed(content).items()}
+
+
+def checked(config: Any) -> Any:
+    """The config itself. Raises ValueError where it is nested too deep, as one that holds itself,
+    or has too many values, as aliases of aliases have."""
+    values, count = [(config, 0)], 0
+    while values:
+        value, depth = values.pop()
+        count += 1
+        if depth > DEEPEST or count > LARGEST:
+            raise ValueError(f"more than {DEEPEST} levels, or more than {LARGEST:,} values")
+        if isinstance(value, dict | list | tuple):
+            inner = value.values() if isinstance(value, dict) else value
+            values += [(each, depth + 1) for each in inner]
+    return config
 
 
 def from_yaml(text: str) -> Any:

@@ -1,7 +1,6 @@
 """Checkpoints: written whole or not at all, checked when they are read, kept by the run's rules."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightbase.cli.command_line import renamed
+from lightbase.cli.command_line import checked, renamed
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.ranks import say
@@ -100,8 +99,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def has_shape_of_config(config: dict[str, Any]) -> bool:
     try:
-        json.dumps(config, default=str, skipkeys=True)
-    except (ValueError, RecursionError):  # it holds itself
+        checked(config)
+    except ValueError:
         return False
     if any("." in str(key) for key in config):  # jsonargparse would take it for a part of another
         return False

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning import LightningModule
 
-from lightbase.cli.command_line import CommandLine, renamed
+from lightbase.cli.command_line import CommandLine, read_config
 from lightbase.cli.config import LOOKS_ON
 from lightbase.cli.trust import Trust
 from lightbase.devices.devices import num_processes_started
@@ -126,8 +125,7 @@ def newest_run(which: str, name: str, root: str | None) -> Restart:
     if which == "last" and not (folder / "metrics.json").exists():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
-        text = file.read_text(encoding="utf-8") if file.is_file() else "null"
-        return Restart(name, root, renamed(yaml.safe_load(text)), folder=folder)
+        return Restart(name, root, read_config(file) if file.is_file() else None, folder=folder)
     older = [path for path in paths if path.is_file()]
     hint = f"; {older[0]} is older: give that path, or leave --ckpt_path out" if older else ""
     raise UserError(f"ckpt_path {which}: the newest run {folder} has no {paths[0].name}{hint}")

@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from lightbase.cli.command_line import checked
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, write_whole
@@ -142,7 +143,7 @@ def read_run(root: Path, path: str) -> RunInfo:
     trial_folder = folder.parent if name else folder
     trial = read_file(trial_folder / "trial.json", json.loads)
     status = status_of(folder, trial_folder, trial)
-    config = read_file(folder / "config.yaml", lambda text: yaml.load(text, LOADER))
+    config = read_file(folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER)))
     progress = read_file(folder / "progress.json", json.loads)
     result = read_file(folder / "metrics.json", json.loads)
     has_best = {"monitor", "mode"} <= progress.keys()

@@ -141,6 +141,9 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
     assert not list(tmp_path.iterdir())
 
 
+BOMB = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
 CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 
 
@@ -150,7 +153,11 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         ("\n# nothing\n", "is empty"),
         ("- 1\n- 2\n", "list"),
         ("a: [1\nb: }", "line 2"),
-        ("a: &a [*a]", "not valid YAML"),
+        ("a: &a [*a]", "more than 50 levels"),
+        (f"a: {'[' * 900}{']' * 900}", "recursion"),
+        (BOMB, "more than 100,000 values"),
+        ("data: {batch_size: 010}", "010 would be read as 8: write 8"),
+        ("trainer: {max_time: 1:30}", "1:30 would be read as 90"),
         ("trainer: 5\n", "trainer | 5"),
         ("data: 5\n", "data | 5"),
         ("data: {init_args: null}", "data"),
@@ -179,6 +186,15 @@ def test_a_wrong_config(train, tmp_path, capsys, text, expected):
     for part in expected.split(" | "):
         assert part in error
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", BOMB, "model: [1]", "model: {a: 5}"])
+def test_a_config_of_a_run_that_is_damaged(train, tmp_path, capsys, text):
+    folder = tmp_path / "tiny" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(text)
+    fails(capsys, 2, lambda: train("--ckpt_path", "last"))
+    script("runs")(["--trainer.default_root_dir", str(tmp_path)])
 
 
 def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
