@@ -117,6 +117,7 @@ class BaseModule(LightningModule):
         self.frozen_names = [str(name).strip() for name in frozen]
         self.frozen_modules: list[nn.Module] = []
         self.is_initialized = False
+        self.is_frozen = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
@@ -173,11 +174,12 @@ class BaseModule(LightningModule):
     def prepare_weights(self) -> None:
         """Load and freeze weights. Called before each fit, and before a run makes its folder: a
         mistake ends the run early."""
-        untrained = set[str]()
         if self.weights_file is not None and not self.is_initialized:
-            untrained = load_weights(self.net, self.weights_file)
+            load_weights(self.net, self.weights_file)
             self.is_initialized = True  # a second fit continues with the weights of the first
-        self.frozen_modules = freeze_parameters(self, self.frozen_names, untrained)
+        if self.frozen_names and not self.is_frozen:
+            self.frozen_modules = freeze_parameters(self, self.frozen_names)
+            self.is_frozen = True
 
     def prepare_net(self, trains: bool) -> None:
         """Prepare weights, memory layout and compilation. Curves calls it before each fit or test;
@@ -209,7 +211,7 @@ class BaseModule(LightningModule):
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
-            num_steps = self.num_scheduler_steps()
+            num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -234,15 +236,10 @@ class BaseModule(LightningModule):
         fused = not (self.trainer.gradient_clip_val and is_mixed)
         return build_optimizer(self.optimizer, self.optimizer_args, parameters, self.lr, fused)
 
-    def num_scheduler_steps(self) -> int | None:
-        """How often the scheduler steps in the whole training; None if the training has no end."""
-        return num_scheduler_steps(self.trainer, self.step_scheduler_every())
 
-
-def mean_over_views(net: nn.Module, test_views: str | Callable[[Tensor], Any], x: Tensor) -> Tensor:
+def mean_over_views(net: nn.Module, test_views: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The mean of the network's outputs (N, ...) over the views of x, (N, ...)."""
-    make_views: Any = function_at("test_views", test_views)
-    views = make_views(x)
+    views = test_views(x)
     if not isinstance(views, list | tuple) or not views or not all(map(torch.is_tensor, views)):
         what = f"it returns a {type(views).__name__}, where a list of tensors belongs"
         raise UserError(f"model.test_views: {what}, each with all samples", 2)

@@ -49,11 +49,10 @@ def test_a_fused_step_where_torch_has_it(name, device, monkeypatch):
     ("name", "args", "message"),
     [
         ("Addam", {}, "did you mean Adam"),
-        ("sgd", {}, "did you mean SGD"),
         ("Optimizer", {}, "no optimizer"),
         ("torch.nn.Linear", {}, "no optimizer"),
         ("nowhere.SGD", {}, "cannot be imported"),
-        ("SGD", {"momentun": 0.9}, "did you mean momentum"),
+        ("SGD", {"momentun": 0.9}, "(?s)'momentun'.*it takes .*, momentum,"),
         ("SGD", {"momentum": -1}, "Invalid momentum"),
         ("SGD", {"momentum": "high"}, "high"),
         ("SGD", {"lr": 0.1}, "--model.lr"),
@@ -129,12 +128,10 @@ def test_schedulers_made_for_steps(scheduler: Any, interval: str) -> None:
     ("name", "args", "message"),
     [
         ("CosineAnealingLR", {}, "did you mean CosineAnnealingLR"),
-        ("StepLR", {}, "step_size"),
-        ("StepLR", {"stepsize": 3}, "did you mean step_size"),
+        ("StepLR", {"stepsize": 3}, "(?s)'stepsize'.*it takes .*step_size"),
         ("WarmupCosineLR", {"warmup_steps": -1}, "negative"),
         ("FinalDecayLR", {"decay_fraction": 0}, "decay_fraction 0"),
-        ("FinalDecay", {}, "did you mean FinalDecayLR"),
-        ("LambdaLR", {}, "lr_lambda"),
+        ("LRScheduler", {}, "no scheduler"),
     ],
 )
 def test_a_wrong_scheduler(name: str, args: dict, message: str) -> None:
@@ -190,16 +187,9 @@ def test_a_head_beside_the_network_is_not_lost_to_one_of_the_same_name_in_it() -
         ({"0.wieght": {"lr": 0.1}}, "did you mean 0.weight"),
         ({"0": {"lr": math.inf}}, "learning rate is a number over 0"),
         ({"0": {"lr": "fast"}}, "learning rate is a number over 0"),
-        ({"0": {"momentun": 0.1}}, "did you mean momentum"),
+        ({"0": {"momentun": 0.1}}, "no option momentun of SGD; it has .*, momentum,"),
         ({"0": {"fused": True}}, "no option fused"),
-        ({"0": {"lr": True}}, "learning rate is a number over 0"),
-        ({"0": {"params": 3}}, "no option params"),
-        (
-            {"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}},
-            "the groups before it have all of its parameters",
-        ),
-        ({"layers": {"1": {"lr": 0.3}}, "0": {}}, "no parameter"),
-        ({"0": {"1": {"lr": 0.3}}}, "'{0.1: {'lr': 0.3}}'"),
+        ({"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}}, "in the first group that it matches"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:

@@ -392,7 +392,7 @@ class OwnGroups(Classifier):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [("class", "did you mean weight_decay"), ("object", "an object has its groups")],
+    [("class", "no option wieght_decay of SGD; it has"), ("object", "an object has its groups")],
 )
 def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
     train, capsys, kind, message
@@ -414,7 +414,7 @@ def test_the_state_of_a_parameter_is_not_given_to_another(train, capsys, monkeyp
     monkeypatch.setattr(OwnGroups, "__init__", changed)
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert "with other model.parameter_groups" in capsys.readouterr().err
+    assert "OwnGroups has the parameter_groups {'layers.3': {'lr': 0.1}}" in capsys.readouterr().err
 
 
 class OwnTest(Classifier):
