@@ -12,7 +12,7 @@ import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
-from lightbase.errors import UserError, first_line, is_raised_on_purpose
+from lightbase.errors import UserError, first_line
 from lightbase.optim import matches, no_such_name
 from lightbase.ranks import say
 
@@ -177,9 +177,4 @@ def initialize(net: nn.Module, initializer: Callable[..., Any], data: Any) -> No
     num = min(len(samples), NUM_SAMPLES)
     inputs, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
     with torch.no_grad():
-        try:
-            initializer(net, data.normalize(inputs))
-        except ValueError as error:
-            if is_raised_on_purpose(error):  # it is not made for this network
-                raise UserError(f"model.initializer: {first_line(error)}", 2) from error
-            raise
+        initializer(net, data.normalize(inputs))

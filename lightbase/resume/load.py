@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning import LightningModule
-from torch.nn.parameter import is_lazy
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import LOOKS_ON
@@ -67,33 +65,23 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     line = CommandLine(flags)
     trust = None if is_trusted else Trust(path, line)
     cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer}, trust=trust)
-    check_weights(checkpoint, cli.model, path)
     cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
-    cli.model.load_state_dict(checkpoint["state_dict"])
+    load_state(checkpoint, cli.model, path)
     data_state = checkpoint.get(type(cli.datamodule).__qualname__)
     if data_state is not None:
         cli.datamodule.load_state_dict(data_state)
     return cli
 
 
-def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
-    """Raise UserError if the weights in the checkpoint are of another network."""
-    saved, built = checkpoint["state_dict"], model.state_dict()
-    for name in {**saved, **built}:
-        old, new = shape(saved.get(name)), shape(built.get(name))
-        if old != new and "lazy" not in (old, new):
-            what = f"its {name} is {old}, here it is {new}"
-            config = flatten(checkpoint["config"]["model"], "model")
-            trained = config.get("model.net", config["model"])
-            raise UserError(
-                f"checkpoint {path} is of another model: {what}\nit was trained with {trained}"
-            )
-
-
-def shape(value: Any) -> str:
-    if not torch.is_tensor(value):
-        return "missing"
-    return "lazy" if is_lazy(value) else str(tuple(value.shape))
+def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
+    """Load the weights. Raises UserError if they are those of another network."""
+    try:
+        model.load_state_dict(checkpoint["state_dict"])
+    except (RuntimeError, TypeError) as error:
+        config = flatten(checkpoint["config"]["model"], "model")
+        trained = f"it was trained with {config.get('model.net', config['model'])}"
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"checkpoint {path} is of another model: {reason}\n{trained}") from error
 
 
 @dataclass
@@ -138,20 +126,29 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     if ckpt_path in (None, "null") or line.has("--print_config"):
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
-    if ckpt_path in ("last", "best"):
-        restart = newest_run(ckpt_path, str(name or default_name(line)), root)
-        if first_line is not None:
-            restart.trust = Trust(restart.path or Path(str(restart.folder)), first_line)
-        return restart
-    path = Path(str(ckpt_path))
+    is_own = ckpt_path in ("last", "best")
+    if is_own:
+        name = str(name or default_name(line))
+        path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
+    else:
+        path = Path(str(ckpt_path))
+    is_trusted = str(line.value("trust_checkpoint")).lower() == "true"
+    if is_own and first_line is None:
+        is_trusted = True
+    trust = None if is_trusted else Trust(path, first_line or line)
+    folder = path.resolve().parent.parent
+    if is_own and not path.is_file():
+        say(f"{folder} was stopped before its first checkpoint: it starts again")
+        file = folder / "config.yaml"
+        text = file.read_text(encoding="utf-8") if file.is_file() else "null"
+        return Restart(name, root, renamed(yaml.safe_load(text)), folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
-    name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))
+    if not is_own:
+        name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))
     is_in_root = root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
-    folder = path.resolve().parent.parent if is_in_root and path.name == "last.ckpt" else None
-    is_trusted = str(line.value("trust_checkpoint")).lower() == "true"
-    trust = None if is_trusted else Trust(path, line)
-    return Restart(name, root, config, path, checkpoint, folder, trust)
+    continued = folder if is_in_root and path.name == "last.ckpt" else None
+    return Restart(name, root, config, path, checkpoint, continued, trust)
 
 
 def default_name(line: CommandLine) -> str:
@@ -162,29 +159,23 @@ def default_name(line: CommandLine) -> str:
     return str(model).rpartition(".")[2]
 
 
-def newest_run(which: str, name: str, root: str | None) -> Restart:
-    """The newest run of a name. `last` continues it, or starts it again if it was killed before its
-    first checkpoint; `best` starts a new run from it."""
-    parent = Path(root or PROJECT.logs) / name
+def newest_checkpoint(which: str, parent: Path) -> Path:
+    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the run was
+    killed before its first checkpoint."""
     folders = list(reversed(versions(parent).values()))
     if which == "best":  # not one that was killed before it had a config
         folders = [folder for folder in folders if (folder / "config.yaml").is_file()]
     if not folders:
         way_out = "leave --ckpt_path out to start a run"
         raise UserError(f"ckpt_path {which}: no run in {parent} has one; {way_out}")
-    folder = folders[0]
-    path = folder / "checkpoints" / f"{which}.ckpt"
-    if path.is_file():
-        checkpoint = read_checkpoint(path)
-        continued = folder if which == "last" else None
-        return Restart(name, root, checkpoint["config"], path, checkpoint, continued)
-    if which == "last" and not (folder / "metrics.json").exists():
-        say(f"{folder} was stopped before its first checkpoint: it starts again")
-        file = folder / "config.yaml"
-        text = file.read_text(encoding="utf-8") if file.is_file() else "null"
-        return Restart(name, root, renamed(yaml.safe_load(text)), folder=folder)
-    way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
-    raise UserError(f"ckpt_path {which}: the newest run {folder} has no {path.name}\n{way_out}")
+    path = folders[0] / "checkpoints" / f"{which}.ckpt"
+    was_killed = which == "last" and not (folders[0] / "metrics.json").exists()
+    if not path.is_file() and not was_killed:
+        way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
+        raise UserError(
+            f"ckpt_path {which}: the newest run {folders[0]} has no {path.name}\n{way_out}"
+        )
+    return path
 
 
 def check_changes(
@@ -241,7 +232,7 @@ def check_resume(
 ) -> None:
     """Raise UserError where the training of the checkpoint cannot go on with this model and
     config."""
-    check_weights(checkpoint, model, path)
+    load_state(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         what = "the state of its training is missing"
         raise UserError(f"checkpoint {path} holds weights only: {what}")

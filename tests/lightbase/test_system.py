@@ -313,8 +313,6 @@ def make_classifier() -> tuple[Classifier, tuple[Tensor, Tensor]]:
 
 def test_the_steps_work_without_a_trainer() -> None:
     model, batch = make_classifier()
-    with pytest.raises(ValueError, match=r"'training'.*train, val or test"):
-        model.track("training", torch.zeros(()))  # type: ignore[arg-type]
     loss = model.training_step(batch, 0)
     assert loss.item() == pytest.approx(
         nn.functional.cross_entropy(model(batch[0]), batch[1]).item()
@@ -349,10 +347,6 @@ def centre(net: MLP, inputs: Tensor) -> None:
 
 
 calls: list[Tensor] = []
-
-
-def refuse(net: nn.Module, inputs: Tensor) -> None:
-    raise ValueError("made for another network")
 
 
 def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
@@ -479,7 +473,6 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
             "lightbase.data.transforms.random_flip",
             "returns a Tensor, where a list of tensors belongs",
         ),
-        ("initializer", f"{HERE}.refuse", "made for another network"),
     ],
 )
 def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(
