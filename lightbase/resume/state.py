@@ -1,6 +1,7 @@
 """The state of a training in its checkpoints: callbacks that make a resume exact."""
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class PlateauFirst(Checkpoint):
             and config.frequency != NEVER  # what BaseModule builds itself is stepped by Curves
         ]
         for config, _ in self.frequencies:
-            config.frequency = NEVER
+            config.frequency = sys.maxsize  # NEVER is what Curves steps
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_epoch_over(trainer):  # not an epoch that max_steps cuts short
@@ -126,7 +127,7 @@ class PlateauFirst(Checkpoint):
             loop = trainer.fit_loop.epoch_loop
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             for config, _ in self.frequencies:
-                config.frequency = NEVER
+                config.frequency = sys.maxsize
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
