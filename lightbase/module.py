@@ -218,15 +218,12 @@ class BaseModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _build_optimizer(self) -> Optimizer:
-        groups = self.parameter_groups
         if isinstance(self.optimizer, Optimizer):
-            if groups:
+            if self.parameter_groups:
                 what = "model.parameter_groups: an optimizer that is an object has its groups"
                 raise UserError(f"{what}; leave them out", 2)
             return self.optimizer
-        parameters: Any = self.parameters()
-        if groups:
-            parameters = grouped(self.named_parameters(), groups)
+        parameters: Any = grouped(self.named_parameters(), self.parameter_groups)
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)

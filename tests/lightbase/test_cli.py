@@ -73,7 +73,7 @@ stray | unknown argument stray
 --model.lr nan | model.lr: | nan | >0
 --model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
---model.optimizer_args.amsgrat 1 | amsgrat | amsgrad?
+--model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
 --model.optimizer_args 5 | model.optimizer_args: '5' | dict
 --model.scheduler CosineAnealingLR | CosineAnealingLR | CosineAnnealingLR?
 --model.net example.models.mlp.MPL | MPL | MLP?
