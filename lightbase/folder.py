@@ -1,14 +1,14 @@
 """The user's repository, the folder of a run, `ROOT/NAME/version_N`, and how files are written."""
 
+import contextlib
 import json
 import math
 import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -51,46 +51,27 @@ PROJECT = Project()
 def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
     """Write a file completely or not at all: an earlier file survives a full disk or a crash.
 
-    A link stays, and its target is written. A device, a pipe or /dev/stdout is written in place.
+    A link stays, and its target is written. A device or a pipe is written in place.
     Raises UserError, with the line `way_out` below it.
     """
     content = content.encode() if isinstance(content, str) else content
-    try:
-        stream = open_stream(path)
-        if stream is None:
-            replace(Path(os.path.realpath(path)), content)
-        else:
-            with stream:
-                stream.write(content)
-    except OSError as error:
-        what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
-        raise UserError(f"{what}\n{way_out}".strip()) from error
-
-
-def open_stream(path: Path) -> BinaryIO | None:
-    """Open a device, a pipe, or a file that this process holds open, to write in place; None for
-    any other path."""
-    standard = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
-    folder, _, name = standard.get(str(path), str(path)).rpartition("/")
-    if folder == "/dev/fd" and name.isdecimal():  # 63 for the shell's >(command)
-        sys.stdout.flush()  # what was printed before comes first
-        # opened by its path, a file would be cut to nothing
-        return os.fdopen(os.dup(int(name)), "wb")
-    return path.open("wb") if path.exists() and not path.is_file() else None
-
-
-def replace(path: Path, content: bytes | memoryview) -> None:
+    target = Path(os.path.realpath(path))
     # always the same name, so that the next write replaces what a crash has left
-    staged = path.with_name(f".{path.name}.part")
+    staged = target.with_name(f".{target.name}.part")
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
         with staged.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(path)
-    except OSError:
-        staged.unlink(missing_ok=True)
-        raise
+        staged.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        what = f"{path} cannot be written: {error.strerror}; what was saved before is whole"
+        raise UserError(f"{what}\n{way_out}".strip()) from error
 
 
 def root_folder(config: Any) -> Path:
@@ -197,21 +178,12 @@ def short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def folder_to_continue(checkpoint: Path, root: Path, name: str) -> Path | None:
-    """The run folder below ROOT/NAME whose last.ckpt this is; None for any other checkpoint, from
-    which a new run starts."""
-    if checkpoint.name != "last.ckpt":
-        return None
-    folder = checkpoint.resolve().parent.parent
-    return folder if folder in [path.resolve() for path in versions(root / name).values()] else None
-
-
 def root_of(checkpoint: Path, name: str) -> str | None:
     """ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE; None where it lies elsewhere."""
-    folders = checkpoint.resolve().parts[:-1]
-    inner = (*Path(name).parts, folders[-2], "checkpoints") if len(folders) > 1 else ()
-    is_run = inner and folders[-len(inner) :] == inner and folders[-2].startswith("version_")
-    return str(Path(*folders[: -len(inner)])) if is_run else None
+    folder = checkpoint.resolve().parent.parent
+    root = Path(*folder.parent.parts[: -len(Path(name).parts)])
+    is_run = folder.name.startswith("version_") and folder.parent == root / name
+    return str(root) if is_run else None
 
 
 PLACE = ("ckpt_path", "name", "trainer.default_root_dir")

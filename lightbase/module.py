@@ -1,7 +1,7 @@
 """The base class of a project's LightningModules: optimizer, schedule, curves."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, TypeGuard, get_args
+from typing import Any, Literal, Self, TypeGuard
 
 import torch
 from jsonargparse.typing import PositiveFloat
@@ -117,6 +117,7 @@ class BaseModule(LightningModule):
         self.frozen_names = [str(name).strip() for name in frozen]
         self.frozen_modules: list[nn.Module] = []
         self.is_initialized = False
+        self.is_frozen = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
@@ -154,10 +155,8 @@ class BaseModule(LightningModule):
         loss, values: means over the batch, for stage/loss and stage/NAME.
         outputs, targets: (N, ...), for the metrics; without them the stage has none.
         """
-        if stage not in self.curves_callback.means:
-            if stage not in get_args(Stage):
-                raise ValueError(f"track({stage!r}, ...): a stage is train, val or test")
-            return  # called without a Trainer
+        if not self.curves_callback.means:  # called without a Trainer
+            return
         samples = outputs if targets is None else targets
         means = {"loss": loss}
         for name, value in values.items():
@@ -173,11 +172,12 @@ class BaseModule(LightningModule):
     def prepare_weights(self) -> None:
         """Load and freeze weights. Called before each fit, and before a run makes its folder: a
         mistake ends the run early."""
-        untrained = set[str]()
         if self.weights_file is not None and not self.is_initialized:
-            untrained = load_weights(self.net, self.weights_file)
+            load_weights(self.net, self.weights_file)
             self.is_initialized = True  # a second fit continues with the weights of the first
-        self.frozen_modules = freeze_parameters(self, self.frozen_names, untrained)
+        if self.frozen_names and not self.is_frozen:
+            self.frozen_modules = freeze_parameters(self, self.frozen_names)
+            self.is_frozen = True
 
     def prepare_net(self, trains: bool) -> None:
         """Prepare weights, memory layout and compilation. Curves calls it before each fit or test;
@@ -209,7 +209,7 @@ class BaseModule(LightningModule):
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
-            num_steps = self.num_scheduler_steps()
+            num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -218,15 +218,12 @@ class BaseModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _build_optimizer(self) -> Optimizer:
-        groups = self.parameter_groups
         if isinstance(self.optimizer, Optimizer):
-            if groups:
+            if self.parameter_groups:
                 what = "model.parameter_groups: an optimizer that is an object has its groups"
                 raise UserError(f"{what}; leave them out", 2)
             return self.optimizer
-        parameters: Any = self.parameters()
-        if groups:
-            parameters = grouped(self.named_parameters(), groups)
+        parameters: Any = grouped(self.named_parameters(), self.parameter_groups)
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
@@ -234,15 +231,10 @@ class BaseModule(LightningModule):
         fused = not (self.trainer.gradient_clip_val and is_mixed)
         return build_optimizer(self.optimizer, self.optimizer_args, parameters, self.lr, fused)
 
-    def num_scheduler_steps(self) -> int | None:
-        """How often the scheduler steps in the whole training; None if the training has no end."""
-        return num_scheduler_steps(self.trainer, self.step_scheduler_every())
 
-
-def mean_over_views(net: nn.Module, test_views: str | Callable[[Tensor], Any], x: Tensor) -> Tensor:
+def mean_over_views(net: nn.Module, test_views: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The mean of the network's outputs (N, ...) over the views of x, (N, ...)."""
-    make_views: Any = function_at("test_views", test_views)
-    views = make_views(x)
+    views = test_views(x)
     if not isinstance(views, list | tuple) or not views or not all(map(torch.is_tensor, views)):
         what = f"it returns a {type(views).__name__}, where a list of tensors belongs"
         raise UserError(f"model.test_views: {what}, each with all samples", 2)

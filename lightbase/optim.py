@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 NORMS_AND_BIASES = "norms_and_biases"  # the name of a parameter group
 # Options that choose how a step is computed. An optimizer takes one of them at most.
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+FUSED_ON = {
+    torch.optim.SGD: ("cpu", "cuda"),
+    torch.optim.Adam: ("cpu", "cuda"),
+    torch.optim.AdamW: ("cpu", "cuda"),
+    torch.optim.Adagrad: ("cpu",),  # torch 2.11 refuses it on a GPU at the first step
+}
+"""Where torch has a fused step."""
 
 
 class WarmupCosineLR(LambdaLR):
@@ -90,14 +97,10 @@ def build_optimizer(
 
 def can_be_fused(cls: type, entries: list[Any]) -> bool:
     """Whether torch has a fused step for these parameters, or groups of parameters."""
-    has_option = "fused" in inspect.signature(cls).parameters
-    if not has_option or not cls.__module__.startswith("torch."):
-        return False
-    # torch 2.11 has a fused Adagrad for the CPU only
-    devices = ("cpu",) if cls is torch.optim.Adagrad else ("cpu", "cuda")
     parameters: list[Parameter] = []
     for entry in entries:
         parameters += entry["params"] if isinstance(entry, dict) else [entry]
+    devices = FUSED_ON.get(cls, ())
     return all(value.device.type in devices and value.is_floating_point() for value in parameters)
 
 
@@ -121,18 +124,13 @@ def build_scheduler(
         what = f"model.scheduler {name} needs a training with an end"
         raise UserError(f"{what}: give --trainer.max_epochs", 2)
     if "max_lr" in accepted:
-        args = {**args, "max_lr": highest_rates(args, optimizer)}
+        lr = optimizer.defaults["lr"]
+        if args.get("max_lr", lr) != lr:
+            what = f"model.scheduler_args.max_lr {args['max_lr']}"
+            raise UserError(f"{what}: the highest rate is --model.lr, {lr}", 2)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        args = {**args, "max_lr": rates if len(rates) > 1 else lr}
     return build("scheduler", cls, length | args, optimizer)
-
-
-def highest_rates(args: dict[str, Any], optimizer: Optimizer) -> list[float] | float:
-    """The learning rate of each parameter group; a number if there is only one group."""
-    lr = optimizer.defaults["lr"]
-    if args.get("max_lr", lr) != lr:
-        what = f"model.scheduler_args.max_lr {args['max_lr']}"
-        raise UserError(f"{what}: the highest rate is --model.lr, {lr}", 2)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return rates if len(rates) > 1 else rates[0]
 
 
 def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | None:
@@ -171,36 +169,28 @@ def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
     """The subclass of `base` that `name` means: in `module`, in this file, or by its import
     path."""
-    classes = {**vars(module), **OWN_SCHEDULERS}
-    classes = {
-        key: cls
-        for key, cls in classes.items()
-        if isinstance(cls, type) and issubclass(cls, base) and cls is not base
-    }
-    if name in classes:
-        return classes[name]
-    if "." in name:
-        cls = imported(kind, name)
-        if isinstance(cls, type) and issubclass(cls, base):
-            return cls
-    hint = did_you_mean(name, classes) or f"; try {', '.join(sorted(classes))}"
-    raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", 2)
+
+    def fits(cls: Any) -> bool:
+        return isinstance(cls, type) and issubclass(cls, base) and cls is not base
+
+    classes = {key: cls for key, cls in {**vars(module), **OWN_SCHEDULERS}.items() if fits(cls)}
+    cls: Any = classes.get(name) or ("." in name and imported(kind, name))
+    if not fits(cls):
+        near = did_you_mean(name, [key for key in classes if not key.startswith("_")])
+        raise UserError(f"model.{kind} {name!r} is no {kind} of {module.__name__}{near}", 2)
+    return cls  # type: ignore[no-any-return]
 
 
 def build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywords: Any) -> Any:
     """An object of cls. Raises UserError for an argument that it does not take, or refuses."""
-    accepted = list(inspect.signature(cls).parameters)[1:]
-    for key in args:
-        if key not in accepted:
-            hint = did_you_mean(key, accepted) or f"; it takes {', '.join(accepted)}"
-            what = f"model.{kind}_args.{key}: {cls.__name__} has no such argument"
-            raise UserError(f"{what}{hint}", 2)
     if "lr" in args and "lr" in keywords:
         raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2)
     try:
         return cls(*positional, **keywords, **args)
     except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise UserError(f"model.{kind} {cls.__name__} with {args}: {error}", 2) from error
+        accepted = ", ".join([*inspect.signature(cls).parameters][1:])
+        what = f"model.{kind} {cls.__name__} with {args}: {first_line(error)}"
+        raise UserError(f"{what}\nit takes {accepted}", 2) from error
 
 
 def grouped(
@@ -219,25 +209,14 @@ def grouped(
         group = next((group for group in groups if matches(group, name, parameter)), None)
         (rest if group is None else members[group]).append(parameter)
     for group, options in groups.items():
-        check_rate(group, options.get("lr", 1.0))
+        flag, lr = f"model.parameter_groups.{group}", options.get("lr", 1.0)
+        if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf:
+            raise UserError(f"{flag}.lr {lr!r}: a learning rate is a number over 0", 2)
         if not members[group]:
-            raise no_members(group, parameters)
+            rule = "each parameter is in the first group that it matches"
+            raise no_such_name(f"{flag} ({rule})", group, [name for name, _ in parameters])
     first = [{"params": rest}] if rest else []
     return first + [{**options, "params": members[group]} for group, options in groups.items()]
-
-
-def check_rate(group: str, lr: Any) -> None:
-    is_number = isinstance(lr, int | float) and not isinstance(lr, bool)
-    if not is_number or not 0 < lr < math.inf:
-        flag = f"model.parameter_groups.{group}.lr"
-        raise UserError(f"{flag} {lr!r}: a learning rate is a number over 0", 2)
-
-
-def no_members(group: str, parameters: list[tuple[str, Parameter]]) -> UserError:
-    flag = f"model.parameter_groups.{group}"
-    if any(matches(group, name, parameter) for name, parameter in parameters):
-        return UserError(f"{flag}: the groups before it have all of its parameters", 2)
-    return no_such_name(flag, group, [name for name, _ in parameters])
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -262,24 +241,13 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
     which groups do not train at all."""
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
-        for key, value in options.items():
-            if key not in accepted:
-                raise no_such_option(group, key, value, optimizer, accepted)
+        for key in options.keys() - accepted:
+            what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
+            raise UserError(f"{what}; it has {', '.join(accepted)}", 2)
     built = optimizer.param_groups[-len(groups) :]
     for group, built_group in zip(groups, built, strict=False):
         if not any(parameter.requires_grad for parameter in built_group["params"]):
             say(f"model.parameter_groups.{group} has no effect: its parameters are frozen")
-
-
-def no_such_option(
-    group: str, key: str, value: Any, optimizer: Optimizer, accepted: list[str]
-) -> UserError:
-    hint = did_you_mean(key, accepted) or f"; it has {', '.join(accepted)}"
-    if isinstance(value, dict):  # a flag whose dots were taken for levels
-        flag = f"--model.parameter_groups '{{{group}.{key}: {value}}}'"
-        hint = f"; names with dots go into one value: {flag}"
-    what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
-    return UserError(f"{what}{hint}", 2)
 
 
 def schedule_at(
@@ -297,10 +265,9 @@ def schedule_at(
         group["params"] = [parameter]
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
-    what, scheduler = f"model.optimizer {model.optimizer} with {model.optimizer_args}", None
+    scheduler = None
     try:
         if isinstance(model.scheduler, str):
-            what += f", {model.scheduler} with {model.scheduler_args}"
             scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
         for _ in range(step):
             # LBFGS needs a loss
@@ -308,5 +275,7 @@ def schedule_at(
             if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step()
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        what = f"model.optimizer {model.optimizer} with {model.optimizer_args}"
+        what += f" and model.scheduler {model.scheduler} with {model.scheduler_args}"
         raise UserError(f"{what}: {first_line(error)}", 2) from error
     return optimizer, scheduler

@@ -19,23 +19,18 @@ from lightbase.transfer import load_checked
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target and moves it there, so that a file with that name is
-    always whole.
-
-    Lightning stages it in the temporary folder: across file systems its move is a copy, which a
-    crash cuts short.
+    always whole. Lightning's move may be a copy, which a crash cuts short.
 
     path, checkpoint: A checkpoint that has been read. It is handed out once, instead of a second
     read, and dropped.
     """
 
-    path: Path | None = None
-    checkpoint: dict[str, Any] | None = None
-
     def __init__(self, path: Path | None = None, checkpoint: dict[str, Any] | None = None) -> None:
         self.path, self.checkpoint = path, checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # a process that ddp_spawn starts reads the file itself
+        # a process that ddp_spawn starts reads the file itself
+        return {"path": None, "checkpoint": None}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -47,9 +42,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_there = path.with_name("last.ckpt").exists()
-        next_start = "go on with --ckpt_path last" if is_there else "start again"
-        write_whole(path, buffer.getbuffer(), f"make room, then {next_start}")
+        write_whole(
+            path, buffer.getbuffer(), "make room, then start again or go on with --ckpt_path last"
+        )
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         checkpoint, self.checkpoint = self.checkpoint, None
@@ -72,20 +67,9 @@ def plain(value: Any) -> Any:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A run's checkpoint, with today's names of classes. Raises UserError for a file that is
     missing, damaged, unsafe or not of a run."""
-    try:
-        is_file = path.is_file()
-    except OSError as error:
-        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-    if not is_file:
-        folder, what = (path, "is a folder") if path.is_dir() else (path.parent, "does not exist")
-        near = sorted([*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")])[-3:]
-        paths = ", ".join(map(str, near))
-        hint = f"there is {paths}" if near else "see logs/NAME/version_N/checkpoints"
-        raise UserError(f"checkpoint {path} {what}: {hint}")
     checkpoint = load_checked(path)
-    has_weights = isinstance(checkpoint, dict) and "state_dict" in checkpoint
-    config = checkpoint.get("config") if has_weights else None
-    if not isinstance(config, dict) or not has_shape_of_config(config):
+    config: Any = checkpoint.get("config") if isinstance(checkpoint, dict) else None
+    if not is_config(config) or "state_dict" not in checkpoint:
         what = "it lacks the weights or the config that train.py saves"
         raise UserError(f"{path} is no checkpoint of a run: {what}")
     if "package" not in checkpoint:
@@ -97,18 +81,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def has_shape_of_config(config: dict[str, Any]) -> bool:
+def is_config(config: Any) -> bool:
+    """Whether it has the form that train.py saves. jsonargparse would take a key with a dot for a
+    part of another one."""
     try:
         checked(config)
     except ValueError:
         return False
-    if any("." in str(key) for key in config):  # jsonargparse would take it for a part of another
+    if not isinstance(config, dict) or any("." in str(key) for key in config):
         return False
-    parts = [config.get(name) for name in ("model", "data", "trainer")]
-    classes = [part for part in parts[:2] if isinstance(part, dict)]
-    are_classes = all(isinstance(part.get("class_path"), str) for part in classes)
-    have_arguments = all(isinstance(part.get("init_args", {}), dict) for part in classes)
-    return all(isinstance(part, dict) for part in parts) and are_classes and have_arguments
+    for name in ("model", "data"):
+        part = config.get(name)
+        if not isinstance(part, dict) or not isinstance(part.get("class_path"), str):
+            return False
+        if not isinstance(part.get("init_args", {}), dict):
+            return False
+    return isinstance(config.get("trainer"), dict)
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -150,31 +138,25 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            is_late = isinstance(callback, WeightAveraging) and callback.should_update(
-                epoch_idx=10**9
+            is_late = isinstance(callback, StochasticWeightAveraging) or (
+                isinstance(callback, WeightAveraging) and callback.should_update(epoch_idx=10**9)
             )
-            if is_late or isinstance(callback, StochasticWeightAveraging):
-                what = (
-                    "averages weights after the validation of an epoch: nothing would compare them"
-                )
+            if is_late:
+                what = f"{type(callback).__name__} averages weights after an epoch's validation"
                 way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
-                raise UserError(f"{type(callback).__name__} {what}\n{way_out}", 2)
+                raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = trainer.callback_metrics
         if self.monitor and not trainer.sanity_checking:
-            self.check_metric(trainer.callback_metrics)
-        super().on_validation_end(trainer, pl_module)
-
-    def check_metric(self, metrics: dict[str, Any]) -> None:
-        """Print a line where the metric is NaN, or missing with `or_last`."""
-        if self.monitor in metrics:
-            if metrics[self.monitor].isnan():
+            if self.monitor in metrics and metrics[self.monitor].isnan():
                 say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
-        elif self.or_last:
-            names = [name for name in metrics if name != "lr" and not name.startswith("train")]
-            unless = f", unless --monitor names one of {', '.join(names)}" if names else ""
-            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
-            self.monitor = None
+            if self.monitor not in metrics and self.or_last:
+                names = [name for name in metrics if name != "lr" and not name.startswith("train")]
+                way_out = f"--monitor takes one of: {', '.join(names)}"
+                say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch; {way_out}")
+                self.monitor = None
+        super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to
@@ -186,9 +168,8 @@ class RunCheckpoint(ModelCheckpoint):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        # SIGTERM, as from a cluster that wants the machine back, stops between two batches.
         # Lightning cannot go on from the middle of a validation; and when an epoch has ended, the
-        # checkpoint is there already.
+        # checkpoint is there already
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
         if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
             trainer.save_checkpoint(Path(str(self.dirpath), "last.ckpt"), weights_only=False)
@@ -203,7 +184,6 @@ class RunCheckpoint(ModelCheckpoint):
             key: value.replace(old, new) if isinstance(value, str) else value
             for key, value in state_dict.items()
         }
-        best = {
-            path.replace(old, new): score for path, score in state_dict["best_k_models"].items()
-        }
-        super().load_state_dict(state | {"best_k_models": best})
+        best = state_dict["best_k_models"]
+        state["best_k_models"] = {path.replace(old, new): best[path] for path in best}
+        super().load_state_dict(state)

@@ -1,22 +1,46 @@
-"""A run rebuilt from its checkpoint: for evaluate.py, predict.py and export.py, or to train on."""
+"""A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or trained on."""
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning import LightningModule
-from torch.nn.parameter import is_lazy
 
-from lightbase.cli.command_line import CommandLine
+from lightbase.cli.command_line import CommandLine, read_config
+from lightbase.cli.config import LOOKS_ON
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
+from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError
-from lightbase.module import has_named_optimizer
+from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
+from lightbase.module import BaseModule
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import read_checkpoint
-from lightbase.resume.state import names_in_groups
+
+MAY_CHANGE = {
+    # the length, the machine, and what only watches
+    "trainer": (
+        *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
+        *("accelerator", "devices", "num_nodes", "strategy", "precision"),
+        *("benchmark", "deterministic", "limit_test_batches", "num_sanity_val_steps"),
+        *("callbacks", "logger", "log_every_n_steps", "profiler", "detect_anomaly"),
+        *("enable_model_summary", "enable_progress_bar"),
+    ),
+    "data": LOOKS_ON,
+    "model": ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k"),
+    # flags without a section
+    "": (
+        *("device_monitor", "figures_every_n_epochs", "gradient_norm", "step_timer"),
+        *("histograms_every_n_epochs", "keep_every_epoch", "patience", "stop_on_nan"),
+        *("num_threads", "steps_per_execution", "try_network"),
+    ),
+}
+"""Settings that a resume may change, by section of the config. All others must stay."""
+NOT_IN_EPOCH = ("trainer.devices", "trainer.num_nodes")
+"""Except these in the middle of an epoch: they decide which process gets which batch."""
 
 
 def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
@@ -39,29 +63,166 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     line = CommandLine(flags)
     trust = None if is_trusted else Trust(path, line)
     cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer}, trust=trust)
-    check_weights(checkpoint, cli.model, path)
     cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
-    cli.model.load_state_dict(checkpoint["state_dict"])
+    load_state(checkpoint, cli.model, path)
     data_state = checkpoint.get(type(cli.datamodule).__qualname__)
     if data_state is not None:
         cli.datamodule.load_state_dict(data_state)
     return cli
 
 
-def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
-    """Raise UserError if the weights in the checkpoint are of another network."""
-    saved, built = checkpoint["state_dict"], model.state_dict()
-    for name in {**saved, **built}:
-        pair: list[Any] = [saved.get(name), built.get(name)]
-        if any(is_lazy(value) for value in pair):
-            continue  # has no shape yet
-        old, new = (tuple(value.shape) if torch.is_tensor(value) else "missing" for value in pair)
-        if old != new:
-            config = checkpoint["config"]["model"]
-            net = config.get("init_args", {}).get("net", {})
-            trained = net.get("class_path", config.get("class_path"))
-            what = f"its {name} is {old}, here it is {new}\nit was trained with {trained}"
-            raise UserError(f"checkpoint {path} is of another model: {what}")
+def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
+    """Load the weights. Raises UserError if they are those of another network."""
+    try:
+        model.load_state_dict(checkpoint["state_dict"])
+    except (RuntimeError, TypeError) as error:
+        config = flatten(checkpoint["config"]["model"], "model")
+        trained = f"it was trained with {config.get('model.net', config['model'])}"
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"checkpoint {path} is of another model: {reason}\n{trained}") from error
+
+
+@dataclass
+class Restart:
+    """The run that --ckpt_path names.
+
+    name, root: Where the run is now; root None is the default.
+    config: The run's config; None if the run was killed before it wrote one.
+    path, checkpoint: None if the run was killed before its first checkpoint. Then it starts again.
+    folder: Where the run continues; None: a new run starts from the checkpoint.
+    trust: What the config may construct; None: anything, for the user's own run.
+    """
+
+    name: str
+    root: str | None
+    config: dict[str, Any] | None = None
+    path: Path | None = None
+    checkpoint: dict[str, Any] | None = None
+    folder: Path | None = None
+    trust: Trust | None = None
+
+    @property
+    def start_config(self) -> dict[str, Any] | None:
+        """The run's config with today's place. Processes that torchrun or SLURM has started count
+        instead of the run's devices."""
+        if self.config is None:
+            return None
+        trainer = self.config["trainer"] | {"default_root_dir": self.root}
+        if num_processes_started() != (0, 0):
+            trainer |= {"devices": "auto", "num_nodes": 1, "strategy": "auto"}
+        place = {"ckpt_path": str(self.path or self.folder), "name": self.name}
+        return self.config | place | {"trainer": trainer}
+
+
+def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Restart | None:
+    """The run that --ckpt_path of a command line names, None without --ckpt_path.
+
+    first_line: What the user typed for a run of a sweep, where the command line comes from a file.
+    Raises UserError where there is no such run, or where its checkpoint is not sound.
+    """
+    ckpt_path = line.value("ckpt_path")
+    if ckpt_path in (None, "null") or line.has("--print_config"):
+        return None
+    name, root = line.value("name"), line.value("trainer.default_root_dir")
+    is_own = ckpt_path in ("last", "best")
+    if is_own:
+        name = str(name or default_name(line))
+        path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
+    else:
+        path = Path(str(ckpt_path))
+    is_trusted = str(line.value("trust_checkpoint")).lower() == "true"
+    if is_own and first_line is None:
+        is_trusted = True
+    trust = None if is_trusted else Trust(path, first_line or line)
+    folder = path.resolve().parent.parent
+    if is_own and not path.is_file():
+        say(f"{folder} was stopped before its first checkpoint: it starts again")
+        file = folder / "config.yaml"
+        config = read_config(file) if file.is_file() else None
+        return Restart(name, root, config, folder=folder, trust=trust)
+    checkpoint = read_checkpoint(path)
+    config = checkpoint["config"]
+    if not is_own:
+        name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))
+    is_in_root = root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
+    continued = folder if is_in_root and path.name == "last.ckpt" else None
+    return Restart(name, root, config, path, checkpoint, continued, trust)
+
+
+def default_name(line: CommandLine) -> str:
+    """The name of runs of this command if it gives none."""
+    if not line.names_experiment:
+        return PROJECT.default_config.stem
+    model = line.model or line.value("model") or PROJECT.default_model
+    return str(model).rpartition(".")[2]
+
+
+def newest_checkpoint(which: str, parent: Path) -> Path:
+    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the run was
+    killed before its first checkpoint."""
+    folders = list(reversed(versions(parent).values()))
+    if which == "best":  # not one that was killed before it had a config
+        folders = [folder for folder in folders if (folder / "config.yaml").is_file()]
+    if not folders:
+        way_out = "leave --ckpt_path out to start a run"
+        raise UserError(f"ckpt_path {which}: no run in {parent} has one; {way_out}")
+    path = folders[0] / "checkpoints" / f"{which}.ckpt"
+    was_killed = which == "last" and not (folders[0] / "metrics.json").exists()
+    if not path.is_file() and not was_killed:
+        way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
+        raise UserError(
+            f"ckpt_path {which}: the newest run {folders[0]} has no {path.name}\n{way_out}"
+        )
+    return path
+
+
+def check_changes(
+    restart: Restart, model: LightningModule, config: dict[str, Any], line: CommandLine
+) -> None:
+    """Print the settings that a resume changes. Raises UserError for one that may not change.
+
+    config: The run's config with the flags of the command line.
+    """
+    for file in line.configs:
+        say(f"Resume: the config of the run and your flags count, not --config {file}")
+    for key, (old, new) in changed(restart.config or {}, config, line).items():
+        now, before = (textwrap.shorten(str(value), 80) for value in (new, old))
+        if restart.checkpoint is not None and not may_change(key, restart.checkpoint):
+            way_out = "leave it out, or start a new run: without --ckpt_path"
+            if isinstance(model, BaseModule):
+                way_out += f" and with --model.weights {restart.path}"
+            raise UserError(f"--{key} {now}: a resume goes on with {before}\n{way_out}", 2)
+        say(f"Resume: {key} {now}, before {before}")
+
+
+def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
+    if key in NOT_IN_EPOCH and is_within_epoch(checkpoint):
+        return False
+    section, _, rest = f".{key}".rpartition(".") if "." not in key else key.partition(".")
+    return rest.partition(".")[0] in MAY_CHANGE.get(section, ())
+
+
+def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
+    epochs = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress")
+    return epochs is not None and epochs["current"]["ready"] > epochs["current"]["processed"]
+
+
+def changed(
+    old: dict[str, Any], new: dict[str, Any], line: CommandLine
+) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (old, new)} for each changed setting. A key that only one config has is included
+    only if the user passed it, or a part of its name."""
+    old, new = flatten(old), flatten(new)
+    flags = {flag.removeprefix("--") for flag, _ in line.flags}
+    flags |= {"model"} if line.model else set()
+    changes = {}
+    for key in new | old:
+        parents = {key, *(key[:i] for i, letter in enumerate(key) if letter == ".")}
+        in_both = key in old and key in new
+        is_changed = old.get(key) != new.get(key) and key not in PLACE
+        if is_changed and (in_both or parents & flags):
+            changes[key] = (old.get(key), new.get(key))
+    return changes
 
 
 def check_resume(
@@ -69,14 +230,10 @@ def check_resume(
 ) -> None:
     """Raise UserError where the training of the checkpoint cannot go on with this model and
     config."""
-    check_weights(checkpoint, model, path)
+    load_state(checkpoint, model, path)
     if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
         what = "the state of its training is missing"
         raise UserError(f"checkpoint {path} holds weights only: {what}")
-    groups = names_in_groups(model) if has_named_optimizer(model) else None
-    if groups is not None and groups != checkpoint.get("parameter_groups", []):
-        what = "was trained with other model.parameter_groups: they must be the same"
-        raise UserError(f"checkpoint {path} {what}", 2)
     max_epochs = config.trainer.max_epochs
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:

@@ -16,7 +16,7 @@ from lightbase.curves import NEVER, gather
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
 from lightbase.module import BaseModule, has_named_optimizer
-from lightbase.optim import IMPLEMENTATIONS, grouped, schedule_at
+from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import plain
 
@@ -110,26 +110,24 @@ class PlateauFirst(Checkpoint):
     resumed: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # what BaseModule builds itself is stepped by Curves
-        others = [config for config in trainer.lr_scheduler_configs if config.frequency != NEVER]
         self.frequencies = [
             (config, config.frequency)
-            for config in others
-            if config.reduce_on_plateau and config.interval == "epoch"
+            for config in trainer.lr_scheduler_configs
+            if config.reduce_on_plateau
+            and config.interval == "epoch"
+            and config.frequency != NEVER  # what BaseModule builds itself is stepped by Curves
         ]
-        self.keep_from_lightning()
-
-    def keep_from_lightning(self) -> None:
         for config, _ in self.frequencies:
-            config.frequency = sys.maxsize
+            config.frequency = sys.maxsize  # NEVER is what Curves steps
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loop = trainer.fit_loop.epoch_loop
         if is_epoch_over(trainer):  # not an epoch that max_steps cuts short
             for config, frequency in self.frequencies:
                 config.frequency = frequency
+            loop = trainer.fit_loop.epoch_loop
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            self.keep_from_lightning()
+            for config, _ in self.frequencies:
+                config.frequency = sys.maxsize
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -167,7 +165,6 @@ class ResumedOptimizer(Callback):
     ) -> None:
         if has_named_optimizer(pl_module):
             checkpoint["schedule"] = schedule_options(pl_module)
-            checkpoint["parameter_groups"] = names_in_groups(pl_module)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -194,7 +191,7 @@ def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     the training always had this model's number of steps."""
     (saved,) = checkpoint["lr_schedulers"] or [{}]
     old_length = saved.get("T_max", saved.get("total_steps"))
-    num_steps = model.num_scheduler_steps()
+    num_steps = num_scheduler_steps(model.trainer, model.step_scheduler_every())
     is_given = {"T_max", "total_steps"} & model.scheduler_args.keys()
     if is_given or old_length is None or num_steps in (None, old_length):
         return
@@ -205,15 +202,6 @@ def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
         group.update({key: value for key, value in rebuilt.items() if key != "params"})
     length = f"{num_steps} {model.step_scheduler_every()}s"
     say(f"Resume: {model.scheduler} goes on as in a training of {length}, before {old_length}")
-
-
-def names_in_groups(model: BaseModule) -> list[list[str]]:
-    """The names of the parameters in each group of model.parameter_groups; empty without groups."""
-    if not model.parameter_groups:
-        return []
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = grouped(model.named_parameters(), model.parameter_groups)
-    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 
 def schedule_options(model: BaseModule) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from lightbase.folder import PROJECT, Run, json_text, root_folder, short
 from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
 from lightbase.resume.checkpoints import AtomicCheckpointIO
-from lightbase.resume.load import check_resume
-from lightbase.resume.restart import Restart, check_changes, find_restart
+from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import has_test, prepare
 from lightbase.run.loggers import ended, make_loggers, places_of_curves

@@ -55,30 +55,23 @@ def test_a_resume_reads_its_checkpoint_once(train, last, monkeypatch):
 @pytest.mark.parametrize("how", ["half", "tail", "empty", "garbage"])
 def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
     content = last.read_bytes()
-    last.write_bytes(
-        {
-            "half": content[: len(content) // 2],
-            "tail": content[:-10],
-            "empty": b"",
-            "garbage": b"?" * 5000,
-        }[how]
-    )
+    half = content[: len(content) // 2]
+    broken = {"half": half, "tail": content[:-10], "empty": b"", "garbage": b"?" * 5000}
+    last.write_bytes(broken[how])
     with pytest.raises(UserError, match=last.name) as caught:
         read_checkpoint(last)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_one_flipped_bit_in_any_record_is_found(last: Path) -> None:
+def test_one_flipped_bit_in_any_record_is_noticed(last: Path) -> None:
     content = last.read_bytes()
     with zipfile.ZipFile(last) as archive:
-        records = [
-            (info.header_offset, info.file_size) for info in archive.infolist() if info.file_size
-        ]
-    for offset, size in records:
-        header = 30 + int.from_bytes(content[offset + 26 : offset + 28], "little")
-        start = offset + header + int.from_bytes(content[offset + 28 : offset + 30], "little")
+        records = [info for info in archive.infolist() if info.file_size]
+    for record in records:
+        begin = record.header_offset
+        lengths = [int.from_bytes(content[begin + i : begin + i + 2], "little") for i in (26, 28)]
         flipped = bytearray(content)
-        flipped[start + size // 2] ^= 1
+        flipped[begin + 30 + sum(lengths) + record.file_size // 2] ^= 1
         last.write_bytes(flipped)
         with pytest.raises(UserError, match="damaged"):
             read_checkpoint(last)
@@ -96,7 +89,7 @@ def test_a_record_that_is_marked_as_packed_or_as_a_folder_is_found(last: Path, o
         changed = bytearray(content)
         changed[position + offset] ^= {10: 8, 38: 16}[offset]
         last.write_bytes(changed)
-        with pytest.raises(UserError, match=f"damaged: its record {name}"):
+        with pytest.raises(UserError, match=f"damaged .* its record {name}"):
             read_checkpoint(last)
         lengths = [
             int.from_bytes(content[position + i : position + i + 2], "little") for i in (28, 30, 32)
@@ -114,17 +107,14 @@ class Payload:
         return os.mkdir, (str(self.target),)
 
 
-@pytest.mark.parametrize("form", ["torch", "pickle"])
+@pytest.mark.parametrize(
+    "save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
+)
 def test_a_checkpoint_that_would_run_code_is_refused_and_does_not_run_it(
-    train, tmp_path, form, capsys
+    train, tmp_path, save, capsys
 ):
-    proof = tmp_path / "proof"
-    path = tmp_path / "unsafe.ckpt"
-    content = {"state_dict": {}, "config": Payload(proof)}
-    if form == "torch":
-        torch.save(content, path)
-    else:
-        path.write_bytes(pickle.dumps(content))
+    proof, path = tmp_path / "proof", tmp_path / "unsafe.ckpt"
+    save({"state_dict": {}, "config": Payload(proof)}, path)
     with pytest.raises(SystemExit) as caught:
         train("--ckpt_path", path)
     assert caught.value.code == 1
@@ -141,38 +131,39 @@ def test_weights_without_a_run_are_no_checkpoint(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "weights.pth")
 
 
-def test_a_missing_checkpoint_names_one_that_is_there(last: Path) -> None:
-    with pytest.raises(UserError, match=r"last\.ckpt"):
-        read_checkpoint(last.with_name("lost.ckpt"))
-    with pytest.raises(UserError, match="folder"):
-        read_checkpoint(last.parent)
+def test_a_missing_checkpoint_is_two_lines(last: Path) -> None:
+    for path, reason in ((last.with_name("lost.ckpt"), "No such file"), (last.parent, "directory")):
+        with pytest.raises(UserError, match=reason) as caught:
+            read_checkpoint(path)
+        assert str(path) in str(caught.value)
+        assert "logs/NAME/version_N/checkpoints" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--model.net.sizes", "[192,17,4]"), "a resume goes on with [192, 16, 4]"),
-        (("--model.net", "small.ConvNet"), "a resume goes on with example.models.mlp.MLP"),
-        (("--model.optimizer", "SGD"), "a resume goes on with Adam"),
-        (("--trainer.max_epochs", 0), "max_epochs"),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_the_config(train, last, flags, message, capsys):
-    before = last.read_bytes()
+def test_a_resume_with_fewer_epochs_than_are_trained_is_refused(train, last, capsys):
     with pytest.raises(SystemExit):
-        train("--ckpt_path", last, *flags)
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) <= 2
-    assert last.read_bytes() == before
+        train("--ckpt_path", last, "--trainer.max_epochs", 0)
+    assert "has 1 epochs behind it" in capsys.readouterr().err
+
+
+def test_weights_of_another_network_are_two_lines(last: Path) -> None:
+    content = torch.load(last, weights_only=True)
+    content["config"]["model"]["init_args"]["net"]["init_args"]["sizes"] = [192, 17, 4]
+    torch.save(content, last)
+    with pytest.raises(
+        UserError, match=r"is of another model: size mismatch for net\.layers"
+    ) as caught:
+        load_run(last)
+    assert str(caught.value).splitlines()[1] == "it was trained with example.models.mlp.MLP"
 
 
 def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
-    monkeypatch.setattr(
-        "os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
         AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
@@ -209,9 +200,7 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     assert not list(last.parent.glob(".*.part"))
 
 
-@pytest.mark.parametrize(
-    "size", [40, 100, 1000, 3000], ids=["events", "first curve", "config", "checkpoint"]
-)
+@pytest.mark.parametrize("size", [40, 1000, 3000], ids=["events", "config", "checkpoint"])
 @pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_nothing(
     train, trained, tmp_path, size, capsys, monkeypatch
@@ -224,22 +213,16 @@ def test_a_new_run_on_a_full_disk_leaves_nothing(
     assert not (tmp_path / "tiny").exists()
 
 
-def damage(best: Path, how: str) -> None:
-    content = bytearray(best.read_bytes())
-    if how == "deleted":
-        best.unlink()
-        return
-    if how == "flipped":
-        content[content.find(b"data/3") + 200] ^= 1
-    best.write_bytes(content[: len(content) // 2] if how == "cut" else content)
-
-
-@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+@pytest.mark.parametrize("how", ["cut", "deleted"])
 def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
     train, tmp_path, monkeypatch, capsys, how
 ):
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: damage(best, how))
+
+    def damage(*_: Any) -> None:
+        best.write_bytes(best.read_bytes()[:5000]) if how == "cut" else best.unlink()
+
+    monkeypatch.setattr(RunRecorder, "on_fit_end", damage)
     with pytest.raises(SystemExit) as caught:
         train()
     assert caught.value.code == 1

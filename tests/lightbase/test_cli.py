@@ -57,7 +57,7 @@ stray | unknown argument stray
 --model.lr inf | model.lr: inf | out of range
 --model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
---model.optimizer_args.amsgrat 1 | amsgrat | amsgrad?
+--model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
 --model.optimizer_args 5 | model.optimizer_args: '5' | dict
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | example.models.mlp?

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lightbase.errors import UserError
-from lightbase.folder import Run, folder_to_continue, json_text
+from lightbase.folder import Run, json_text, root_of
 from lightbase.run.record import hyper_parameters
 
 
@@ -38,14 +38,12 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     assert kept.folder.is_dir()
 
 
-def test_a_run_goes_on_in_its_folder_from_its_last_checkpoint_alone(tmp_path: Path) -> None:
-    checkpoints = tmp_path / "a" / "version_9" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    assert (
-        folder_to_continue(checkpoints / "last.ckpt", tmp_path, "a") == tmp_path / "a" / "version_9"
-    )
-    assert folder_to_continue(checkpoints / "best.ckpt", tmp_path, "a") is None
-    assert folder_to_continue(checkpoints / "last.ckpt", tmp_path, "b") is None
+def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(tmp_path: Path) -> None:
+    last = tmp_path / "a" / "b" / "version_9" / "checkpoints" / "last.ckpt"
+    assert root_of(last, "a/b") == str(tmp_path)
+    assert root_of(last, "b") == str(tmp_path / "a")
+    for name in ("c", "", "..", "/a"):
+        assert root_of(last, name) is None
 
 
 def test_hyper_parameters_are_flat_and_plain() -> None:

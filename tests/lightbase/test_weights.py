@@ -1,4 +1,4 @@
-"""--model.weights: a new training starts with what fits of a file, and says what that is."""
+"""--model.weights: a new training starts with what fits of a file, and says what does not."""
 
 import pickle
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from small import ConvNet
 from torch import Tensor, nn
 
 from lightbase.errors import UserError
-from lightbase.transfer import LEGACY, WeightsFile, load_weights
+from lightbase.transfer import LEGACY, load_weights
 
 Train = Callable[..., dict[str, Any]]
 
@@ -48,11 +48,9 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
 )
 def test_the_usual_files_fit(tmp_path, content, capsys):
     torch.save(content, tmp_path / "w.pth")
-    found = loaded(tmp_path / "w.pth")
-    assert all(torch.equal(found[name], value) for name, value in source().items())
-    out = capsys.readouterr().out
-    assert f"Weights: 4 of 4 tensors are those of {tmp_path / 'w.pth'}" in out
-    assert ("not used: criterion.weight" in out) == ("criterion.weight" in str(content))
+    weights = loaded(tmp_path / "w.pth")
+    assert all(torch.equal(weights[name], value) for name, value in source().items())
+    assert f"Weights: 4 of 4 tensors are those of {tmp_path / 'w.pth'}\n" in capsys.readouterr().out
 
 
 def test_safetensors_and_files_of_an_older_torch(tmp_path: Path) -> None:
@@ -60,32 +58,27 @@ def test_safetensors_and_files_of_an_older_torch(tmp_path: Path) -> None:
     torch.save(source(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     assert (tmp_path / "old.pth").read_bytes().startswith(LEGACY)
     for name in ("w.safetensors", "old.pth"):
-        found = loaded(tmp_path / name)
-        assert all(torch.equal(found[name], value) for name, value in source().items())
+        weights = loaded(tmp_path / name)
+        assert all(torch.equal(weights[name], value) for name, value in source().items())
 
 
 def test_a_backbone_finds_its_place_in_the_network(tmp_path: Path) -> None:
     torch.save(source(), tmp_path / "w.pth")
-    found = loaded(
-        tmp_path / "w.pth", nn.ModuleDict({"backbone": ConvNet(5), "probe": nn.Linear(5, 2)})
-    )
-    assert torch.equal(found["backbone.conv.weight"], source()["conv.weight"])
+    net = nn.ModuleDict({"backbone": ConvNet(5), "probe": nn.Linear(5, 2)})
+    weights = loaded(tmp_path / "w.pth", net)
+    assert torch.equal(weights["backbone.conv.weight"], source()["conv.weight"])
 
 
 def test_what_has_another_shape_stays_and_is_said(tmp_path, capsys):
     torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
     net = ConvNet(num_classes=7)
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert load_weights(net, str(tmp_path / "w.pth")) == {"head.weight", "head.bias"}
+    before = net.head.weight.clone()
+    load_weights(net, str(tmp_path / "w.pth"))
     assert torch.equal(net.conv.weight, source()["conv.weight"])
-    assert torch.equal(net.head.weight, before["head.weight"])
+    assert torch.equal(net.head.weight, before)
     out = capsys.readouterr().out
     assert "2 of 4 tensors" in out
-    assert (
-        "left as initialised: head.weight (7, 4), in the file (5, 4), head.bias (7,), in the "
-        "file (5,)" in out
-    )
-    assert "not used: extra" in out
+    assert "left as initialised: head.weight, head.bias" in out
 
 
 class Code:
@@ -103,7 +96,6 @@ def broken(path: Path, kind: str) -> None:
         "code": pickle.dumps({"a": Code()}),
         "cut": data[: len(data) // 2],
         "flipped": data,
-        "garbage": b"no weights at all",
         "empty": b"",
     }
     if kind in contents:
@@ -112,8 +104,6 @@ def broken(path: Path, kind: str) -> None:
         torch.save(ConvNet(), path)
     elif kind == "list":
         torch.save([1, 2], path)
-    elif kind == "no numbers":
-        torch.save({name: value.to("meta") for name, value in source().items()}, path)
     elif kind == "other":
         torch.save({"stem.weight": torch.ones(9, 9), "num": torch.tensor(1)}, path)
     elif kind == "missing":
@@ -123,16 +113,14 @@ def broken(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message", "status"),
     [
-        ("code", "cut short or no checkpoint", 1),
+        ("code", "damaged or no checkpoint", 1),
         ("module", "not safe to load", 1),
-        ("cut", "cut short", 1),
-        ("flipped", "is damaged", 1),
-        ("garbage", "no checkpoint", 1),
+        ("cut", "damaged", 1),
+        ("flipped", "damaged", 1),
         ("empty", "no checkpoint", 1),
-        ("missing", "is not there", 1),
-        ("list", "no plain tensors by name", 2),
-        ("no numbers", "no plain tensors by name", 2),
-        ("other", "none of its 2 tensors fits ConvNet", 2),
+        ("missing", "cannot be read: No such file", 1),
+        ("list", "no tensors by name", 2),
+        ("other", "no tensor in it fits ConvNet", 2),
     ],
 )
 def test_a_bad_file_is_told_in_two_lines(tmp_path, kind, message, status, capsys):
@@ -143,25 +131,8 @@ def test_a_bad_file_is_told_in_two_lines(tmp_path, kind, message, status, capsys
     assert len(str(caught.value).splitlines()) <= 2
     assert "code was run" not in capsys.readouterr().out
     (tmp_path / "w.safetensors").write_bytes(b"garbage")
-    with pytest.raises(UserError, match="no safetensors"):
+    with pytest.raises(UserError, match="safetensors cannot be read"):
         loaded(tmp_path / "w.safetensors")
-
-
-def test_a_lazy_network_is_refused(tmp_path: Path) -> None:
-    torch.save(source(), tmp_path / "w.pth")
-    with pytest.raises(UserError, match=r"0\.weight has no shape"):
-        loaded(tmp_path / "w.pth", nn.Sequential(nn.LazyLinear(3)))
-
-
-def test_a_bare_name_is_looked_for_in_torch_hubs_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "hub" / "checkpoints" / "a.pth").touch()
-    assert WeightsFile("a.pth") == str(tmp_path / "hub" / "checkpoints" / "a.pth")
-    assert WeightsFile("b.pth") == str(tmp_path / "b.pth")
-    (tmp_path / "a.pth").touch()
-    assert WeightsFile("a.pth") == str(tmp_path / "a.pth")
 
 
 CONV = ("--model.net", "small.ConvNet")
@@ -175,12 +146,8 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = (*CONV, "--data.num_classes", 3, "--model.weights", "start.ckpt", "--name", "second")
     result = train(*flags, "--model.lr", 1e-9, "--trainer.max_epochs", 1)
-    out = capsys.readouterr().out
-    assert (
-        f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as "
-        "initialised: head.weight" in out
-    )
-    assert out.count("Weights: 2 of 4") == 1
+    text = f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as initialised"
+    assert capsys.readouterr().out.count(text) == 1
     checkpoints = tmp_path / "second" / "version_0" / "checkpoints"
     saved = torch.load(checkpoints / "best.ckpt", weights_only=True)
     assert saved["config"]["model"]["init_args"]["weights"] == str(tmp_path / "start.ckpt")
@@ -194,19 +161,13 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     assert again == {name: value for name, value in result.items() if name.startswith("test/")}
     train("--name", "second", "--ckpt_path", "last", "--trainer.max_epochs", 2)
     assert "Weights:" not in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        train("--name", "second", "--ckpt_path", "last", "--model.weights", "gone.ckpt")
-    assert "a resume goes on with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--model.weights", "nothing.pth"), "nothing.pth is not there"),
-        (
-            ("--model.weights", "a.pth", "--model.initializer", "test_weights.loaded"),
-            "--model.initializer null",
-        ),
+        (("--model.weights", "nothing.pth"), "nothing.pth cannot be read"),
+        (("--model.weights=a", "--model.initializer=test_weights.loaded"), "initializer null"),
     ],
 )
 def test_a_mistake_leaves_no_run(train, tmp_path, flags, message, capsys):

@@ -58,10 +58,8 @@ def user_folder(
     for name in ("digit.png", "more_digits/1.png"):
         Image.new("L", (40, 30), 128).save(tmp_path / name)
     shutil.copytree(mnist_dir / "MNIST", mnist_dir / "FashionMNIST")
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
     resnet = importlib.import_module("torchvision.models").resnet18()
-    torch.save(resnet.state_dict(), tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth")
+    torch.save(resnet.state_dict(), tmp_path / "resnet18.pth")
     monkeypatch.chdir(tmp_path)
     modules = {*sys.modules}
     yield tmp_path

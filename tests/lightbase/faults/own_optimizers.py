@@ -15,26 +15,6 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 NUM_STEPS = 40  # 4 epochs of 10 batches
 
 
-class OneCycle(Classifier):
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=0.06, momentum=0.9)
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=NUM_STEPS)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-
-class Cosine(Classifier):
-    def configure_optimizers(self) -> Any:
-        optimizer = AdamW(self.parameters(), lr=0.02)
-        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)]
-
-
-class Lambda(Classifier):
-    def configure_optimizers(self) -> Any:
-        optimizer = Adam(self.parameters(), lr=0.02)
-        scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-
 class Plateau(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.05, momentum=0.9)
@@ -88,12 +68,6 @@ class Plain(LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-class PlainLambda(Plain):
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
-        return [optimizer], [lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
-
-
 class PlainPlateau(Plain):
     """Its schedule watches what the module logs last of all in an epoch."""
 
@@ -107,14 +81,6 @@ class PlainPlateau(Plain):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"},
         }
-
-
-class PlainEstimated(Plain):
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
-        num_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=num_steps)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
 class PlainCallable(Plain):
