@@ -28,11 +28,6 @@ class MayMissSteps(Callback):
     """
 
 
-class MaySampleSteps(MayMissSteps):
-    """A callback whose `on_before_optimizer_step`, too, need not see each step: with
-    `--steps_per_execution 20` it is called for one of 20."""
-
-
 class RunFolder(Callback):
     """Gives all processes the folder of the run, which the first process has made; in a
     fast_dev_run a temporary one."""

@@ -11,7 +11,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightbase.cli.old_names import renamed, with_todays_package
+from lightbase.cli.old_names import saved_config, with_todays_package
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.ranks import say
@@ -95,7 +95,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     config.pop("config", None)  # a flag, which would read a file
     for key in {"config", "schedule"} & checkpoint.keys():  # a schedule may name a class
         checkpoint[key] = with_todays_package(checkpoint[key], str(checkpoint["package"]))
-        checkpoint[key] = renamed(checkpoint[key])
+        checkpoint[key] = saved_config(checkpoint[key])
     return checkpoint
 
 

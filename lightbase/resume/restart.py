@@ -11,7 +11,7 @@ from lightning import LightningModule
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import LOOKS_ON
-from lightbase.cli.old_names import renamed
+from lightbase.cli.old_names import saved_config
 from lightbase.cli.trust import Trust
 from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError
@@ -33,8 +33,8 @@ MAY_CHANGE = {
     "model": ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k"),
     # flags without a section
     "": (
-        *("device_monitor", "figures_every_n_epochs", "gradient_norm", "step_timer"),
-        *("histograms_every_n_epochs", "keep_every_epoch", "patience", "stop_on_nan"),
+        *("device_monitor", "figures_every_n_epochs", "step_timer"),
+        *("keep_every_epoch", "patience", "stop_on_nan"),
         *("num_threads", "steps_per_execution", "try_network"),
     ),
 }
@@ -128,7 +128,7 @@ def newest_run(which: str, name: str, root: str | None) -> Restart:
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
         text = file.read_text(encoding="utf-8") if file.is_file() else "null"
-        return Restart(name, root, renamed(yaml.safe_load(text)), folder=folder)
+        return Restart(name, root, saved_config(yaml.safe_load(text)), folder=folder)
     older = [path for path in paths if path.is_file()]
     hint = f"; {older[0]} is older: give that path, or leave --ckpt_path out" if older else ""
     raise UserError(f"ckpt_path {which}: the newest run {folder} has no {paths[0].name}{hint}")

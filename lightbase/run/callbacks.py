@@ -26,7 +26,6 @@ from lightbase.run.record import RunRecorder
 from lightbase.run.selection import Selection
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
-from lightbase.watch.parameters import GradientNorm, WeightHistograms
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
@@ -70,10 +69,6 @@ def watching_callbacks(config: Any) -> list[Callback]:
         callbacks.append(StepTimer(config.figures_every_n_epochs))
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
-    if config.gradient_norm:
-        callbacks.append(GradientNorm(config.gradient_norm == "modules"))
-    if config.histograms_every_n_epochs:
-        callbacks.append(WeightHistograms(config.histograms_every_n_epochs))
     return callbacks
 
 

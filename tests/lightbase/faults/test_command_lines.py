@@ -112,8 +112,6 @@ FLAGS = {
     "device_monitor": SWITCH,
     "step_timer": SWITCH,
     "figures_every_n_epochs": COUNT_OR_0,
-    "histograms_every_n_epochs": COUNT_OR_0,
-    "gradient_norm": SWITCH.but("modules"),
     "keep_every_epoch": SWITCH,
     "ckpt_path": Values(
         ("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")
