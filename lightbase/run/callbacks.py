@@ -66,7 +66,7 @@ def watching_callbacks(config: Any) -> list[Callback]:
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        callbacks.append(StepTimer(config.figures_every_n_epochs))
+        callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
     return callbacks

@@ -55,13 +55,13 @@ def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys
 def test_the_values_of_classes_are_those_of_torchmetrics() -> None:
     logits, targets = torch.randn(50, 3), torch.randint(3, (50,))
     values = MulticlassAccuracy(3, average=None)(logits, targets)
-    found = numbers({"acc": values}, ["x", "y", "z"], set())
+    found = numbers({"acc": values}, ["x", "y", "z"])
     for i, name in enumerate("xyz"):
         chosen = targets == i
         assert found[f"acc/{name}"] == pytest.approx(
             (logits.argmax(1)[chosen] == i).float().mean().item()
         )
-    assert list(numbers({"acc": values}, [], set())) == ["acc_0", "acc_1", "acc_2"]
+    assert list(numbers({"acc": values}, [])) == ["acc_0", "acc_1", "acc_2"]
     assert in_keys(["a b", "a/b", "c", "Käse"]) == ["a_b_0", "a_b_1", "c", "Käse"]
 
 
