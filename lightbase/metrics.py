@@ -208,8 +208,6 @@ def collection(metrics: Metrics | Metric | None) -> MetricCollection:
         return MetricCollection(metrics or {})
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
-        if not str(name).isprintable():
-            raise UserError(f"model.metrics: {name!r} cannot be a name", 2)
         try:
             ordered.add_metrics({name: metric})
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods

@@ -30,8 +30,6 @@ FOR_DATA = ("resident data", "workers", "larger batch")
 FOR_COPY = ("resident data", "larger batch")
 # in small steps Python and kernel launches take longer than the arithmetic
 FOR_SMALL = ("several steps", "fused optimiser", "larger batch", "compiling")
-FOR_LOGGING = ("rarer logging",)
-FOR_EXCHANGE = ("larger batch",)
 FOR_OPTIMIZER = ("larger batch", "compiling")
 FOR_NET = ("half precision", "compiling", "larger batch")
 
@@ -49,8 +47,12 @@ def findings(facts: Facts) -> list[tuple[bool, str, tuple[str, ...]]]:
     return [
         (waits > 0.2, f"Steps waited for data {waits:.0%} of their time", FOR_DATA),
         (copies > 0.3, f"Copies and transforms took {copies:.0%} of a step", FOR_COPY),
-        (logging > 0.1, f"Logging and progress bar took {logging:.0%} of a step", FOR_LOGGING),
-        (is_exchange, f"Backward and exchange took {backward:.0%} of a step", FOR_EXCHANGE),
+        (
+            logging > 0.1,
+            f"Logging and progress bar took {logging:.0%} of a step",
+            ("rarer logging",),
+        ),
+        (is_exchange, f"Backward and exchange took {backward:.0%} of a step", ("larger batch",)),
         (is_idle, f"The GPU was busy {busy or 0:.0%} of the time: steps of {ms}", FOR_SMALL),
         (is_small, f"Steps of {ms} are small: {overhead:.0%} is overhead", FOR_SMALL),
         (optimizer > 0.4, f"The optimiser took {optimizer:.0%} of a step", FOR_OPTIMIZER),

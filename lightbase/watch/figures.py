@@ -28,9 +28,9 @@ NUM_POINTS = 5000  # of a plot of predicted numbers
 class PredictionFigures(Callback):
     """Draws pictures of the predictions in view/, for validations and the test.
 
-    For images with classes: `confusion_matrix/val`; `predictions/val`, a fixed grid of samples;
-    `mistakes/val`, the samples whose true class got the lowest probability. For numbers as targets:
-    `predictions/val`, true against predicted numbers. The same with `/test`. At the start
+    For classes: `confusion_matrix/val`; of images also `predictions/val`, a fixed grid of samples,
+    and `mistakes/val`, the samples whose true class got the lowest probability. For numbers as
+    targets: `predictions/val`, true against predicted numbers. The same with `/test`. At the start
     `inputs/train`, images as the network gets them.
 
     It needs a BaseDataModule, and the logits (N, classes) or the predicted numbers, in the shape of
@@ -52,10 +52,8 @@ class PredictionFigures(Callback):
         self.has_pictures = trainer.strategy.broadcast(has_pictures(trainer.loggers))
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        data = trainer.datamodule
-        is_new = trainer.global_step == 0
-        if is_new and trainer.is_global_zero and self._draws(data) and data.image_shape:
-            figure = input_figure(data, pl_module.device)
+        if self._draws(trainer) and trainer.datamodule.image_shape and trainer.global_step == 0:
+            figure = input_figure(trainer.datamodule, pl_module.device)
             log_figure(trainer.loggers, "view/inputs/train", figure, 0)
 
     def on_validation_batch_end(
@@ -63,7 +61,7 @@ class PredictionFigures(Callback):
     ) -> None:
         if batch_idx == 0:
             self.batches = []
-        if not self._draws(trainer.datamodule) or trainer.sanity_checking:
+        if trainer.sanity_checking or not self._draws(trainer):
             return
         targets = batch[1] if isinstance(batch, tuple | list) else None
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
@@ -90,10 +88,8 @@ class PredictionFigures(Callback):
     def on_test_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._draw_predictions(trainer, "test", trainer.test_dataloaders)
 
-    def _draws(self, data: Any) -> bool:
-        if not self.has_pictures or not isinstance(data, BaseDataModule):
-            return False
-        return bool(data.image_shape or not data.num_classes)
+    def _draws(self, trainer: Any) -> bool:
+        return self.has_pictures and isinstance(trainer.datamodule, BaseDataModule)
 
     def _draw_predictions(self, trainer: Any, stage: str, loader: Any) -> None:
         if not self.batches or not isinstance(loader, ResumableLoader):
@@ -101,13 +97,11 @@ class PredictionFigures(Callback):
         indices, true, predicted, *log_probabilities = self._gather(loader)
         if not trainer.is_global_zero:
             return
-        if not log_probabilities:
-            figures = {"predictions": true_against_predicted(true, predicted, stage)}
-        elif trainer.datamodule.image_shape:
+        if log_probabilities:
             columns = (indices, true, predicted, *log_probabilities)
-            figures = class_figures(loader.dataset, columns, trainer.datamodule.classes, stage)
+            figures = class_figures(loader.dataset, columns, trainer.datamodule, stage)
         else:
-            figures = {}
+            figures = {"predictions": true_against_predicted(true, predicted, stage)}
         for kind, figure in figures.items():
             log_figure(trainer.loggers, f"view/{kind}/{stage}", figure, newest_step(trainer))
 
@@ -140,20 +134,22 @@ def input_figure(data: BaseDataModule, device: torch.device) -> Figure:
 
 
 def class_figures(
-    dataset: Any, columns: Sequence[Tensor], names: list[str], stage: str
+    dataset: Any, columns: Sequence[Tensor], data: BaseDataModule, stage: str
 ) -> dict[str, Figure]:
-    """Confusion matrix, predictions and mistakes.
+    """Confusion matrix, and for images predictions and mistakes.
 
     columns: of the evaluated samples, each (N,): index in the data set, true class, predicted
     class, log-probability of the predicted class, of the true class.
     """
     indices, true, predicted, best, of_true = columns
-    num_classes = max(len(names), int(torch.maximum(true, predicted).max()) + 1)
-    names = class_names(names, num_classes)
+    num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
+    names = class_names(data.classes, num_classes)
     is_right = predicted == true
     counts = multiclass_confusion_matrix(predicted, true, num_classes)
     right = f"{int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
     figures = {"confusion_matrix": confusion_matrix(counts, names, f"{stage}: {right}")}
+    if not data.image_shape:
+        return figures
 
     def grid(rows: Tensor, title: str) -> Figure:
         images: Any = dataset.__getitems__(indices[rows].tolist())[0] if len(rows) else []

@@ -1,20 +1,17 @@
 """The metrics of each class, and top-k."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from paths import script
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_training import curves
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightbase.metrics import in_keys, numbers
 
-Train = Callable[..., dict[str, Any]]
 HERE = "test_numbers"
 
 
@@ -22,12 +19,6 @@ class Named(SyntheticImages):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.classes = ["cat", "a b/c", "dog", "d:g"]
-
-
-def events_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return events
 
 
 def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys):
@@ -46,8 +37,7 @@ def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys
     )
     folder = tmp_path / "tiny" / "version_0"
     assert json.loads((folder / "metrics.json").read_text()) == result
-    tags = events_of(folder).Tags()["scalars"]
-    assert {f"{stage}_class_acc/cat" for stage in ("train", "val", "test")} <= set(tags)
+    assert {f"{stage}_class_acc/cat" for stage in ("train", "val", "test")} <= curves(folder).keys()
     again = script("evaluate").main(["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")])
     assert again == {key: value for key, value in result.items() if key.startswith("test")}
 

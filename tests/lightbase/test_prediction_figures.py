@@ -18,6 +18,7 @@ from lightbase.watch.figures import spread
 
 Train = Callable[..., dict[str, Any]]
 ON = ("--figures_every_n_epochs", 2)
+KINDS = ("confusion_matrix", "predictions", "mistakes")
 ONE = ("--trainer.max_epochs", 1)
 
 
@@ -35,14 +36,8 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     of_epochs_2_and_3 = [2 * 19 - 1, 3 * 19 - 1]
     assert steps == {
         "view/inputs/train": [0],
-        **{
-            f"view/{kind}/val": of_epochs_2_and_3
-            for kind in ("confusion_matrix", "predictions", "mistakes")
-        },
-        **{
-            f"view/{kind}/test": [3 * 19 - 1]
-            for kind in ("confusion_matrix", "predictions", "mistakes")
-        },
+        **{f"view/{kind}/val": of_epochs_2_and_3 for kind in KINDS},
+        **{f"view/{kind}/test": [3 * 19 - 1] for kind in KINDS},
         "watch/step_time/pie": [3 * 19 - 1],
     }
     # TensorBoard shows groups by name: loss and metrics come before what watches
@@ -52,9 +47,10 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     assert "watch/epoch" in tags
 
 
-def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None:
+def test_classes_that_are_no_images_have_a_confusion_matrix(train, tmp_path):
     train(*ON, "--data", "small.Points", "--model.net.sizes", "[10,2]")
-    assert events(tmp_path / "tiny" / "version_0").Tags()["images"] == []
+    tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
+    assert tags == ["view/confusion_matrix/val", "view/confusion_matrix/test"]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +66,8 @@ def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
     folders = [tmp_path / name / "version_0" for name in ("plain", "watched")]
     assert equal(*map(weights, folders))
     plain, watched = map(curves, folders)
-    assert {
-        name: values
-        for name, values in watched.items()
-        if not name.startswith(("watch/device/", "watch/step_time/"))
-    } == plain
+    own = ("watch/device/", "watch/step_time/")
+    assert {name: watched[name] for name in watched if not name.startswith(own)} == plain
 
 
 class Drawing:
