@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -139,11 +140,13 @@ class Curves(Callback):
         num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
         keep = 0 < num_left < batches_between_points(trainer) / 2
         with trainer.profiler.profile("logging"):
-            pl_module.log("lr", self.lr)
-            # On the CPU: Lightning reads the values of the progress bar after every batch, and
-            # would wait for the GPU.
-            for name, value in self.result(trainer, "train", keep=keep).items():
-                pl_module.log(name, value.cpu(), prog_bar=not is_of_class(name))
+            point = self.result(trainer, "train", keep=keep)
+            # One transfer to the CPU: Lightning reads the values of the progress bar after every
+            # batch, and would wait for the GPU.
+            values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
+            pl_module.log("lr", torch.as_tensor(self.lr))
+            for name, value in zip(point, values, strict=True):
+                pl_module.log(name, value, prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):

@@ -177,8 +177,10 @@ class StopOnNan(MayMissSteps):
 def stop_at(trainer: Trainer, step: int, what: str) -> None:
     """Raise UserError in all processes if one of them gives another step than NEVER. The message
     names the first of their steps."""
-    steps = torch.tensor(step, device=trainer.strategy.root_device)
-    first = int(trainer.strategy.reduce(steps, reduce_op="min"))
+    first = step
+    if trainer.world_size > 1:
+        steps = torch.tensor(step, device=trainer.strategy.root_device)
+        first = int(trainer.strategy.reduce(steps, reduce_op="min"))
     if first < NEVER:
         where = f"{what} step {first}, in epoch {trainer.current_epoch + 1}"
         raise UserError(f"{where}: stopped; no checkpoint of it is written\n{TRY}")

@@ -285,7 +285,9 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
     fake = ModuleType("torch")
     accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: DEVICE)
     fake.__dict__.update(torch.__dict__, accelerator=accelerator)
+    scaler = torch.amp.GradScaler("cpu")  # of 16-mixed
     with (
+        patch.object(torch.amp, "GradScaler", lambda device: scaler),
         patch.object(BaseDataModule, "_resident", resident),
         patch.object(dataloader, "torch", fake),
         StandIn(tell),
@@ -294,9 +296,14 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 HERE = Path(__file__).parent
+# Metrics follow the first outputs to their device. In 16-mixed GradScaler reads one number a step
+# if gradients are clipped or the optimizer is not fused.
+EXPECTED = ("metrics.to(", "self.scaler.step(")
 RUNS = {
     "one step a call": "tiny.yaml --data.resident true --trainer.strategy {one}",
     "several steps a call": "tiny.yaml --data.resident true --steps_per_execution 3",
+    "16-mixed, clipped": "tiny.yaml --data.resident true --trainer.strategy {one} "
+    "--trainer.precision 16-mixed --trainer.gradient_clip_val 1",
     "pinned batches": "tiny.yaml --data.resident false --data.pin_memory true "
     "--steps_per_execution 3",
     "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 "
@@ -320,7 +327,7 @@ def main() -> int:
         for kind, counts in (("others", watch.found), ("log steps", watch.allowed)):
             for line, number in counts.most_common():
                 print(f"  {kind}: {number} x {line}")
-        num_found += len(watch.found)
+        num_found += sum(not any(text in line for text in EXPECTED) for line in watch.found)
     return num_found
 
 
