@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightbase.curves import MayMissSteps, MaySampleSteps, run_folder
+    from lightbase.curves import MayMissSteps, run_folder
     from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
@@ -32,7 +32,6 @@ MODULES = {
     "FinalDecayLR": "optim",
     "ImageFolder": "data.images",
     "MayMissSteps": "curves",
-    "MaySampleSteps": "curves",
     "Metrics": "metrics",
     "ResumableLoader": "data.batches",
     "TorchvisionSet": "data.torchvision_set",

@@ -173,15 +173,6 @@ def is_compiled(module: nn.Module) -> bool:
     return is_wrapped or module._compiled_call_impl is not None
 
 
-def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `step` of this optimizer divides the gradients by the loss scale of 16-mixed.
-
-    GradScaler reads this attribute. `fused` does not say it: Adagrad of torch 2.11 has a fused step
-    that does not divide. No issue known.
-    """
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
 def labels_of(dataset: Any) -> Any:
     """The labels of all samples of a torchvision dataset, without opening an image; None if it has
     no list of them.

@@ -5,8 +5,9 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -26,11 +27,6 @@ class MayMissSteps(Callback):
     once for 20 steps, with the first batch and the outputs of the last step. For any other callback
     with such a hook the run takes single steps.
     """
-
-
-class MaySampleSteps(MayMissSteps):
-    """A callback whose `on_before_optimizer_step`, too, need not see each step: with
-    `--steps_per_execution 20` it is called for one of 20."""
 
 
 class RunFolder(Callback):
@@ -105,18 +101,15 @@ class Curves(Callback):
         self.epoch = Accumulator(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the last step
         self.saw_views = False  # whether test_views had an effect
-        self.reported: set[str] = set()  # names of metrics without a curve
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         metrics, data = collection(pl_module.metrics), trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, BaseDataModule) else None
-        self.epoch = Accumulator(metrics.clone(), None, classes, self.reported)
-        self.means = {
-            "train": Accumulator(metrics.clone(), self.epoch, classes, self.reported),
-            "val": Accumulator(metrics.clone(), None, classes, self.reported),
-            "test": Accumulator(metrics.clone(), None, classes, self.reported),
-        }
+        self.epoch = Accumulator(metrics.clone(), None, classes)
+        for name in get_args(Stage):
+            epoch = self.epoch if name == "train" else None
+            self.means[name] = Accumulator(metrics.clone(), epoch, classes)
         pl_module.prepare_net(trains=stage == "fit")
         # an epoch without a log step has a point at its end
         warnings.filterwarnings(
@@ -144,14 +137,16 @@ class Curves(Callback):
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
         """Write a point on a log step. A mean over few batches would be noise. So, near the end of
         an epoch, the samples are kept for the point at its end, too."""
-        pl_module.log("lr", self.lr)
         num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
         keep = 0 < num_left < batches_between_points(trainer) / 2
-        point = self.result(trainer, "train", keep=keep)
-        # On the CPU: Lightning reads the values of the progress bar after every batch, and would
-        # wait for the GPU.
-        for name, value in point.items():
-            pl_module.log(name, value.cpu(), prog_bar=not is_of_class(name))
+        with trainer.profiler.profile("logging"):
+            point = self.result(trainer, "train", keep=keep)
+            # One transfer to the CPU: Lightning reads the values of the progress bar after every
+            # batch, and would wait for the GPU.
+            values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
+            pl_module.log("lr", torch.as_tensor(self.lr))
+            for name, value in zip(point, values, strict=True):
+                pl_module.log(name, value, prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):

@@ -1,11 +1,11 @@
 """Means and metrics of many batches: the values of the curves."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor
@@ -27,7 +27,6 @@ class Accumulator:
     epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is reset
         separately.
     classes: Names for metrics that have a value for each class.
-    reported: Names of metrics without a curve that a line has reported already.
     """
 
     def __init__(
@@ -35,12 +34,10 @@ class Accumulator:
         metrics: MetricCollection,
         epoch: "Accumulator | None" = None,
         classes: Sequence[str] | None = None,
-        reported: set[str] | None = None,
     ) -> None:
         self.metrics = metrics
         self.epoch = epoch
         self.classes = in_keys(classes or [])
-        self.reported = set() if reported is None else reported
         self.reset()
 
     def reset(self) -> None:
@@ -110,7 +107,7 @@ class Accumulator:
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
         metrics: dict[str, Tensor] = {}
         if self.has_metrics:
-            metrics = numbers(self.metrics.compute(), self.classes, self.reported)
+            metrics = numbers(self.metrics.compute(), self.classes)
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
@@ -162,31 +159,30 @@ def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
         raise
 
 
-def numbers(
-    values: Mapping[str, Any], classes: Sequence[str], reported: set[str]
-) -> dict[str, Tensor]:
+def numbers(values: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Tensor]:
     """The curves of metrics: a number as it is, a vector as NAME/CLASS if it has a value for each
     class, and as NAME_0, NAME_1, ... otherwise. Reports once which metrics have no curve."""
     curves: dict[str, Tensor] = {}
     for name, value in values.items():
-        if isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
-            value = torch.tensor(value)
-        is_vector = isinstance(value, Tensor) and value.dim() == 1
-        if isinstance(value, Tensor) and value.numel() == 1:
-            curves[name] = value.float().squeeze()
-        elif is_vector and len(value) == len(classes):
-            pairs = zip(classes, value.float(), strict=True)
-            curves |= {f"{name}/{label}": number for label, number in pairs}
-        elif is_vector and 0 < len(value) <= 100:
-            curves |= {f"{name}_{i}": number for i, number in enumerate(value.float())}
-        elif name not in reported:
-            reported.add(name)
-            kind = type(value).__name__
-            if isinstance(value, Tensor):
-                kind = f"shape {tuple(value.shape)}"
-            needs = "a curve needs a number, or a vector of at most 100"
-            say(f"Metric {name} is not logged: {kind}, and {needs}")
+        try:
+            tensor = torch.as_tensor(value).float()
+        except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
+            tensor = torch.empty(0)
+        is_vector = tensor.dim() == 1 and 0 < len(tensor) <= max(100, len(classes))
+        if tensor.numel() == 1:
+            curves[name] = tensor.squeeze()
+        elif is_vector and len(tensor) == len(classes):
+            curves |= {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}
+        elif is_vector:
+            curves |= {f"{name}_{i}": number for i, number in enumerate(tensor)}
+        else:
+            say_once(f"Metric {name} is not logged: no number, and no vector of at most 100")
     return curves
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    say(line)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -212,8 +208,6 @@ def collection(metrics: Metrics | Metric | None) -> MetricCollection:
         return MetricCollection(metrics or {})
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
-        if not str(name).isprintable():
-            raise UserError(f"model.metrics: {name!r} cannot be a name", 2)
         try:
             ordered.add_metrics({name: metric})
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods

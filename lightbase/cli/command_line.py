@@ -23,12 +23,10 @@ MOVED = {
     "base.optim": "lightbase.optim",
     "base.system": "lightbase.module",
     "callbacks.device_monitor": "lightbase.watch.device_monitor",
-    "callbacks.gradient_norm": "lightbase.watch.parameters",
     "callbacks.phase_clock": "lightbase.watch.step_timer",
     "callbacks.prediction_figures": "lightbase.watch.figures",
     "callbacks.progress": "lightbase.watch.progress",
     "callbacks.step_timer": "lightbase.watch.step_timer",
-    "callbacks.weight_histograms": "lightbase.watch.parameters",
     "data.features": "lightbase.data.tables",
     "data.image_folder": "lightbase.data.images",
     "data.torchvision_set": "lightbase.data.torchvision_set",
@@ -37,6 +35,8 @@ MOVED = {
 """Modules that were in the user's package before 0.3, and where their classes are now."""
 RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
 """Classes of these modules that have another name now."""
+REMOVED = ("gradient_norm", "histograms_every_n_epochs")
+"""Flags of version 0.2 that are dropped from a saved config."""
 PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
 """Keys of a config whose text may be an import path."""
 

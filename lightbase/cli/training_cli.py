@@ -36,7 +36,6 @@ from lightbase.module import BaseModule
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
-GradientNorm = bool | Literal["modules"]
 Mode = Literal["min", "max"] | None
 Text = str | None
 FLAGS: list[tuple[str, Any, Any, str]] = [
@@ -52,8 +51,6 @@ FLAGS: list[tuple[str, Any, Any, str]] = [
     ("num_threads", PositiveInt | None, None, "CPU threads; all cores by default."),
     ("device_monitor", bool, True, "Curves of the devices."),
     ("step_timer", bool, True, "Shares of a step's time."),
-    ("gradient_norm", GradientNorm, False, "A curve; modules: one for each part of the network."),
-    ("histograms_every_n_epochs", NonNegativeInt, 0, "Of the weights; 0: none."),
     ("figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures."),
     ("keep_every_epoch", bool, False, "Keep all checkpoints."),
 ]

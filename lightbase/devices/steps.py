@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
-from lightbase.curves import MayMissSteps, MaySampleSteps
+from lightbase.curves import MayMissSteps
 from lightbase.ranks import say
 
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -217,8 +217,6 @@ def callback_obstacle(callback: Any) -> str | None:
     name = type(callback).__name__
     if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
         return name
-    if isinstance(callback, MaySampleSteps):
-        return None
     hooks = STEP_HOOKS if misses_batches(callback) else (*BATCH_HOOKS, *STEP_HOOKS)
     seen = [hook for hook in hooks if is_overridden(hook, callback)]
     return f"{seen[0]} of {name}" if seen else None

@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningModule
 
-from lightbase.cli.command_line import CommandLine, read_config
+from lightbase.cli.command_line import REMOVED, CommandLine, read_config
 from lightbase.cli.config import LOOKS_ON
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
@@ -33,8 +33,8 @@ MAY_CHANGE = {
     "model": ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k"),
     # flags without a section
     "": (
-        *("device_monitor", "figures_every_n_epochs", "gradient_norm", "step_timer"),
-        *("histograms_every_n_epochs", "keep_every_epoch", "patience", "stop_on_nan"),
+        *("device_monitor", "figures_every_n_epochs", "step_timer"),
+        *("keep_every_epoch", "patience", "stop_on_nan"),
         *("num_threads", "steps_per_execution", "try_network"),
     ),
 }
@@ -139,6 +139,8 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
         config = read_config(file) if file.is_file() else None
+        for key in REMOVED if config else ():
+            config.pop(key, None)
         return Restart(name, root, config, folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]

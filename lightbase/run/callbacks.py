@@ -26,7 +26,6 @@ from lightbase.run.record import RunRecorder
 from lightbase.run.selection import Selection
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
-from lightbase.watch.parameters import GradientNorm, WeightHistograms
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
@@ -67,13 +66,9 @@ def watching_callbacks(config: Any) -> list[Callback]:
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        callbacks.append(StepTimer(config.figures_every_n_epochs))
+        callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
-    if config.gradient_norm:
-        callbacks.append(GradientNorm(config.gradient_norm == "modules"))
-    if config.histograms_every_n_epochs:
-        callbacks.append(WeightHistograms(config.histograms_every_n_epochs))
     return callbacks
 
 
@@ -182,8 +177,10 @@ class StopOnNan(MayMissSteps):
 def stop_at(trainer: Trainer, step: int, what: str) -> None:
     """Raise UserError in all processes if one of them gives another step than NEVER. The message
     names the first of their steps."""
-    steps = torch.tensor(step, device=trainer.strategy.root_device)
-    first = int(trainer.strategy.reduce(steps, reduce_op="min"))
+    first = step
+    if trainer.world_size > 1:
+        steps = torch.tensor(step, device=trainer.strategy.root_device)
+        first = int(trainer.strategy.reduce(steps, reduce_op="min"))
     if first < NEVER:
         where = f"{what} step {first}, in epoch {trainer.current_epoch + 1}"
         raise UserError(f"{where}: stopped; no checkpoint of it is written\n{TRY}")

@@ -210,7 +210,7 @@ def show_speeds(speeds: dict[int, float], best: int, run: Run) -> None:
 def save(figure: Any, name: str, run: Run) -> None:
     figure.savefig(run.folder / f"{name}.png")
     with SummaryWriter(str(run.folder)) as writer:
-        figures.add_image(writer, f"tune/{name}", figure, 0)
+        writer.add_figure(f"tune/{name}", figure, 0)
 
 
 # learning rate

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
@@ -24,16 +23,13 @@ class Facts(NamedTuple):
     remedies: dict[str, str]  # what can be tried here, with its flags, by name
     num_processes: int = 1
     busy: float | None = None  # share of the time in which the least busy GPU ran anything
-    memory: float = 0.0  # the highest share of a GPU's memory in use
 
 
 # names of remedies, the best first
-FOR_DATA = ("tensors", "resident data", "workers", "larger batch")
+FOR_DATA = ("resident data", "workers", "larger batch")
 FOR_COPY = ("resident data", "larger batch")
 # in small steps Python and kernel launches take longer than the arithmetic
 FOR_SMALL = ("several steps", "fused optimiser", "larger batch", "compiling")
-FOR_LOGGING = ("rarer logging",)
-FOR_EXCHANGE = ("larger batch",)
 FOR_OPTIMIZER = ("larger batch", "compiling")
 FOR_NET = ("half precision", "compiling", "larger batch")
 
@@ -51,8 +47,12 @@ def findings(facts: Facts) -> list[tuple[bool, str, tuple[str, ...]]]:
     return [
         (waits > 0.2, f"Steps waited for data {waits:.0%} of their time", FOR_DATA),
         (copies > 0.3, f"Copies and transforms took {copies:.0%} of a step", FOR_COPY),
-        (logging > 0.1, f"Logging and progress bar took {logging:.0%} of a step", FOR_LOGGING),
-        (is_exchange, f"Backward and exchange took {backward:.0%} of a step", FOR_EXCHANGE),
+        (
+            logging > 0.1,
+            f"Logging and progress bar took {logging:.0%} of a step",
+            ("rarer logging",),
+        ),
+        (is_exchange, f"Backward and exchange took {backward:.0%} of a step", ("larger batch",)),
         (is_idle, f"The GPU was busy {busy or 0:.0%} of the time: steps of {ms}", FOR_SMALL),
         (is_small, f"Steps of {ms} are small: {overhead:.0%} is overhead", FOR_SMALL),
         (optimizer > 0.4, f"The optimiser took {optimizer:.0%} of a step", FOR_OPTIMIZER),
@@ -77,65 +77,51 @@ def facts(trainer: Any) -> Facts | None:
     seconds = timers[0].sum() if timers else {}
     if not seconds:
         return None
-    busy, memory = gpu_load(trainer)
-    row = Facts(shares(seconds), step_ms(seconds), {}, trainer.world_size, busy, memory)
-    logs_each_step = max(timers[0].num_logs.values(), default=0) > seconds["num_steps"] / 2
-    return row._replace(remedies=remedies(trainer, row, logs_each_step))
+    ms, num_processes = step_ms(seconds), trainer.world_size
+    return Facts(shares(seconds), ms, remedies(trainer), num_processes, busy_share(trainer))
 
 
-def gpu_load(trainer: Any) -> tuple[float | None, float]:
-    """`busy` and `memory` of Facts; a GPU without readings counts as busy."""
+def busy_share(trainer: Any) -> float | None:
+    """`busy` of Facts; None on a CPU. A GPU without readings counts as busy."""
     if trainer.strategy.root_device.type != "cuda":
-        return None, 0.0
-    busy, memory = 1.0, 0.0
+        return None
     monitors = [callback for callback in trainer.callbacks if isinstance(callback, DeviceMonitor)]
-    for monitor in monitors:
-        for gpu, size in monitor.gpu_size_gib.items():
-            percent = monitor.mean(f"gpu{gpu}_busy_percent")
-            busy = busy if percent is None else min(busy, percent / 100)
-            memory = max(memory, monitor.peak(f"gpu{gpu}_memory_gib") / size)
-    return busy, memory
+    return min((share for monitor in monitors for share in monitor.busy_shares()), default=1.0)
 
 
-def remedies(trainer: Any, facts: Facts, logs_each_step: bool) -> dict[str, str]:
+def remedies(trainer: Any) -> dict[str, str]:
     """What can be tried in a next training, with its flags."""
-    every = trainer.log_every_n_steps
-    texts = {"rarer logging": f"logging less often: --trainer.log_every_n_steps {10 * every}"}
-    if logs_each_step and every > 1:  # by self.log, not by the flag
-        is_ours = isinstance(trainer.lightning_module, BaseModule)
-        instead = "self.track in place of self.log" if is_ours else "self.log in every 100th batch"
-        texts["rarer logging"] = instead
-    return texts | data_remedies(trainer, facts.memory) | compute_remedies(trainer, facts.step_ms)
+    every = 10 * trainer.log_every_n_steps
+    logging = {"rarer logging": f"logging less often: --trainer.log_every_n_steps {every}"}
+    return logging | data_remedies(trainer) | compute_remedies(trainer)
 
 
-def data_remedies(trainer: Any, memory: float) -> dict[str, str]:
-    """For batches and how they are loaded. memory: as in Facts."""
-    data, loader, texts = trainer.datamodule, trainer.train_dataloader, {}
-    settings = {**vars(data), **data.hparams} if data else {}
-    batch_size, num_workers = settings.get("batch_size"), settings.get("num_workers")
-    if isinstance(batch_size, int) and memory < 0.6:
-        texts["larger batch"] = f"a larger batch: --data.batch_size {4 * batch_size}"
-    if isinstance(data, BaseDataModule):
-        if data.on_gpu:
-            return texts
-        is_array = isinstance(data.splits.get("train"), TensorBatches)
-        if is_array and memory < 0.6 and trainer.strategy.root_device.type == "cuda":
-            without = " --data.num_workers 0" if num_workers else ""
-            texts["resident data"] = f"data kept on the GPU: --data.resident true{without}"
-    if isinstance(num_workers, int):
-        most = (os.cpu_count() or 1) // trainer.num_devices
-        if num_workers < most:
-            more = min(most, max(2, 2 * num_workers))
-            texts["workers"] = f"more workers: --data.num_workers {more}"
-    elif isinstance(loader, DataLoader) and isinstance(loader.dataset, TensorDataset):
-        # workers would only copy what is in memory
-        texts["tensors"] = "the tensors from the `load` of a BaseDataModule (README)"
-    else:
-        texts["workers"] = f"more num_workers for the DataLoader of {type(data).__name__}"
+def data_remedies(trainer: Any) -> dict[str, str]:
+    """For batches and how they are loaded."""
+    data, device, texts = trainer.datamodule, trainer.strategy.root_device, {}
+    if not isinstance(data, BaseDataModule):
+        more = f"more num_workers for the DataLoader of {type(data).__name__}"
+        return {"workers": f"{more}, or, for data in memory, a BaseDataModule"}
+    has_memory = True
+    if device.type == "cuda":
+        size = torch.cuda.get_device_properties(device).total_memory
+        has_memory = torch.cuda.max_memory_reserved(device) < 0.6 * size
+    if has_memory:
+        texts["larger batch"] = f"a larger batch: --data.batch_size {4 * data.batch_size}"
+    if data.on_gpu:
+        return texts
+    is_array = isinstance(data.splits.get("train"), TensorBatches)
+    if is_array and has_memory and device.type == "cuda":
+        without = " --data.num_workers 0" if data.num_workers else ""
+        texts["resident data"] = f"data kept on the GPU: --data.resident true{without}"
+    most = (os.cpu_count() or 1) // trainer.num_devices
+    if data.num_workers < most:
+        more = min(most, max(2, 2 * data.num_workers))
+        texts["workers"] = f"more workers: --data.num_workers {more}"
     return texts
 
 
-def compute_remedies(trainer: Any, step_ms: float) -> dict[str, str]:
+def compute_remedies(trainer: Any) -> dict[str, str]:
     """For steps, optimizer and network."""
     model, texts = trainer.lightning_module, {}
     is_ours = isinstance(model, BaseModule)
@@ -146,10 +132,7 @@ def compute_remedies(trainer: Any, step_ms: float) -> dict[str, str]:
         optimizer = trainer.optimizers[0]
         if optimizer.defaults.get("fused", True) is None:  # torch has a fused step, off by default
             texts["fused optimiser"] = f"{type(optimizer).__name__}(..., fused=True)"
-    # on a CPU casts to bf16 cost more than they save in small steps: steps of 1.7 ms became 2.3 ms,
-    # steps of 7.8 ms became 6 ms
-    gains = is_on_gpu or (has_bf16() and step_ms > 5)
-    if gains and str(trainer.precision).startswith("32"):
+    if (is_on_gpu or has_bf16()) and str(trainer.precision).startswith("32"):
         # GPUs older than NVIDIA's Ampere only emulate bf16
         is_older = is_on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "16-mixed" if is_older else "bf16-mixed"

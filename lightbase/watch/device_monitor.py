@@ -35,7 +35,6 @@ class DeviceMonitor(MayMissSteps):
         # NVML's busy_percent is itself a mean over 1/6 to 1 s
         self.interval_s = interval_s
         self.readers: Readers = {}
-        self.gpu_size_gib: dict[int, float] = {}  # memory of each GPU, by index
         # by curve: number of readings, their sum, the highest
         self.totals: dict[str, tuple[int, float, float]] = {}
         self.recent: dict[str, list[float]] = {}  # readings since the last point
@@ -49,8 +48,6 @@ class DeviceMonitor(MayMissSteps):
         self.readers = process_readers()
         for gpu in devices_of(trainer.strategy):
             if gpu.type == "cuda":
-                size = torch.cuda.get_device_properties(gpu).total_memory
-                self.gpu_size_gib[gpu.index] = size / GIB
                 self.readers |= gpu_readers(gpu)
         self.totals, self.recent, self.written_at = {}, {}, trainer.global_step
         self.stopped.clear()
@@ -59,46 +56,34 @@ class DeviceMonitor(MayMissSteps):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         # written here and not by the thread: loggers need not bear a second thread
-        every = trainer.log_every_n_steps
-        if every and self.recent and trainer.global_step - self.written_at >= every:
+        if trainer.global_step - self.written_at >= trainer.log_every_n_steps:
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._stop()
-        if trainer.log_every_n_steps and self.recent and trainer.global_step > self.written_at:
+        if trainer.global_step > self.written_at:
             self._write(trainer)
 
     def on_exception(self, *_: Any) -> None:
         self._stop()
 
     def on_fit_end(self, *_: Any) -> None:
-        """Print the load of each device, below the progress bar, which is closed now."""
-        if not self.totals:
-            return
-        cpu = f"{self.mean('cpu_percent'):.0f} % on average, {self.peak('cpu_percent'):.0f} %"
-        memory = f"{self.peak('memory_gib'):.1f} GiB"
-        say(f"CPU of this process: {cpu} at most (100 % is one core); memory {memory} at most")
-        for gpu, size in self.gpu_size_gib.items():
-            busy = f"gpu{gpu}_busy_percent"
-            load = ""
-            if busy in self.totals:
-                load = f"{self.mean(busy):.0f} % busy on average, {self.peak(busy):.0f} % at most; "
-            memory = f"{self.peak(f'gpu{gpu}_memory_gib'):.1f} of {size:.1f} GiB"
-            say(f"GPU {gpu}: {load}memory {memory} at most")
+        """Print the load of the devices, below the progress bar, which is closed now."""
+        if self.totals:
+            say("Load of the devices, mean and highest:")
+        for name, (count, total, peak) in self.totals.items():
+            say(f"  {name:<24}{total / count:>9.1f}{peak:>9.1f}")
 
-    def mean(self, curve: str) -> float | None:
-        """Since the start of training; None without a reading."""
-        count, total, _ = self.totals.get(curve, (0, 0.0, 0.0))
-        return total / count if count else None
-
-    def peak(self, curve: str) -> float:
-        """Since the start of training; 0 without a reading."""
-        return self.totals.get(curve, (0, 0.0, 0.0))[2]
+    def busy_shares(self) -> list[float]:
+        """The share of the time in which each GPU ran anything, of those that can be read."""
+        gpus = [row for name, row in self.totals.items() if name.endswith("_busy_percent")]
+        return [total / count / 100 for count, total, _ in gpus]
 
     def _write(self, trainer: Any) -> None:
-        recent, self.recent, self.written_at = self.recent, {}, trainer.global_step
-        means = {f"watch/device/{name}": sum(x) / len(x) for name, x in list(recent.items())}
-        log_values(trainer, means)
+        if trainer.log_every_n_steps and self.recent:
+            recent, self.recent, self.written_at = self.recent, {}, trainer.global_step
+            means = {f"watch/device/{name}": sum(x) / len(x) for name, x in list(recent.items())}
+            log_values(trainer, means)
 
     def _stop(self) -> None:
         if self.thread is not None:
@@ -111,19 +96,16 @@ class DeviceMonitor(MayMissSteps):
         is_last = False
         while not is_last:
             is_last = self.stopped.wait(self.interval_s)
-            for name in list(self.readers):
-                self._read(name)
-
-    def _read(self, name: str) -> None:
-        try:
-            value = self.readers[name]()
-        except pynvml.NVMLError as error:  # not permitted, or the GPU has gone
-            say(f"Device monitor: no {name}: {error}")
-            del self.readers[name]
-            return
-        count, total, peak = self.totals.get(name, (0, 0.0, 0.0))
-        self.totals[name] = (count + 1, total + value, max(peak, value))
-        self.recent.setdefault(name, []).append(value)
+            for name, read in list(self.readers.items()):
+                try:
+                    value = read()
+                except pynvml.NVMLError as error:  # not permitted, or the GPU has gone
+                    say(f"Device monitor: no {name}: {error}")
+                    del self.readers[name]
+                    continue
+                count, total, peak = self.totals.get(name, (0, 0.0, 0.0))
+                self.totals[name] = (count + 1, total + value, max(peak, value))
+                self.recent.setdefault(name, []).append(value)
 
 
 def process_readers() -> Readers:

@@ -1,31 +1,22 @@
 """Pictures for loggers: what the network gets right and wrong, drawn without a screen."""
 
-import contextlib
-import copy
-import io
 import math
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.curves import gather, newest_step
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.errors import first_line
-from lightbase.module import BaseModule
-from lightbase.ranks import say
-
-if TYPE_CHECKING:  # imported only where something is drawn
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLOURS = ["#4c78a8", "#72b7b2", "#f58518", "#e45756", "#54a24b", "#b279a2", "#bab0ac"]
 RIGHT, WRONG = "#2a7a2a", "#c03030"
@@ -37,10 +28,10 @@ NUM_POINTS = 5000  # of a plot of predicted numbers
 class PredictionFigures(Callback):
     """Draws pictures of the predictions in view/, for validations and the test.
 
-    For images with classes: `confusion_matrix/val`; `predictions/val`, a fixed grid of samples;
-    `mistakes/val`, the samples whose true class got the lowest probability. For numbers as targets:
-    `predictions/val`, true against predicted numbers. The same with `/test`. After the first epoch
-    also `inputs/train`, images as the network gets them, and the network's graph.
+    For classes: `confusion_matrix/val`; of images also `predictions/val`, a fixed grid of samples,
+    and `mistakes/val`, the samples whose true class got the lowest probability. For numbers as
+    targets: `predictions/val`, true against predicted numbers. The same with `/test`. At the start
+    `inputs/train`, images as the network gets them.
 
     It needs a BaseDataModule, and the logits (N, classes) or the predicted numbers, in the shape of
     the targets, as output of validation_step and test_step. Without them it draws nothing.
@@ -54,7 +45,6 @@ class PredictionFigures(Callback):
         # true class, predicted class, log-probability of the predicted, of the true class;
         # for numbers: true and predicted numbers, (N, ...)
         self.batches: list[tuple[Tensor, ...]] = []
-        self.inputs_are_drawn = False
         self.has_pictures = False
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
@@ -62,14 +52,16 @@ class PredictionFigures(Callback):
         self.has_pictures = trainer.strategy.broadcast(has_pictures(trainer.loggers))
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.inputs_are_drawn = trainer.global_step > 0
+        if self._draws(trainer) and trainer.datamodule.image_shape and trainer.global_step == 0:
+            figure = input_figure(trainer.datamodule, pl_module.device)
+            log_figure(trainer.loggers, "view/inputs/train", figure, 0)
 
     def on_validation_batch_end(
         self, trainer: Any, _: Any, outputs: Any, batch: Any, batch_idx: int, *__: Any
     ) -> None:
         if batch_idx == 0:
             self.batches = []
-        if not self._draws(trainer.datamodule) or trainer.sanity_checking:
+        if trainer.sanity_checking or not self._draws(trainer):
             return
         targets = batch[1] if isinstance(batch, tuple | list) else None
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
@@ -87,42 +79,17 @@ class PredictionFigures(Callback):
         self.on_validation_batch_end(*args)
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
-        self._draw_inputs(trainer, pl_module)
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if not trainer.sanity_checking and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._draw_predictions(trainer, "val", trainer.val_dataloaders)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._draw_inputs(trainer, pl_module)
         self._draw_predictions(trainer, "val", trainer.val_dataloaders)
 
     def on_test_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._draw_predictions(trainer, "test", trainer.test_dataloaders)
 
-    def _draws(self, data: Any) -> bool:
-        if not self.has_pictures or not isinstance(data, BaseDataModule):
-            return False
-        return bool(data.image_shape or not data.num_classes)
-
-    def _draw_inputs(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Once, after the first epoch: training need not wait for it."""
-        data = trainer.datamodule
-        if self.inputs_are_drawn or not trainer.is_global_zero or not self._draws(data):
-            return
-        self.inputs_are_drawn = True
-        if not data.image_shape:
-            return
-        samples = data.splits["train"]
-        images, targets = samples.__getitems__(spread(len(samples), NUM_IMAGES))
-        # the training draws the same random numbers with and without this figure
-        with torch.no_grad(), isolate_rng(include_cuda=pl_module.device.type == "cuda"):
-            inputs = data.normalize(data.augment(images.to(pl_module.device))).cpu()
-        title = "training images as the network gets them"
-        grid = image_grid(inputs, target_texts(targets, data), ["black"] * len(inputs), title)
-        log_figure(trainer.loggers, "view/inputs/train", grid, 0)
-        if isinstance(pl_module, BaseModule):
-            log_graph(trainer.loggers, pl_module.net, inputs[:2])
+    def _draws(self, trainer: Any) -> bool:
+        return self.has_pictures and isinstance(trainer.datamodule, BaseDataModule)
 
     def _draw_predictions(self, trainer: Any, stage: str, loader: Any) -> None:
         if not self.batches or not isinstance(loader, ResumableLoader):
@@ -130,13 +97,11 @@ class PredictionFigures(Callback):
         indices, true, predicted, *log_probabilities = self._gather(loader)
         if not trainer.is_global_zero:
             return
-        if not log_probabilities:
-            figures = {"predictions": true_against_predicted(true, predicted, stage)}
-        elif trainer.datamodule.image_shape:
+        if log_probabilities:
             columns = (indices, true, predicted, *log_probabilities)
-            figures = class_figures(loader.dataset, columns, trainer.datamodule.classes, stage)
+            figures = class_figures(loader.dataset, columns, trainer.datamodule, stage)
         else:
-            figures = {}
+            figures = {"predictions": true_against_predicted(true, predicted, stage)}
         for kind, figure in figures.items():
             log_figure(trainer.loggers, f"view/{kind}/{stage}", figure, newest_step(trainer))
 
@@ -154,23 +119,39 @@ class PredictionFigures(Callback):
         return [column[by_index] for column in columns]
 
 
+def input_figure(data: BaseDataModule, device: torch.device) -> Figure:
+    """Training images as the network gets them, with their classes."""
+    samples = data.splits["train"]
+    images, targets = samples.__getitems__(spread(len(samples), NUM_IMAGES))
+    # the training draws the same random numbers with and without this figure
+    with torch.no_grad(), isolate_rng(include_cuda=device.type == "cuda"):
+        inputs = data.normalize(data.augment(images.to(device))).cpu()
+    texts = [""] * len(inputs)
+    if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
+        texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
+    title = "training images as the network gets them"
+    return image_grid(inputs, texts, ["black"] * len(inputs), title)
+
+
 def class_figures(
-    dataset: Any, columns: Sequence[Tensor], names: list[str], stage: str
-) -> dict[str, "Figure"]:
-    """Confusion matrix, predictions and mistakes.
+    dataset: Any, columns: Sequence[Tensor], data: BaseDataModule, stage: str
+) -> dict[str, Figure]:
+    """Confusion matrix, and for images predictions and mistakes.
 
     columns: of the evaluated samples, each (N,): index in the data set, true class, predicted
     class, log-probability of the predicted class, of the true class.
     """
     indices, true, predicted, best, of_true = columns
-    num_classes = max(len(names), int(torch.maximum(true, predicted).max()) + 1)
-    names = class_names(names, num_classes)
+    num_classes = max(len(data.classes), int(torch.maximum(true, predicted).max()) + 1)
+    names = class_names(data.classes, num_classes)
     is_right = predicted == true
     counts = multiclass_confusion_matrix(predicted, true, num_classes)
     right = f"{int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
     figures = {"confusion_matrix": confusion_matrix(counts, names, f"{stage}: {right}")}
+    if not data.image_shape:
+        return figures
 
-    def grid(rows: Tensor, title: str) -> "Figure":
+    def grid(rows: Tensor, title: str) -> Figure:
         images: Any = dataset.__getitems__(indices[rows].tolist())[0] if len(rows) else []
         texts, colours = [], []
         for i in rows.tolist():
@@ -201,13 +182,6 @@ def class_names(names: list[str], num_classes: int) -> list[str]:
     return [*names, *map(str, range(len(names), num_classes))]
 
 
-def target_texts(targets: Tensor, data: BaseDataModule) -> list[str]:
-    """The class of each sample; empty texts for other targets."""
-    if data.num_classes and targets.dim() == 1 and not targets.is_floating_point():
-        return [shorten(data.classes[target], 9) for target in targets.tolist()]
-    return [""] * len(targets)
-
-
 def spread(num: int, count: int) -> list[int]:
     """At most `count` of the indices below `num`, evenly spread: data may be sorted by class."""
     count = min(num, count)
@@ -220,57 +194,21 @@ def has_pictures(loggers: Sequence[Logger]) -> bool:
     return any(isinstance(logger, takers) for logger in loggers)
 
 
-def log_figure(loggers: Sequence[Logger], tag: str, figure: "Figure", step: int) -> None:
+def log_figure(loggers: Sequence[Logger], tag: str, figure: Figure, step: int) -> None:
     """Write a picture to the loggers that take one; to MLflow as the artifact TAG/STEP.png."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            add_image(logger.experiment, tag, figure, step)
+            logger.experiment.add_figure(tag, figure, step)
         elif isinstance(logger, WandbLogger):
-            logger.log_image(tag, [pixels(figure)], step)
+            logger.log_image(tag, [figure], step)
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_figure(logger.run_id, figure, f"{tag}/{step}.png")
 
 
-def add_image(writer: Any, tag: str, figure: "Figure", step: int) -> None:
-    """writer: a SummaryWriter of torch.utils.tensorboard."""
-    writer.add_image(tag, pixels(figure), step, dataformats="HWC")
-
-
-def pixels(figure: "Figure") -> np.ndarray:
-    """uint8 (H, W, 3)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3]
-
-
-def log_graph(loggers: Sequence[Logger], net: nn.Module, inputs: Tensor) -> None:
-    """Trace a copy of the network on the CPU: a copy is not compiled and keeps its state."""
-    for logger in loggers:
-        if not isinstance(logger, TensorBoardLogger):
-            continue
-        silence = contextlib.redirect_stdout(io.StringIO())  # torch prints an error and raises it
-        try:
-            with torch.random.fork_rng([]), warnings.catch_warnings(), silence:
-                # an `if` on a tensor's value: the trace is drawn, not run
-                warnings.simplefilter("ignore", torch.jit.TracerWarning)
-                # torch's add_graph still traces; nothing else fills the tab GRAPHS (pytorch
-                # issue 49823)
-                warnings.filterwarnings(
-                    "ignore", "`torch.jit.trace(_method)?` is (deprecated|not supported)"
-                )
-                logger.experiment.add_graph(copy.deepcopy(net).cpu().float().eval(), inputs.float())
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            say(f"No graph of {type(net).__name__} in TensorBoard: {first_line(error)}")
-
-
 def new_figure(
     width: float, height: float, title: str = "", x: str = "", y: str = ""
-) -> tuple["Figure", "Axes"]:
+) -> tuple[Figure, Axes]:
     """width, height: inches of 100 pixels. TensorBoard shrinks what is wider than 350 pixels."""
-    from matplotlib.figure import Figure
-
     figure = Figure((width, height), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=9)
@@ -278,7 +216,7 @@ def new_figure(
     return figure, axes
 
 
-def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> "Figure":
+def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> Figure:
     """shares: in [0, 1]. Labels are in a legend: beside thin slices they would overlap."""
     figure, axes = new_figure(4.8, 2.2, title)
     wedges, *_ = axes.pie(shares, colors=COLOURS, startangle=90, counterclock=False)
@@ -288,7 +226,7 @@ def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> "Figure":
     return figure
 
 
-def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> "Figure":
+def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figure:
     """counts: int (classes, classes), rows are true classes.
 
     The colour is the share of the row, so rare classes are visible. Up to 50 classes have names, up
@@ -312,7 +250,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> "Fig
     return figure
 
 
-def true_against_predicted(true: Tensor, predicted: Tensor, title: str) -> "Figure":
+def true_against_predicted(true: Tensor, predicted: Tensor, title: str) -> Figure:
     """Both (N, ...). At most 5,000 samples are drawn, evenly spread."""
     figure, axes = new_figure(3.6, 3.6, f"{title}: {len(true):,} samples", "true", "predicted")
     every = math.ceil(len(true) / NUM_POINTS)
@@ -327,7 +265,7 @@ def true_against_predicted(true: Tensor, predicted: Tensor, title: str) -> "Figu
 
 def image_grid(
     images: Sequence[Tensor] | Tensor, texts: Sequence[str], colours: Sequence[str], title: str
-) -> "Figure":
+) -> Figure:
     """images: up to 25 of one shape (C, H, W), uint8 or float; each has its text above."""
     num_rows = max(1, math.ceil(len(images) / NUM_COLUMNS))
     width, text_height = 0.9, 0.34  # inches

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from lightning import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 from lightbase.curves import MayMissSteps, is_of_class
@@ -14,37 +14,35 @@ from lightbase.data.module import BaseDataModule
 REFRESH_S = 0.2
 
 
-class Pace(Callback):
-    """Speed of the training on all devices, without validations; time left, with validations."""
+class Pace:
+    """Speed of a training on all devices and the time left, both with validations."""
 
-    def __init__(self) -> None:
-        self.num_steps: float = 0  # of the whole training
-        self.first_step = 0
-        self.start = self.pause_start = self.paused = 0.0  # seconds
-
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.start, self.first_step, self.paused = time.monotonic(), trainer.global_step, 0.0
-        self.num_steps = trainer.estimated_stepping_batches
-
-    def on_validation_start(self, *_: Any) -> None:
-        self.pause_start = time.monotonic()
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.paused += time.monotonic() - self.pause_start
+    def __init__(self, trainer: Any) -> None:
+        self.start, self.first_step = time.monotonic(), trainer.global_step
+        # batches, not steps: each of several optimizers counts its steps, and a
+        # GradientAccumulationScheduler changes how many batches a step takes
+        self.first_batch = trainer.fit_loop.total_batch_idx
 
     def texts(self, trainer: Any) -> list[str]:
         """Images a second, for a BaseDataModule; time left, unless the training has no end."""
-        data, texts = trainer.datamodule, []
-        seconds, num_done = time.monotonic() - self.start, trainer.global_step - self.first_step
-        if not num_done:
+        seconds, data, texts = time.monotonic() - self.start, trainer.datamodule, []
+        num_batches = trainer.fit_loop.total_batch_idx - self.first_batch
+        if not num_batches:
             return []
         if isinstance(data, BaseDataModule):
-            batch_size = data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
-            speed = num_done * batch_size / max(seconds - self.paused, 1e-9)
+            speed = num_batches * data.batch_size * trainer.world_size / max(seconds, 1e-9)
             texts.append(f"{speed:,.0f} {'images' if data.image_shape else 'samples'}/s")
-        num_left = self.num_steps - trainer.global_step
-        if 0 < num_left < math.inf:
-            texts.append(f"{clock(seconds * num_left / num_done)} left")
+        limits = [cb.time_remaining() for cb in trainer.callbacks if isinstance(cb, Timer)]
+        if (trainer.max_epochs or -1) > 0:
+            num_left = trainer.max_epochs * trainer.num_training_batches
+            num_left -= trainer.fit_loop.total_batch_idx + 1
+            limits.append(seconds * num_left / num_batches)
+        num_steps = trainer.global_step - self.first_step
+        if trainer.max_steps > 0 and num_steps:
+            limits.append(seconds * (trainer.max_steps - trainer.global_step) / num_steps)
+        left = min((limit for limit in limits if limit is not None), default=math.inf)
+        if 0 < left < math.inf:
+            texts.append(f"{clock(left)} left")
         return texts
 
 
@@ -58,13 +56,15 @@ def of_epochs(trainer: Any, word: str) -> str:
     return f"{word}{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
 
 
-class EpochLines(Pace):
+class EpochLines(Callback):
     """Prints each epoch's metrics, in place of a progress bar: for output that is no terminal."""
 
     validated_epoch = -1
 
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.pace = Pace(trainer)
+
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        super().on_validation_end()
         self.validated_epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -76,7 +76,7 @@ class EpochLines(Pace):
         names = [name for name in names if not (is_old and name.startswith("val"))]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
-        text = ", ".join(parts + self.texts(trainer))
+        text = ", ".join(parts + self.pace.texts(trainer))
         print(f"Epoch {trainer.current_epoch + 1}{of_epochs(trainer, ' of ')}: {text}", flush=True)
 
 
@@ -89,7 +89,6 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=50)  # batches, of validation and test
-        self.pace = Pace()
         self.redrawn_at = 0.0
 
     def init_train_tqdm(self) -> Tqdm:
@@ -99,7 +98,7 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         super().on_train_start(trainer, pl_module)
-        self.pace.on_train_start(trainer, pl_module)
+        self.pace = Pace(trainer)
         self.on_train_epoch_start(trainer)  # Lightning does not call it in the middle of an epoch
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
@@ -118,12 +117,7 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._redraw(trainer, pl_module)
 
-    def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        super().on_validation_start(trainer, pl_module)
-        self.pace.on_validation_start()
-
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.pace.on_validation_end()
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
 

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 import time
-from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +27,15 @@ PHASES = {
 """{name in curves: label}.
 
 Forward includes the loss and the sums for the curves; optimizer includes its schedule and clipping;
-logging is self.log, curves and the progress bar; other is Lightning's loop and other callbacks.
+logging is curves and the progress bar; other is Lightning's loop and other callbacks.
 """
 # On a GPU one call in 11 is timed. 11 divides none of the usual logging intervals.
 SAMPLE_EVERY = 11
 # An epoch's first calls, in which libraries set themselves up, count only if there are no others.
 SETUP_CALLS = 2
+# Timed calls whose events are not read yet. The queue of a GPU holds some 1,000 kernels: it has
+# always finished a call that is 11 x 100 calls old.
+NUM_UNREAD = 100
 NOTHING = contextlib.nullcontext()
 
 
@@ -67,8 +69,6 @@ ACTIONS = {
     "forward": Action("forward"),
     "logging": Action("logging"),
     "loop": Action("other"),
-    # from StepTimer
-    "log": Action("logging"),
 }
 
 
@@ -89,8 +89,8 @@ class PhaseClock(StepProfiler):
 
     On a CPU each call of the training loop is timed. On a GPU, where the CPU only queues work, one
     call in 11 is timed, by CUDA events on the stream of the root device: a phase takes as long as
-    it holds up the GPU. The events are read when they have passed, so the CPU waits for the GPU
-    only at the end of an epoch. The time of all steps is divided in proportion to these samples.
+    it holds up the GPU. The CPU waits for the GPU only before a validation and at the end of an
+    epoch. The time of all steps is divided in proportion to these samples.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,6 @@ class PhaseClock(StepProfiler):
     def take(self) -> dict[str, float]:
         """Seconds since the last call of take: of each phase, "between" epochs, "validation"."""
         self._enter(self.state)
-        self._read(wait=True)
         num_sampled = sum(self.phase_seconds.values())
         if not num_sampled:
             self.phase_seconds["other"] = num_sampled = 1.0
@@ -129,8 +128,8 @@ class PhaseClock(StepProfiler):
     # Lightning calls the next three some eighty times a step
 
     def profile(self, action_name: str) -> Any:
-        # Lightning's own generator takes 2 µs
-        return NOTHING if action_of(action_name) is None else Running(self, action_name)
+        # a generator takes 2 µs
+        return NOTHING if action_of(action_name) is None else super().profile(action_name)
 
     def start(self, action_name: str) -> None:
         action = action_of(action_name)
@@ -141,7 +140,8 @@ class PhaseClock(StepProfiler):
             if state != self.state:
                 self._enter(state)
             elif phase is not None:  # the next batch
-                self._next_call()
+                self._end_call()
+                self._begin_call()
         if phase is not None and self.state == "steps":
             self.outer_phases.append(self.phase)
             self._switch(phase)
@@ -156,23 +156,27 @@ class PhaseClock(StepProfiler):
             self._switch(next_phase or outer)
 
     def _enter(self, state: str) -> None:
+        self._end_call()
+        if self.is_on_gpu and self.state == "steps":
+            torch.cuda.synchronize()  # what the GPU still has to do belongs to the steps
+        self._read()
         now = time.perf_counter()
         self.state_seconds[self.state] += now - self.state_start
         self.state, self.state_start = state, now
         if state == "steps":
             self.outer_phases = []
             self.phase = "data_loading"  # the loader's workers start
-        self._next_call()
+            self._begin_call()
 
-    def _next_call(self) -> None:
-        """End the marks of a call of the training loop; begin those of the next if it is timed."""
+    def _end_call(self) -> None:
+        """End a call of the training loop."""
         if self.marks is not None:
             self._switch(self.phase)
             self.unread.append(self.marks)
             self.marks = None
-            self._read(wait=False)
-        if self.state != "steps":
-            return
+            self._read(NUM_UNREAD)
+
+    def _begin_call(self) -> None:
         if self.is_on_gpu and self.num_calls == SETUP_CALLS:  # the first calls need not count
             self.unread, self.phase_seconds = [], dict.fromkeys(PHASES, 0.0)
         if self._is_timed():
@@ -195,53 +199,30 @@ class PhaseClock(StepProfiler):
             now.record()
         self.marks.append((phase, now))
 
-    def _read(self, wait: bool) -> None:
-        """Add up the marks of calls that are over. wait: for the GPU, until all are."""
-        while self.unread:
-            marks = self.unread[0]
+    def _read(self, num_unread: int = 0) -> None:
+        """Add up the marks of calls until so many calls are left. On a GPU it waits for them."""
+        while len(self.unread) > num_unread:
+            marks = self.unread.pop(0)
             if self.is_on_gpu:
-                _, end = marks[-1]
-                if wait:
-                    end.synchronize()
-                elif not end.query():
-                    return
-            del self.unread[0]
+                marks[-1][1].synchronize()
             for (phase, start), (_, end) in itertools.pairwise(marks):
                 seconds = start.elapsed_time(end) / 1e3 if self.is_on_gpu else end - start
                 self.phase_seconds[phase] += seconds
 
 
-class Running:
-    """An action, between its start and its end."""
-
-    def __init__(self, clock: PhaseClock, name: str) -> None:
-        self.clock, self.name = clock, name
-
-    def __enter__(self) -> None:
-        self.clock.start(self.name)
-
-    def __exit__(self, *_: object) -> None:
-        self.clock.stop(self.name)
-
-
 class StepTimer(Callback):
     """Shows how the time of a training is divided among the phases of its steps.
 
-    It writes `PHASE_percent` and `step_ms` in watch/step_time/ for each epoch, draws a `pie`, and
-    prints a table at the end. It runs on the first process, as the Trainer's profiler; if the
-    Trainer has another profiler, it is off.
-
-    every_n_epochs: of the pie, which is also drawn at the end; 0 draws none.
+    It writes `PHASE_percent` and `step_ms` in watch/step_time/ for each epoch, and a pie
+    and a table of the training at its end. It runs on the first process, as the Trainer's profiler;
+    if the Trainer has another profiler, it is off.
     """
 
-    def __init__(self, every_n_epochs: int) -> None:
+    def __init__(self) -> None:
         self.clock = PhaseClock()
-        self.every_n_epochs = every_n_epochs
         # of each epoch since the start: the seconds of `PhaseClock.take`, and `num_steps`
         self.epochs: list[dict[str, float]] = []
         self.num_steps = 0  # before the epoch
-        self.pie_title = ""  # of an epoch that is not drawn yet
-        self.num_logs: Counter[str] = Counter()  # calls of self.log, by name
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.epochs, self.num_steps = [], trainer.global_step
@@ -250,21 +231,8 @@ class StepTimer(Callback):
         if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
             trainer.profiler = self.clock
             self.clock.begin(trainer.strategy.root_device)
-            self._time_logs(pl_module)
         else:
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
-
-    def _time_logs(self, pl_module: Any) -> None:
-        """Lightning's profiler does not hear of self.log."""
-        log = pl_module.log
-        self.num_logs.clear()
-
-        def timed_log(name: str, *args: Any, **kwargs: Any) -> None:
-            self.num_logs[name] += 1
-            with self.clock.profile("log"):
-                log(name, *args, **kwargs)
-
-        pl_module.log = timed_log
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if trainer.profiler is not self.clock:
@@ -275,24 +243,19 @@ class StepTimer(Callback):
         percents = {f"{phase}_percent": 100 * share for phase, share in shares(row).items()}
         values = percents | ({"step_ms": step_ms(row)} if num_steps else {})
         log_values(trainer, {f"watch/step_time/{name}": value for name, value in values.items()})
-        epoch = trainer.current_epoch + 1
-        if self.every_n_epochs:
-            self.pie_title = f"Epoch {epoch}: a step of {step_ms(row):.2f} ms"
-            if epoch % self.every_n_epochs == 0:
-                self._draw(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if trainer.profiler is not self.clock:
+        if trainer.profiler is not self.clock or not self.epochs:
             return
-        del pl_module.log
-        if self.epochs:  # the last checkpoints were written after the epoch's end
-            rest = self.clock.take()
-            for name, seconds in rest.items():
-                self.epochs[-1][name] += seconds
-        self._draw(trainer)
-
-    def on_exception(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        vars(pl_module).pop("log", None)
+        # the last checkpoints were written after the epoch's end
+        for name, seconds in self.clock.take().items():
+            self.epochs[-1][name] += seconds
+        row = self.sum()
+        if row and figures.has_pictures(trainer.loggers):
+            parts = shares(row)
+            labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in parts.items()]
+            pie = figures.pie(list(parts.values()), labels, f"a step of {step_ms(row):.2f} ms")
+            figures.log_figure(trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer))
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Print a table, below the bar, which is closed now: share and milliseconds of a step."""
@@ -310,15 +273,6 @@ class StepTimer(Callback):
         if not any(row["num_steps"] for row in self.epochs):
             return {}
         return {name: sum(row[name] for row in self.epochs) for name in self.epochs[0]}
-
-    def _draw(self, trainer: Any) -> None:
-        """Draw the newest epoch's pie, unless it is drawn."""
-        if self.pie_title and figures.has_pictures(trainer.loggers):
-            parts = shares(self.epochs[-1])
-            labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in parts.items()]
-            pie = figures.pie(list(parts.values()), labels, self.pie_title)
-            figures.log_figure(trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer))
-        self.pie_title = ""
 
 
 def total(row: dict[str, float]) -> float:

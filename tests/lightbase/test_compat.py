@@ -292,19 +292,6 @@ def test_labels_of(tmp_path: Path) -> None:
     assert compat.labels_of(datasets.FakeData()) is None
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_unscales_gradients(fused: bool) -> None:
-    weight, gradients = nn.Parameter(torch.ones(1)), []
-    optimizer = torch.optim.SGD([weight], lr=0.1, fused=fused)
-    optimizer.register_step_pre_hook(lambda *_: gradients.append(float(weight.grad)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=8)
-    scaler.scale(weight).sum().backward()
-    scaler.step(optimizer)
-    assert gradients == [8 if compat.unscales_gradients(optimizer) else 1]
-    assert compat.unscales_gradients(optimizer) is fused
-    assert weight.item() == pytest.approx(0.9)
-
-
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="keys of x86")
 def test_torch_names_the_capabilities_of_this_cpu() -> None:
     assert torch.cpu.get_capabilities().keys() >= {"avx512_bf16", "amx_tile"}

@@ -1,5 +1,6 @@
 """Curves of the devices: the process, a stand-in for a GPU, and what cannot be read."""
 
+import re
 import subprocess
 import threading
 import time
@@ -16,7 +17,6 @@ from example.models.mlp import MLP
 from test_training import curves
 from torch import Tensor
 
-from lightbase.watch import advice
 from lightbase.watch.device_monitor import DeviceMonitor, gpu_readers
 
 Train = Callable[..., dict[str, Any]]
@@ -49,21 +49,7 @@ def test_cpu_and_memory_of_the_process_are_curves(train, tmp_path, monkeypatch, 
     assert 70 * share < sum(busy) / len(busy) < 150
     memory = psutil.Process().memory_info().rss / 2**30
     assert found["watch/device/memory_gib"][-1][1] == pytest.approx(memory, rel=0.2)
-    assert "CPU of this process:" in capsys.readouterr().out
-    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
-
-
-def test_a_training_shorter_than_a_reading_has_one(train: Train, tmp_path: Path) -> None:
-    train("--device_monitor", "true", "--trainer.max_steps", 2)
-    assert [
-        step for step, _ in curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]
-    ] == [1]
-
-
-def test_the_thread_ends_with_a_training_that_fails(train: Train) -> None:
-    with pytest.raises(ZeroDivisionError):
-        train("--device_monitor", "true", "--model.net", "test_device_monitor.Failing")
-    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
+    assert "Load of the devices, mean and highest:" in capsys.readouterr().out
 
 
 class Failing(MLP):
@@ -71,22 +57,20 @@ class Failing(MLP):
         return super().forward(x / (1 // (not self.training)))
 
 
+def test_a_short_training_has_a_point_and_the_thread_ends_with_one_that_fails(train, tmp_path):
+    train("--device_monitor", "true", "--trainer.max_steps", 2)
+    points = curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]
+    assert [step for step, _ in points] == [1]
+    with pytest.raises(ZeroDivisionError):
+        train("--device_monitor", "true", "--model.net", "test_device_monitor.Failing")
+    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
+
+
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """NVML with one GPU, at 40 and 60 % in turn."""
+def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """NVML with one GPU, at 40 and 60 % in turn; it refuses the functions of these names."""
+    refused: set[str] = set()
     turns = iter([40, 60] * 100)
-    gpu = SimpleNamespace(refused=set(), gone=False)
-
-    def read(name: str, value: Callable[[], Any]) -> Callable[..., Any]:
-        def reading(*_: Any) -> Any:
-            if name in gpu.refused:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-            if gpu.gone:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-            return value()
-
-        return reading
-
     values: dict[str, Callable[[], Any]] = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda: "handle",
@@ -95,11 +79,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "nvmlDeviceGetPowerUsage": lambda: 250_000,
         "nvmlDeviceGetTemperature": lambda: 51,
     }
-    for name, value in values.items():
-        monkeypatch.setattr(pynvml, name, read(name, value))
-    properties = SimpleNamespace(uuid="1-2-3", total_memory=4 * 2**30)
+
+    def read(name: str) -> Any:
+        if name in refused:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return values[name]()
+
+    for name in values:
+        monkeypatch.setattr(pynvml, name, lambda *_, name=name: read(name))
+    properties = SimpleNamespace(uuid="1-2-3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return gpu
+    return refused
 
 
 def watched(
@@ -132,21 +122,22 @@ def watched(
     return monitor, written
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_a_gpu_has_four_curves_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("refused")
+def test_a_gpu_has_four_curves_and_four_lines(capsys: pytest.CaptureFixture[str]) -> None:
     monitor, written = watched([torch.device("cuda", 0), torch.device("cuda", 1)])
     for gpu in ("gpu0", "gpu1"):
         assert set(written[f"watch/device/{gpu}_memory_gib"]) == {3}
         assert set(written[f"watch/device/{gpu}_power_watt"]) == {250}
         assert set(written[f"watch/device/{gpu}_temperature_celsius"]) == {51}
         assert set(written[f"watch/device/{gpu}_busy_percent"]) <= {40, 60}
-    assert 40 <= (monitor.mean("gpu0_busy_percent") or 0) <= 60
-    assert "GPU 0: " in (shown := capsys.readouterr().out)
-    assert "% busy on average, 60 % at most; memory 3.0 of 4.0 GiB at most" in shown
+    assert monitor.busy_shares() == pytest.approx([0.5, 0.5], abs=0.1)
+    shown = capsys.readouterr().out
+    assert re.search(r"gpu0_busy_percent +\d\d\.\d +\d0\.0\n", shown)
+    assert re.search(r"gpu1_memory_gib +3\.0 +3\.0\n", shown)
 
 
-def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(stand_in, capsys):
-    stand_in.refused = {"nvmlDeviceGetPowerUsage"}
+def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(refused, capsys):
+    refused.add("nvmlDeviceGetPowerUsage")
     _, written = watched([torch.device("cuda", 0)])
     assert {"watch/device/gpu0_busy_percent", "watch/device/gpu0_memory_gib"} <= set(written)
     assert "watch/device/gpu0_power_watt" not in written
@@ -154,29 +145,13 @@ def test_a_reading_that_nvml_refuses_has_no_curve_and_one_line(stand_in, capsys)
     assert shown.count("Device monitor: no gpu0_power_watt: Insufficient Permissions") == 1
 
 
-@pytest.mark.parametrize(
-    "refused",
-    ["nvmlInit", "nvmlDeviceGetHandleByUUID"],
-    ids=["a container without `utility`, ROCm", "MIG"],
-)
-def test_without_nvml_the_memory_is_that_of_this_process(stand_in, monkeypatch, capsys, refused):
-    stand_in.refused = {refused}
+def test_without_nvml_the_memory_is_that_of_this_process(refused, monkeypatch, capsys):
+    refused.add("nvmlDeviceGetHandleByUUID")
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * 2**30)
-    gpu = torch.device("cuda", 0)
-    monitor, written = watched([gpu])
+    monitor, written = watched([torch.device("cuda", 0)])
     assert set(written["watch/device/gpu0_memory_gib"]) == {2}
-    assert "watch/device/gpu0_busy_percent" not in written
-    shown = capsys.readouterr().out
-    assert shown.count("of GPU 0 only this process's memory: NVML says") == 1
-    assert "GPU 0: memory 2.0 of 4.0 GiB at most" in shown
-    trainer = SimpleNamespace(callbacks=[monitor], strategy=SimpleNamespace(root_device=gpu))
-    assert advice.gpu_load(trainer) == (1, 0.5)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a driver")
-def test_without_a_driver_there_is_one_line(capsys, monkeypatch):
-    assert set(gpu_readers(torch.device("cuda", 0))) == {"gpu0_memory_gib"}
-    assert capsys.readouterr().out.count("\n") == 1
+    assert monitor.busy_shares() == []
+    assert capsys.readouterr().out.count("of GPU 0 only this process's memory: NVML says") == 1
 
 
 @pytest.mark.gpu

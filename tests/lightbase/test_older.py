@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from paths import script
 from test_training import equal, weights
 
@@ -79,15 +80,7 @@ trainer:
   - class_path: example.callbacks.step_timer.StepTimer
     init_args: {every_n_epochs: 1}
 """)
-    histograms = "example.callbacks.weight_histograms.WeightHistograms"
-    flags = (
-        "--model.test_views=example.data.transforms.mirrored",
-        *(
-            "--trainer.callbacks+",
-            f"[{{class_path: {histograms}, init_args: {{every_n_epochs: 1}}}}]",
-        ),
-    )
-    train("--config", old, *flags)
+    train("--config", old, "--model.test_views=example.data.transforms.mirrored")
     folder = tmp_path / "tiny" / "version_0"
     assert "example.callbacks" not in (folder / "config.yaml").read_text()
     last = folder / "checkpoints" / "last.ckpt"
@@ -102,11 +95,15 @@ trainer:
         "example.base.optim.WarmupCosineLR"
     )
     trainer["callbacks"][0]["class_path"] = "example.callbacks.step_timer.StepTimer"
-    trainer["callbacks"][1]["class_path"] = histograms
+    checkpoint["config"] |= {"gradient_norm": "modules", "histograms_every_n_epochs": 5}
     torch.save(checkpoint, last)
-    for name in ("tiny", "unchanged"):
+    killed_early = tmp_path / "early" / "version_0"
+    killed_early.mkdir(parents=True)
+    (killed_early / "config.yaml").write_text(yaml.safe_dump(checkpoint["config"]))
+    for name in ("tiny", "unchanged", "early"):
         train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--name", name)
     assert equal(weights(folder), weights(tmp_path / "unchanged" / "version_0"))
+    assert (killed_early / "metrics.json").exists()
 
 
 def test_a_checkpoint_from_before_0_1_is_refused(trained, tmp_path, capsys):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
@@ -19,6 +18,7 @@ from lightbase.watch.figures import spread
 
 Train = Callable[..., dict[str, Any]]
 ON = ("--figures_every_n_epochs", 2)
+KINDS = ("confusion_matrix", "predictions", "mistakes")
 ONE = ("--trainer.max_epochs", 1)
 
 
@@ -36,29 +36,21 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     of_epochs_2_and_3 = [2 * 19 - 1, 3 * 19 - 1]
     assert steps == {
         "view/inputs/train": [0],
-        **{
-            f"view/{kind}/val": of_epochs_2_and_3
-            for kind in ("confusion_matrix", "predictions", "mistakes")
-        },
-        **{
-            f"view/{kind}/test": [3 * 19 - 1]
-            for kind in ("confusion_matrix", "predictions", "mistakes")
-        },
-        "watch/step_time/pie": of_epochs_2_and_3,
+        **{f"view/{kind}/val": of_epochs_2_and_3 for kind in KINDS},
+        **{f"view/{kind}/test": [3 * 19 - 1] for kind in KINDS},
+        "watch/step_time/pie": [3 * 19 - 1],
     }
     # TensorBoard shows groups by name: loss and metrics come before what watches
     tags = found.Tags()["scalars"] + found.Tags()["images"]
     groups = sorted({tag.partition("/")[0] for tag in tags})
     assert groups == ["lr", "test", "train", "val", "view", "watch"]
     assert "watch/epoch" in tags
-    assert found.Tags()["graph"]
-    names = {node.name for node in found.Graph().node}
-    assert any("MLP" in name and "Linear" in name for name in names)
 
 
-def test_data_that_are_no_images_have_none(train: Train, tmp_path: Path) -> None:
+def test_classes_that_are_no_images_have_a_confusion_matrix(train, tmp_path):
     train(*ON, "--data", "small.Points", "--model.net.sizes", "[10,2]")
-    assert events(tmp_path / "tiny" / "version_0").Tags()["images"] == []
+    tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
+    assert tags == ["view/confusion_matrix/val", "view/confusion_matrix/test"]
 
 
 @pytest.mark.parametrize(
@@ -74,11 +66,8 @@ def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
     folders = [tmp_path / name / "version_0" for name in ("plain", "watched")]
     assert equal(*map(weights, folders))
     plain, watched = map(curves, folders)
-    assert {
-        name: values
-        for name, values in watched.items()
-        if not name.startswith(("watch/device/", "watch/step_time/"))
-    } == plain
+    own = ("watch/device/", "watch/step_time/")
+    assert {name: watched[name] for name in watched if not name.startswith(own)} == plain
 
 
 class Drawing:
@@ -162,20 +151,6 @@ def test_without_logits_nothing_is_drawn(train: Train, tmp_path: Path) -> None:
     assert "view/confusion_matrix/test" in tags
 
 
-class Untraceable(MLP):
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_tracing():
-            raise RuntimeError("not to be traced")
-        return super().forward(x)
-
-
-@pytest.mark.slow
-def test_a_network_without_a_graph_trains_all_the_same(train, tmp_path, capsys):
-    train(*ON, "--model.net", "test_prediction_figures.Untraceable", *ONE)
-    assert "No graph of Untraceable in TensorBoard: not to be traced" in capsys.readouterr().out
-    assert not events(tmp_path / "tiny" / "version_0").Tags()["graph"]
-
-
 @pytest.mark.slow
 def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> None:
     train("--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
@@ -193,24 +168,13 @@ def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dt
     assert shown.shape == ((8, 8, 3) if shape[0] == 3 else shape[1:])
     assert shown.min() >= 0
     assert shown.max() <= 1
-    pixels = figure_to_image(figures.image_grid([image] * 7, ["a"] * 7, ["black"] * 7, "title"))
-    assert pixels.shape[0] == 3
-    assert pixels.min() < 100
 
 
-@pytest.mark.parametrize("num", [2, 10, 30, 100])
+@pytest.mark.parametrize("num", [2, 30, 100])
 def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
-    counts = torch.randint(100, (num, num))
-    pixels = figure_to_image(
-        figures.confusion_matrix(counts, [f"class number {i}" for i in range(num)], "title")
-    )
-    assert max(pixels.shape) <= 1300
-
-
-def test_spread() -> None:
-    assert spread(3, 25) == [0, 1, 2]
-    assert spread(100, 4) == [0, 25, 50, 75]
-    assert spread(0, 25) == []
+    names = [f"class number {i}" for i in range(num)]
+    matrix = figures.confusion_matrix(torch.randint(100, (num, num)), names, "title")
+    assert max(figure_to_image(matrix).shape) <= 1300
 
 
 @pytest.mark.parametrize(

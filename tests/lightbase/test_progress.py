@@ -1,13 +1,18 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
 import re
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import test_training
+from lightning.pytorch.callbacks import Timer
+from small import Points
 
-from lightbase.watch.progress import REFRESH_S, TrainingProgressBar, clock
+from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar, clock
 
 Train = Callable[..., dict[str, Any]]
 BAR = ("--trainer.enable_progress_bar", "true")
@@ -73,6 +78,31 @@ def test_a_training_without_an_end_has_no_time_left(train, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert lines
     assert not [line for line in lines if "left" in line or " of " in line]
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"max_epochs": 2}, "0:30"),
+        ({"max_epochs": 2, "max_steps": 4}, "0:10"),
+        ({"max_epochs": 1000, "callbacks": [Timer(timedelta(seconds=90))]}, "1:30"),
+        ({"max_epochs": -1}, ""),
+    ],
+    ids=str,
+)
+def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left):
+    """A GradientAccumulationScheduler and several optimizers make steps of several batches, or
+    several steps of a batch."""
+    loop = SimpleNamespace(total_batch_idx=-1)
+    counters = {"fit_loop": loop, "global_step": 0, "world_size": 2, "num_training_batches": 20}
+    options = {"max_steps": -1, "callbacks": [], "datamodule": Points(batch_size=5)}
+    trainer: Any = SimpleNamespace(**counters | options | limits)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    pace = Pace(trainer)
+    assert pace.texts(trainer) == []
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    loop.total_batch_idx, trainer.global_step = 9, 2
+    assert pace.texts(trainer) == ["10 samples/s", *([f"{left} left"] if left else [])]
 
 
 def test_clock() -> None:

@@ -9,7 +9,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from paths import argv
 from torch import Tensor
-from waits import Watch, stand_in
+from waits import EXPECTED, Watch, stand_in
 
 from lightbase import metrics as means
 from lightbase.data.transforms import crop_and_flip
@@ -86,6 +86,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         pytest.param(
             (*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW
         ),
+        pytest.param(
+            (*ONE, *RESIDENT, "--trainer.precision", "16-mixed"),
+            means.KEEP,
+            id="16-mixed",
+            marks=pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla"),
+        ),
         # large outputs are measured at once
         pytest.param((*SEVERAL, *FEATURES, *RESIDENT), 100, id="features", marks=SLOW),
     ],
@@ -93,10 +99,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 def test_only_log_steps_wait_for_the_gpu(train, watch, monkeypatch, flags, keep):
     monkeypatch.setattr(means, "KEEP", keep)
     train(*FLAGS, *flags)
-    assert watch.allowed  # or it would hear of nothing
-    assert not [
-        line for line in watch.found if "metrics.to(" not in line
-    ]  # they follow the first outputs
+    others, log_steps = (
+        [line for line in counts if not any(text in line for text in EXPECTED)]
+        for counts in (watch.found, watch.allowed)
+    )
+    assert not others
+    assert len(log_steps) == 2  # the point, and whether a loss is NaN
+    assert ("16-mixed" in flags) == any("self.scaler.step(" in line for line in watch.found)
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,11 @@ from lightbase.run import train as run
 
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
-BETWEEN = (
-    __file__,
-    str(Path(torch.__file__).parent),
-    str(warnings.__file__),
-)  # a line that waits and its note
+# between a line that waits and its note
+BETWEEN = (__file__, str(Path(torch.__file__).parent), str(warnings.__file__))
 READS_VALUES = (
-    *(
-        "_local_scalar_dense",
-        "item",
-        "equal",
-        "is_nonzero",
-        "nonzero",
-        "masked_select",
-        "bincount",
-        "repeat_interleave",
-    ),
-    *("_unique2", "unique_dim", "unique_consecutive"),
+    *("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select"),
+    *("bincount", "repeat_interleave", "_unique2", "unique_dim", "unique_consecutive"),
 )
 
 
@@ -64,16 +52,11 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "OnDevice":
-        layout = {
-            "strides": values.stride(),
-            "storage_offset": values.storage_offset(),
-            "dtype": values.dtype,
-        }
-        tensor: OnDevice = torch.Tensor._make_wrapper_subclass(
-            cls, values.size(), device=DEVICE, **layout
-        )  # type: ignore
+        layout = {"strides": values.stride(), "storage_offset": values.storage_offset()}
+        make: Any = torch.Tensor._make_wrapper_subclass
+        tensor = make(cls, values.size(), device=DEVICE, dtype=values.dtype, **layout)
         tensor.values = values
-        return tensor
+        return tensor  # type: ignore[no-any-return]
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -90,9 +73,8 @@ class OnDevice(Tensor):
 def compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Of OnDevice and other tensors: OnDevice where one of the inputs, or the device that is asked
     for, is."""
-    inputs = {
-        id(leaf.values): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)
-    }
+    leaves = tree_leaves((args, kwargs))
+    inputs = {id(leaf.values): leaf for leaf in leaves if isinstance(leaf, OnDevice)}
     device = kwargs.get("device") or (DEVICE if inputs else CPU)
     args, kwargs = tree_map_only(OnDevice, lambda tensor: tensor.values, (args, kwargs))
     result = operation(*args, **kwargs | ({"device": CPU} if "device" in kwargs else {}))
@@ -100,9 +82,8 @@ def compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result
 
     def wrap(tensor: Tensor) -> OnDevice:
-        return (
-            inputs[id(tensor)] if id(tensor) in inputs else OnDevice(tensor)
-        )  # an operation in place gives its input
+        # an operation in place gives its input
+        return inputs[id(tensor)] if id(tensor) in inputs else OnDevice(tensor)
 
     return tree_map_only(Tensor, wrap, result)
 
@@ -137,28 +118,18 @@ class StandIn(TorchDispatchMode):
         return compute(operation, args, kwargs)
 
     def wait(self, name: str, args: Any, kwargs: dict[str, Any]) -> str | None:
-        leaves = tree_leaves((args, kwargs))
-        if (
-            not any(isinstance(leaf, OnDevice) for leaf in leaves)
-            and kwargs.get("device") != DEVICE
-        ):
+        is_on_device = any(isinstance(leaf, OnDevice) for leaf in tree_leaves((args, kwargs)))
+        if not is_on_device and kwargs.get("device") != DEVICE:
             return None
-        masks = [
-            leaf
-            for leaf in tree_leaves(args[1:2])
-            if isinstance(leaf, Tensor) and leaf.dtype == torch.bool
-        ]
-        if name in READS_VALUES or (
-            name in ("index", "index_put", "index_put_", "_index_put_impl_") and masks
-        ):
+        tensors = [leaf for leaf in tree_leaves(args[1:2]) if isinstance(leaf, Tensor)]
+        has_mask = any(tensor.dtype == torch.bool for tensor in tensors)
+        is_index = name in ("index", "index_put", "index_put_", "_index_put_impl_")
+        if name in READS_VALUES or (is_index and has_mask):
             return name
         source, target = args[0], kwargs.get("device")
         if name == "copy_":
-            source, target, kwargs = (
-                args[1],
-                args[0].device,
-                {"non_blocking": len(args) > 2 and args[2]} | kwargs,
-            )
+            source, target = args[1], args[0].device
+            kwargs = {"non_blocking": len(args) > 2 and args[2]} | kwargs
         elif name != "_to_copy" or target is None:
             return None
         if not isinstance(source, Tensor) or source.device == target:
@@ -193,10 +164,8 @@ class Functions(TorchFunctionMode):
             return self.device.is_pinned(args[0])
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].cpu().tolist()
-        if (
-            function in (torch.tensor, torch.as_tensor)
-            and torch.device(kwargs.get("device") or CPU) == DEVICE
-        ):
+        target = torch.device(kwargs.get("device") or CPU)
+        if function in (torch.tensor, torch.as_tensor) and target == DEVICE:
             return function(*args, **kwargs | {"device": CPU}).to(DEVICE)
         return function(*args, **kwargs)
 
@@ -235,9 +204,8 @@ class StandInAccelerator(Accelerator):
 
 
 AcceleratorRegistry.register("stand_in", StandInAccelerator)
-StrategyRegistry.register(
-    "stand_in", SingleDeviceStrategy, device=DEVICE
-)  # Lightning's own choice would be the CPU
+# Lightning's own choice would be the CPU
+StrategyRegistry.register("stand_in", SingleDeviceStrategy, device=DEVICE)
 
 
 class Watch(MayMissSteps):
@@ -248,29 +216,20 @@ class Watch(MayMissSteps):
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self.allowed: Counter[str] = Counter()
-        self.newest: Counter[str] = (
-            Counter()
-        )  # since the last training step, or call of several, ended
+        # since the last training step, or call of several, ended
+        self.newest: Counter[str] = Counter()
         self.stage: str | None = None
 
     def tell(self, reason: str) -> None:
         if self.stage:
-            frames = [
-                frame
-                for frame in traceback.extract_stack()
-                if not frame.filename.startswith(BETWEEN)
-            ]
-            self.newest[
-                f"{self.stage}: {reason} in {frames[-1].filename}:{frames[-1].lineno}, "
-                f"{frames[-1].line}"
-            ] += 1
+            stack = reversed(traceback.extract_stack())
+            frame = next(frame for frame in stack if not frame.filename.startswith(BETWEEN))
+            where = f"{frame.filename}:{frame.lineno}, {frame.line}"
+            self.newest[f"{self.stage}: {reason} in {where}"] += 1
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
-        self.stage, self.step, self.was_log_step = (
-            "training",
-            trainer.global_step,
-            True,
-        )  # with the loader's start
+        self.stage, self.step = "training", trainer.global_step
+        self.was_log_step = True  # with the loader's start
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         every = trainer.log_every_n_steps
@@ -326,7 +285,9 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
     fake = ModuleType("torch")
     accelerator = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: DEVICE)
     fake.__dict__.update(torch.__dict__, accelerator=accelerator)
+    scaler = torch.amp.GradScaler("cpu")  # of 16-mixed
     with (
+        patch.object(torch.amp, "GradScaler", lambda device: scaler),
         patch.object(BaseDataModule, "_resident", resident),
         patch.object(dataloader, "torch", fake),
         StandIn(tell),
@@ -335,9 +296,14 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 HERE = Path(__file__).parent
+# Metrics follow the first outputs to their device. In 16-mixed GradScaler reads one number a step
+# if gradients are clipped or the optimizer is not fused.
+EXPECTED = ("metrics.to(", "self.scaler.step(")
 RUNS = {
     "one step a call": "tiny.yaml --data.resident true --trainer.strategy {one}",
     "several steps a call": "tiny.yaml --data.resident true --steps_per_execution 3",
+    "16-mixed, clipped": "tiny.yaml --data.resident true --trainer.strategy {one} "
+    "--trainer.precision 16-mixed --trainer.gradient_clip_val 1",
     "pinned batches": "tiny.yaml --data.resident false --data.pin_memory true "
     "--steps_per_execution 3",
     "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 "
@@ -356,14 +322,12 @@ def main() -> int:
         flags = f"--config {flags} {where}".format(one="stand_in" if dry else "auto")
         with tempfile.TemporaryDirectory() as folder, (stand_in if dry else real_gpu)(watch.tell):
             run.main([*flags.split(), "--trainer.default_root_dir", folder])
-        print(
-            f"{name}: {sum(watch.allowed.values())} waits on log steps, "
-            f"{sum(watch.found.values())} on others"
-        )
+        num_allowed, num_others = watch.allowed.total(), watch.found.total()
+        print(f"{name}: {num_allowed} waits on log steps, {num_others} on others")
         for kind, counts in (("others", watch.found), ("log steps", watch.allowed)):
             for line, number in counts.most_common():
                 print(f"  {kind}: {number} x {line}")
-        num_found += len(watch.found)
+        num_found += sum(not any(text in line for text in EXPECTED) for line in watch.found)
     return num_found
 
 

@@ -105,8 +105,6 @@ FLAGS = {
     "patience": optional(COUNT).but("1000000"),
     "steps_per_execution": COUNT.but("20", "1000"),
     "num_threads": optional(COUNT),
-    "histograms_every_n_epochs": COUNT_OR_0,
-    "gradient_norm": SWITCH.but("modules"),
     "ckpt_path": Values(
         ("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")
     ),
