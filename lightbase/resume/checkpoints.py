@@ -117,8 +117,7 @@ class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest
     without a monitor.
 
-    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after
-    every validation.
+    every_n_epochs: None writes after every validation.
     """
 
     def __init__(
@@ -127,7 +126,6 @@ class RunCheckpoint(ModelCheckpoint):
         filename: str,
         monitor: str | None = None,
         mode: str = "min",
-        or_last: bool = False,
         keep_all: bool = False,
         every_n_epochs: int | None = 1,
     ) -> None:
@@ -143,7 +141,6 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.or_last = or_last
         self.step_at_epoch_end = 0
 
     @property
@@ -163,20 +160,10 @@ class RunCheckpoint(ModelCheckpoint):
                 raise UserError(f"{type(callback).__name__} {what}\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.monitor and not trainer.sanity_checking:
-            self.check_metric(trainer.callback_metrics)
+        score = trainer.callback_metrics.get(self.monitor or "")
+        if score is not None and score.isnan() and not trainer.sanity_checking:
+            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
         super().on_validation_end(trainer, pl_module)
-
-    def check_metric(self, metrics: dict[str, Any]) -> None:
-        """Print a line where the metric is NaN, or missing with `or_last`."""
-        if self.monitor in metrics:
-            if metrics[self.monitor].isnan():
-                say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
-        elif self.or_last:
-            names = [name for name in metrics if name != "lr" and not name.startswith("train")]
-            unless = f", unless --monitor names one of {', '.join(names)}" if names else ""
-            say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch{unless}")
-            self.monitor = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to
