@@ -165,10 +165,12 @@ def short_flag_errors() -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError."""
     try:
         yield
-    except (MisconfigurationException, ValueError) as error:
-        if isinstance(error, ValueError) and "`val_check_interval`" not in str(error):
-            raise
-        raise UserError(first_line(error), 2) from error
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        texts = ("`val_check_interval`", "Early stopping conditioned on metric")
+        is_of_flag = any(text in str(error) for text in texts)
+        if isinstance(error, MisconfigurationException) or is_of_flag:
+            raise UserError(first_line(error), 2) from error
+        raise
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
             + EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint").replace(
                 "patience: 3", "save_last: true"
             ),
-            ["ModelCheckpoint", "save_last"],
+            ["ModelCheckpoint", "give it a dirpath"],
         ),
         (
             TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1],
@@ -391,7 +391,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
     files = {path.name for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()}
     assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
     config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
-    assert "val_loss" in fails(capsys, 1, lambda: train(config=str(config)))
+    assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
