@@ -238,7 +238,8 @@ def first_metric(model: BaseModule) -> str:
 
 def better(monitor: str, model: LightningModule) -> str:
     """Return min or max. torchmetrics says it of the model's metrics; of others the name may."""
-    name = monitor.removeprefix("val/")  # not rpartition: a metric's name may contain "/"
+    # not rpartition: a metric's name may contain "/"
+    name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]
     metrics = dict(collection(model.metrics).items()) if isinstance(model, BaseModule) else {}
     is_higher_better = metrics[name].higher_is_better if name in metrics else None
     if is_higher_better is not None:

@@ -100,6 +100,8 @@ class RunRecorder(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         best, metrics = best_callback(trainer), trainer.callback_metrics
+        if trainer.sanity_checking and len(trainer.num_sanity_val_batches) > 1:
+            return  # Lightning keeps no values of several loaders here
         if best and best.monitor and best.monitor not in metrics:
             names = ", ".join(metrics) or "it logs none"
             what = f"is not among the metrics of a validation: {names}"
