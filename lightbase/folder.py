@@ -125,14 +125,6 @@ class Run:
     def write(self, name: str, text: str) -> None:
         write_whole(self.folder / name, text)
 
-    def keep(self, name: str) -> None:
-        """Copy the file of an earlier start: config.yaml to config_1.yaml, then config_2.yaml."""
-        path = self.folder / name
-        if path.is_file():
-            num_copies = len(list(self.folder.glob(f"{path.stem}_*{path.suffix}")))
-            copy = f"{path.stem}_{num_copies + 1}{path.suffix}"
-            self.write(copy, path.read_text(encoding="utf-8"))
-
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
     """JSON with null for NaN and infinity, which JSON lacks."""

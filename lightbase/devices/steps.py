@@ -64,7 +64,6 @@ class SeveralSteps(SingleDeviceStrategy):
         super().__init__(**options)
         self.max_num_steps = max_num_steps
         self.num_steps = 1  # of the turns of this training
-        self.losses: list[Tensor | None] = []  # of this turn, without the last step
         self.parallel_devices: list[torch.device] = []  # the Trainer fills it in
 
     @property
@@ -85,7 +84,6 @@ class SeveralSteps(SingleDeviceStrategy):
         """args: the index of the batch, if the model's `training_step` takes it."""
         assert self.lightning_module is not None
         trainer: Any = self.lightning_module.trainer
-        self.losses = []
         num_more = self.num_steps - 1
         if trainer.max_steps >= 0:
             num_more = min(num_more, trainer.max_steps - trainer.global_step - 1)
@@ -120,7 +118,6 @@ class SeveralSteps(SingleDeviceStrategy):
         if loss is not None:
             with phase("backward"):
                 loss.backward()
-        self.losses.append(None if loss is None else loss.detach().clone())
         progress.increment_ready()
         with phase("optimizer_step"):
             optimizer.step()

@@ -104,8 +104,7 @@ class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest
     without a monitor.
 
-    or_last: of the newest also where nothing logs `monitor`. every_n_epochs: None writes after
-    every validation.
+    every_n_epochs: None writes after every validation.
     """
 
     def __init__(
@@ -114,7 +113,6 @@ class RunCheckpoint(ModelCheckpoint):
         filename: str,
         monitor: str | None = None,
         mode: str = "min",
-        or_last: bool = False,
         keep_all: bool = False,
         every_n_epochs: int | None = 1,
     ) -> None:
@@ -130,7 +128,6 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.or_last = or_last
         self.step_at_epoch_end = 0
 
     @property
@@ -148,15 +145,9 @@ class RunCheckpoint(ModelCheckpoint):
                 raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = trainer.callback_metrics
-        if self.monitor and not trainer.sanity_checking:
-            if self.monitor in metrics and metrics[self.monitor].isnan():
-                say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
-            if self.monitor not in metrics and self.or_last:
-                names = [name for name in metrics if name != "lr" and not name.startswith("train")]
-                way_out = f"--monitor takes one of: {', '.join(names)}"
-                say(f"Validation logs no {self.monitor}: best.ckpt is the last epoch; {way_out}")
-                self.monitor = None
+        score = trainer.callback_metrics.get(self.monitor or "")
+        if score is not None and score.isnan() and not trainer.sanity_checking:
+            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
         super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,9 +1,10 @@
-"""Checks before a run starts: of the data, of the network on two samples, of the optimizer."""
+"""Checks before a run starts: of the data, of the network on two samples, of the optimizer, and of
+the metric that compares epochs."""
 
 import os
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, LightningModule
@@ -17,6 +18,7 @@ from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices
 from lightbase.devices.processes import short_process_errors
 from lightbase.errors import UserError, first_line
+from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, has_named_optimizer, mean_over_views
 from lightbase.optim import schedule_at
@@ -29,6 +31,12 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         model.prepare_weights()
+    if type(data).train_dataloader is not BaseDataModule.train_dataloader:
+        limits = "a resume may end with other weights; several processes may count samples twice"
+        say(f"{type(data).__name__} has its own DataLoaders: {limits}")
+    if not has_named_optimizer(model):
+        limit = "a resume with another length does not stretch the schedule"
+        say(f"{type(model).__name__} has its own optimizers: {limit}")
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
         check_resident(data, config.trainer)
@@ -51,25 +59,27 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_augment(data)
     if with_test:
         data.setup("test")
-    sizes = {split: len(samples) for split, samples in data.splits.items()}
-    text = f"Data: {type(data).__name__}, {sizes['train']:,} training and "
-    text += f"{sizes.get('val', 0):,} validation samples"
+    sizes = {split: f"{len(samples):,}" for split, samples in data.splits.items()}
+    text = f"Data: {type(data).__name__}, {sizes['train']} training and "
+    text += f"{sizes.get('val', 0)} validation samples"
     if data.num_classes:
         text += f" of {data.num_classes} classes"
     text += f", batch size {data.batch_size}"
     if data.fold:
-        text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set, "
-        text += f"{sizes.get('test', 0):,}"
+        text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
 
 
 def check_augment(data: BaseDataModule) -> None:
     """Raise UserError if `augment`, which gets the inputs alone, would change images and leave
     their masks or target images as they are."""
-    if is_overridden("on_after_batch_transfer", data, BaseDataModule) or not may_augment(data):
+    flags = [value for name, value in vars(data).items() if name.startswith("random_")]
+    is_off = flags and not any(flags)
+    if is_off or not is_overridden("augment", data, BaseDataModule):
         return
     inputs, targets = data.splits["train"].__getitems__([0])
-    if not isinstance(inputs, Tensor) or inputs.dim() < 3:
+    is_image = isinstance(inputs, Tensor) and inputs.dim() > 2
+    if not is_image or is_overridden("on_after_batch_transfer", data, BaseDataModule):
         return
     shapes: list[tuple[int, ...]] = []
     apply_to_collection(targets, Tensor, lambda target: shapes.append(tuple(target.shape[1:])))
@@ -78,12 +88,6 @@ def check_augment(data: BaseDataModule) -> None:
             what = f"augment of {type(data).__name__} changes images and not their targets {shape}"
             way_out = "override on_after_batch_transfer(batch, dataloader_idx), which gets both"
             raise UserError(f"{what}, of the same size:\nleave it out, or {way_out}", 2)
-
-
-def may_augment(data: BaseDataModule) -> bool:
-    """Whether `augment` is overridden, and not switched off by arguments such as random_flip."""
-    flags = [value for name, value in vars(data).items() if name.startswith("random_")]
-    return is_overridden("augment", data, BaseDataModule) and (not flags or any(flags))
 
 
 def check_resident(data: BaseDataModule, trainer: Any) -> None:
@@ -106,6 +110,7 @@ def trial_device(trainer: Any) -> torch.device | None:
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
 
 
+@torch.no_grad()
 def try_network(
     model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
 ) -> None:
@@ -125,19 +130,15 @@ def try_network(
     net, name = model.net, type(model.net).__name__
     training_modules = [module for module in net.modules() if module.training]
     with short_process_errors():
-        with torch.no_grad():
-            inputs = data.normalize(inputs.to(device))
+        inputs = data.normalize(inputs.to(device))
         try:
             outputs = run_network(model, inputs, str(trainer.precision))
-        except Exception as error:
-            if not is_of_library(error) or isinstance(error, torch.OutOfMemoryError):
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or not is_of_package(error):
                 raise
             what = f"the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            way_out = "change the arguments of model.net or of data, image_shape for instance"
-            raise UserError(
-                f"{name} cannot take {what}: {first_line(error)}\n"
-                f"{way_out}, or use --try_network false"
-            ) from error
+            way_out = "change the arguments of model.net or of data, or use --try_network false"
+            raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
     for module in training_modules:  # frozen modules stay in eval mode
         module.training = True
@@ -147,19 +148,19 @@ def try_network(
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
 
 
-@torch.no_grad()
 def run_network(model: BaseModule, inputs: Tensor, precision: str) -> Any:
-    """Return the outputs of `model.net` in eval mode; call test_views, too, if there are any."""
+    """Return the outputs of `model.net` in eval mode, their mean over the test_views if any."""
     net: nn.Module = model.net.to(inputs.device).eval()
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
-    with torch.autocast(inputs.device.type, dtype, enabled=is_half):
-        outputs = net(inputs)
+    gpus = [inputs.device] if inputs.device.type == "cuda" else []
+    with (
+        torch.autocast(inputs.device.type, dtype, enabled=is_half),
+        torch.random.fork_rng(gpus),  # the views may draw random numbers
+    ):
         if model.test_views is not None:
-            gpus = [inputs.device] if inputs.device.type == "cuda" else []
-            with torch.random.fork_rng(gpus):  # views may draw random numbers
-                mean_over_views(net, model.test_views, inputs)
-    return outputs
+            return mean_over_views(net, model.test_views, inputs)
+        return net(inputs)
 
 
 def check_num_outputs(
@@ -178,12 +179,74 @@ def check_num_outputs(
         raise UserError(f"{name} has {num_outputs} outputs for {classes}\n{way_out}")
 
 
-def is_of_library(error: Exception) -> bool:
-    """Whether an installed package refuses what it is given: in a network of its own for any
-    reason, below a network of the user's by what torch raises for a wrong shape or type. Everything
-    else may be a bug of the user's."""
-    packages = Path(torch.__file__).parents[1]
-    lines = traceback.extract_tb(error.__traceback__)[1:]
-    foreign = [packages in Path(line.filename).parents for line in lines]
-    is_refusal = isinstance(error, RuntimeError | ValueError | AssertionError)
-    return all(foreign) or (foreign[-1] and is_refusal)
+def is_of_package(error: Exception) -> bool:
+    """Whether an installed package raised the error. Any other may be a bug of the user's."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(torch.__file__).parents[1] in Path(frame.filename).parents
+
+
+class Selection(NamedTuple):
+    """The metric that compares epochs, for best.ckpt and early stopping. mode: min or max."""
+
+    monitor: str
+    mode: str
+
+
+def choose_selection(
+    config: Any, model: LightningModule, data: LightningDataModule
+) -> Selection | None:
+    """Return the metric of --monitor, by default the model's first one. Return None if best.ckpt is
+    the last epoch. The test set never selects an epoch."""
+    no_validation = why_no_validation(config.trainer, model, data)
+    if no_validation and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
+        what = "--model.scheduler ReduceLROnPlateau needs a validation to go by"
+        raise UserError(f"{what}: {no_validation}", 2)
+    monitor = config.monitor
+    if monitor == "auto":
+        # nobody knows what a plain LightningModule logs
+        monitor = f"val/{first_metric(model)}" if isinstance(model, BaseModule) else None
+    if no_validation or monitor is None:
+        reason = no_validation or "no --monitor"
+        if config.patience is not None:
+            what = f"--patience {config.patience} needs a metric of a validation to go by"
+            raise UserError(f"{what}: {reason}", 2)
+        say(f"best.ckpt is the last epoch ({reason})")
+        return None
+    mode = config.monitor_mode or better(monitor, model)
+    say(f"Best epoch: the one with the {'lowest' if mode == 'min' else 'highest'} {monitor}")
+    return Selection(monitor, mode)
+
+
+def why_no_validation(
+    trainer: Any, model: LightningModule, data: LightningDataModule
+) -> str | None:
+    """Return why there is no validation to select by; None if there is one. trainer: its flags."""
+    if isinstance(data, BaseDataModule) and not (data.val_fraction or "val" in data.own_splits):
+        return "data.val_fraction 0: val/ is measured on the test set"
+    if trainer.limit_val_batches == 0:
+        return "trainer.limit_val_batches 0"
+    if not is_overridden("validation_step", model):
+        return f"{type(model).__name__} has no validation_step"
+    if not is_overridden("val_dataloader", data):
+        return f"{type(data).__name__} has no val_dataloader"
+    return None
+
+
+def first_metric(model: BaseModule) -> str:
+    return next((str(name) for name in collection(model.metrics)), "loss")
+
+
+def better(monitor: str, model: LightningModule) -> str:
+    """Return min or max. torchmetrics says it of the model's metrics; of others the name may."""
+    # not rpartition: a metric's name may contain "/"
+    name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]
+    metrics = dict(collection(model.metrics).items()) if isinstance(model, BaseModule) else {}
+    is_higher_better = metrics[name].higher_is_better if name in metrics else None
+    if is_higher_better is not None:
+        return "max" if is_higher_better else "min"
+    mode = better_by_name(name)
+    if mode is None:
+        question = f"--monitor {monitor}: is a higher or a lower value better?"
+        way_out = "give --monitor_mode max or min, or --monitor val/loss"
+        raise UserError(f"{question} {way_out}", 2)
+    return mode

@@ -4,14 +4,12 @@ import datetime
 import functools
 import importlib.metadata
 import math
-import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +25,6 @@ from lightbase.folder import PROJECT, Run, flatten, json_text
 from lightbase.resume.checkpoints import RunCheckpoint
 from lightbase.run.loggers import RunCSV, RunTensorBoard
 
-CODE = ("lightbase", "configs", "scripts", ":(glob)*.py", "pyproject.toml")
-LARGEST = 2**18  # bytes of an untracked file
-SECONDS = 2  # for all git commands together, because the training waits for them
 PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
 
 
@@ -45,6 +40,7 @@ class RunRecorder(Callback):
         self.config, self.text, self.run = config, text, run
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
+        self.first_step = 0  # of this start in the run's folder
         # epochs, steps and seconds at the end; with ddp_spawn another process writes them
         self.totals = torch.zeros(3, dtype=torch.float64).share_memory_()
 
@@ -54,6 +50,12 @@ class RunRecorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.start is None:  # not when the test loads the best checkpoint
             self.seconds_before = state_dict["train_seconds"]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self.run and not self.run.is_new:
+            self.first_step = checkpoint["global_step"]
 
     def train_seconds(self) -> float:
         if self.start is None:
@@ -68,7 +70,7 @@ class RunRecorder(Callback):
         parameters = hyper_parameters(self.config)
         for logger in trainer.loggers:
             if isinstance(logger, RunTensorBoard | RunCSV):
-                logger.drop_later_points()
+                logger.drop_points_from(self.first_step)
             logger.log_hyperparams(parameters)
             if isinstance(logger, TensorBoardLogger):
                 # The first summary lists columns. Without it TensorBoard chooses them: first the
@@ -83,23 +85,24 @@ class RunRecorder(Callback):
         self.write_progress(trainer)
 
     def write_files(self, run: Run, trainer: Trainer) -> None:
-        run.keep("config.yaml")
         run.write("config.yaml", self.text)
-        _, patch = source()
-        if patch:
-            run.keep("code.diff")
-            run.write("code.diff", patch)
-        run.keep("metrics.json")
         (run.folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
-        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
-            file.write(describe_environment(trainer))
+        commit, patch = source()
+        texts = {"environment.txt": describe_environment(trainer)}
+        if patch:
+            texts["code.diff"] = f"commit {commit}\n{patch}\n"
+        for name, text in texts.items():  # each start adds to them
+            with (run.folder / name).open("a", encoding="utf-8") as file:
+                file.write(text)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.write_progress(trainer)  # here, because best.ckpt of the last epoch is written now
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         best, metrics = best_callback(trainer), trainer.callback_metrics
-        if best and best.monitor and best.monitor not in metrics and not best.or_last:
+        if trainer.sanity_checking and len(trainer.num_sanity_val_batches) > 1:
+            return  # Lightning keeps no values of several loaders here
+        if best and best.monitor and best.monitor not in metrics:
             names = ", ".join(metrics) or "it logs none"
             what = f"is not among the metrics of a validation: {names}"
             raise UserError(f"--monitor {best.monitor!r} {what}", 2)
@@ -175,8 +178,9 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in flatten(parts).items():
         if value is None or key.rpartition(".")[2] in LOOKS_ON:
             continue
+        name = re.sub(r"[^\w/. -]", "_", key)  # MLflow refuses model.parameter_groups.*.bias.lr
         is_plain = isinstance(value, bool | int | float | str)
-        parameters[key] = value if is_plain else str(value)
+        parameters[name] = value if is_plain else str(value)
     return parameters
 
 
@@ -202,53 +206,33 @@ def describe_environment(trainer: Trainer) -> str:
 
 
 @functools.cache  # a process keeps the code that it has imported
-def source(root: Path | None = None) -> tuple[str, str]:
-    """Return the commit, and a patch from the commit to the present code, with untracked files:
-    `git apply` of the patch in a checkout of the commit gives the code of the run.
+def source() -> tuple[str, str]:
+    """Return the commit, and the changes since the commit: names of untracked files, and a patch.
 
     If git fails or takes too long, the first text says why the code was not recorded.
     """
-    root, code = root or PROJECT.root, (PROJECT.package, *CODE)
-    commit, end = "", time.monotonic() + SECONDS
     try:
-        # a new index: the user's index does not change, and may be damaged
-        with tempfile.TemporaryDirectory() as folder:
-            git = functools.partial(run_git, root, Path(folder, "index"), end)
-            commit = git("rev-parse", "HEAD").strip()
-            if not commit:
-                raise ChildProcessError("git rev-parse: printed nothing")
-            git("read-tree", "HEAD")
-            untracked = git("ls-files", "-zo", "--exclude-standard", "--", *code).split("\0")[:-1]
-            large = [file for file in untracked if (root / file).lstat().st_size > LARGEST]
-            git("add", "--intent-to-add", "--", *(file for file in untracked if file not in large))
-            patch = git("diff", "HEAD", "--", *code)
-    except subprocess.TimeoutExpired:
-        reason = f"git takes longer than {SECONDS} s"
-    except OSError as error:
-        reason = first_line(error)
-    else:
-        what = f"untracked and over {LARGEST:,} bytes, not here"
-        return commit, "".join(f"{what}: {file}\n" for file in large) + patch
-    return (
-        f"{commit}, changes not recorded ({reason})" if commit else f"not recorded ({reason})",
-        "",
-    )
+        commit = run_git("rev-parse", "HEAD").strip()
+        untracked = run_git("ls-files", "--others", "--exclude-standard")
+        patch = run_git("diff", "HEAD")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not recorded ({first_line(error)})", ""
+    names = "".join(f"untracked, not here: {name}\n" for name in untracked.splitlines())
+    return commit, names + patch
 
 
-def run_git(root: Path, index: Path, end: float, *args: str) -> str:
-    """Return what a git command prints. Raises OSError if the command fails, and TimeoutExpired if
-    it still runs at `end`, a time of time.monotonic; then it is killed."""
+def run_git(*args: str) -> str:
+    """Return what a git command in the user's repository prints. Raises OSError if it fails, and
+    TimeoutExpired."""
     result = subprocess.run(
-        ["git", "-C", str(root), "-c", "core.quotepath=off", *args],
+        ["git", "--no-optional-locks", "-C", str(PROJECT.root), *args],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=os.environ | {"GIT_INDEX_FILE": str(index)},
         text=True,
         errors="replace",
-        timeout=end - time.monotonic(),
+        timeout=2,  # the training waits for it
         start_new_session=True,  # a terminal's Ctrl-C is for the run alone
     )
     if result.returncode:
-        reason = result.stderr.strip() or f"status {result.returncode}"
-        raise ChildProcessError(f"git {args[0]}: {reason}")
+        raise ChildProcessError(result.stderr.strip() or f"git ended with {result.returncode}")
     return result.stdout

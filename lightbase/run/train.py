@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from lightbase.cli.command_line import CommandLine
@@ -26,14 +27,10 @@ from lightbase.ranks import rank, say
 from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
 from lightbase.run.callbacks import make_callbacks
-from lightbase.run.checks import has_test, prepare
-from lightbase.run.loggers import ended, make_loggers, places_of_curves
+from lightbase.run.checks import choose_selection, has_test, prepare
+from lightbase.run.loggers import ended, make_loggers
 from lightbase.run.record import RunRecorder, best_callback
-from lightbase.run.selection import choose_selection
 from lightbase.watch.advice import advice, facts
-
-MISTAKES_IN_FLAGS = ("`val_check_interval`", "Early stopping conditioned on metric")
-"""Texts of Lightning's errors that are no MisconfigurationException."""
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -48,17 +45,12 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         line = CommandLine(sys.argv[1:] if args is None else args)
         cli = build(line)
         if not line.names_experiment and not (cli.restart and cli.restart.config):
-            say(describe_default())
+            comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
+            name = short(PROJECT.default_config)
+            say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
+            say("for another one: python scripts/train.py --config configs/NAME.yaml")
         with cpu_threads(cli.config.num_threads):
             return train(cli)
-
-
-def describe_default() -> str:
-    """Return the first comment of the default config, and how to train another one."""
-    comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
-    others = "for another one: python scripts/train.py --config configs/NAME.yaml"
-    name = short(PROJECT.default_config)
-    return f"No --config given, so this is {name}: {comment.lstrip('# ')}\n{others}"
 
 
 def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
@@ -97,7 +89,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         run = Run(root, config.name, restart.folder)
     try:
         callbacks = make_callbacks(cli, root, run, selection)
-        loggers = make_loggers(cli, root, run, restart.checkpoint)
+        loggers = make_loggers(cli, root, run)
         with ended(loggers), short_process_errors():
             checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
             restart.checkpoint = None  # the memory is free when Lightning has restored it
@@ -143,15 +135,14 @@ def fit_and_test(
     """Train, from the checkpoint `path` if there is one, test the best checkpoint, and write and
     print the results."""
     say(describe_devices(trainer))
-    for place in places_of_curves(trainer.loggers) if run else []:
-        say(f"Curves: {place}")
+    for logger in trainer.loggers if run else []:
+        if isinstance(logger, TensorBoardLogger):
+            say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
     recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
     with short_flag_errors(), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
-        test_metrics = {}
-        if has_test(model, data):
-            test_metrics = run_test(trainer, model, data, tested)
+        test_metrics = run_test(trainer, model, data, tested) if has_test(model, data) else {}
     values = test_metrics | recorder.metrics()
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
@@ -173,10 +164,11 @@ def short_flag_errors() -> Iterator[None]:
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        is_mistake = isinstance(error, MisconfigurationException)
-        if not is_mistake and not any(text in str(error) for text in MISTAKES_IN_FLAGS):
-            raise
-        raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
+        texts = ("`val_check_interval`", "Early stopping conditioned on metric")
+        is_of_flag = any(text in str(error) for text in texts)
+        if isinstance(error, MisconfigurationException) or is_of_flag:
+            raise UserError(first_line(error), 2) from error
+        raise
 
 
 @contextmanager
@@ -205,9 +197,7 @@ def run_test(
 
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Merge what Lightning's test returns. The number of samples becomes an int."""
-    metrics: dict[str, Any] = {}
-    for result in results:
-        metrics |= result
+    metrics: dict[str, Any] = {key: value for result in results for key, value in result.items()}
     if "test/num_samples" in metrics:
         metrics["test/num_samples"] = int(metrics["test/num_samples"])
     return metrics
@@ -244,7 +234,8 @@ def say_results(
         say("No test: the model or the data has none, or no batch of it")
     for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
         say(f"  {key:<40}{texts[key]}")  # the worst class first
-    if run:
-        say(f"Run folder: {short(run.folder)}")
-    else:
-        say("fast_dev_run: one batch of each, nothing written")
+    say(
+        f"Run folder: {short(run.folder)}"
+        if run
+        else "fast_dev_run: one batch of each, nothing written"
+    )

@@ -55,7 +55,7 @@ from lightbase.folder import (
     write_whole,
 )
 from lightbase.ranks import printable
-from lightbase.run.selection import choose_selection
+from lightbase.run.checks import choose_selection
 from lightbase.run.train import parse, train
 from lightbase.tools.tables import as_table
 

@@ -18,23 +18,15 @@ class AtEpochEnds(WeightAveraging):
 
 
 def with_callback(folder: Path, class_path: str, **init_args: Any) -> list[str]:
+    callback = {"class_path": class_path, "init_args": init_args}
     file = folder / "averaging.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            {"trainer": {"callbacks": [{"class_path": class_path, "init_args": init_args}]}}
-        )
-    )
+    file.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
     return ["--config", str(file), "--model.lr", "0.003"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("EMAWeightAveraging", marks=pytest.mark.slow), "WeightAveraging"]
-)
-def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train, tmp_path, name):
-    averaging = with_callback(
-        tmp_path, f"lightning.pytorch.callbacks.{name}", **({"decay": 0.9} if "EMA" in name else {})
-    )
-    plain, found = train("--model.lr", 0.003, "--name", "plain"), train(*averaging)
+def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train, tmp_path):
+    averaging = with_callback(tmp_path, "lightning.pytorch.callbacks.WeightAveraging")
+    plain, found = train("--model.lr 0.003 --name plain"), train(*averaging)
     assert found["test/loss"] != plain["test/loss"]
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     again = script("evaluate").main(["--ckpt_path", str(best)])
@@ -44,9 +36,9 @@ def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train, tmp
 @pytest.mark.slow
 def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_path: Path) -> None:
     averaging = with_callback(tmp_path, "lightning.pytorch.callbacks.EMAWeightAveraging", decay=0.9)
-    whole = train(*averaging, "--trainer.max_epochs", 3)
-    train(*averaging, "--trainer.max_epochs", 1, "--name", "parts")
-    parts = train(*averaging, "--trainer.max_epochs", 3, "--name", "parts", "--ckpt_path", "last")
+    whole = train(*averaging, "--trainer.max_epochs 3")
+    train(*averaging, "--trainer.max_epochs 1 --name parts")
+    parts = train(*averaging, "--trainer.max_epochs 3 --name parts --ckpt_path last")
     assert parts["test/loss"] == whole["test/loss"]
 
 
@@ -54,11 +46,6 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_pat
     ("callback", "init_args"),
     [
         ("lightning.pytorch.callbacks.StochasticWeightAveraging", {"swa_lrs": 0.01}),
-        pytest.param(
-            "lightning.pytorch.callbacks.EMAWeightAveraging",
-            {"update_starting_at_epoch": 1},
-            marks=pytest.mark.slow,
-        ),
         ("test_averaging.AtEpochEnds", {}),
     ],
 )

@@ -173,7 +173,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT.replace("lr: 0.01", "lr: .inf"), "model.lr: inf | out of range"),
         (TEXT + "seed_everything:\n", "seed_everything: | null"),
         (TEXT + "seed_everything: true\n", "seed_everything: | True"),
-        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "ModelCheckpoint | save_l"),
+        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "ModelCheckpoint | give it a dirpath"),
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),
@@ -334,7 +334,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
     files = {path.name for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()}
     assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
     config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
-    assert "val_loss" in fails(capsys, 1, lambda: train(config=str(config)))
+    assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:

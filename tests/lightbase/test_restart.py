@@ -20,8 +20,8 @@ from lightbase.run.train import main
 Train = Callable[..., dict[str, Any]]
 
 
-def config(folder: Path, name: str = "config.yaml") -> dict[str, Any]:
-    return yaml.safe_load((folder / name).read_text())
+def config(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "config.yaml").read_text())
 
 
 def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_pa
     train("--ckpt_path", "last", "--trainer.max_epochs", 3)
     folder = tmp_path / "tiny" / "version_0"
     assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
-    for saved in (config(folder), checkpoint(folder)["config"]):
-        assert saved["model"]["init_args"]["lr"] == 0.03
-        assert saved["data"]["init_args"]["batch_size"] == 8
-        assert saved["trainer"]["max_epochs"] == 3
-    assert config(folder, "config_1.yaml")["trainer"]["max_epochs"] == 2
-    assert yaml.safe_load((folder / "hparams.yaml").read_text())["trainer.max_epochs"] == 3
+    for found in (config(folder), checkpoint(folder)["config"]):
+        assert found["model"]["init_args"]["lr"] == 0.03
+        assert found["data"]["init_args"]["batch_size"] == 8
+        assert found["trainer"]["max_epochs"] == 3
+    hparams = yaml.safe_load((folder / "hparams.yaml").read_text())
+    assert hparams["trainer.max_epochs"] == 3
     train("--name", "again", config=str(folder / "config.yaml"))
     assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
 

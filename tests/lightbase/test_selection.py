@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningModule
 from paths import argv
@@ -15,12 +16,15 @@ from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
 
-from lightbase.errors import UserError
-from lightbase.run.selection import better, first_metric
+from lightbase.run.checks import better
 
 Train = Callable[..., dict[str, Any]]
 REGRESSION = argv(
     "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
+)
+F1_FIRST = (
+    "{f1: torchmetrics.classification.MulticlassF1Score, "
+    "acc: torchmetrics.classification.MulticlassAccuracy}"
 )
 # so high a rate that no epoch is like the one before
 WILD = ("--trainer.max_epochs", 4, "--model.lr", 0.5)
@@ -35,30 +39,18 @@ def best_epoch(folder: Path) -> int:
     return checkpoint(folder, "best")["epoch"]
 
 
-def test_the_lowest_error_is_the_best(train, tmp_path, capsys):
-    train(*REGRESSION, *WILD)
-    assert "lowest val/mae" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [(REGRESSION, "lowest val/mae"), (("--model.metrics", F1_FIRST), "highest val/f1")],
+)
+def test_the_first_metric_selects_the_best_epoch(train, tmp_path, capsys, flags, text):
+    train(*flags, *WILD)
+    assert f"Best epoch: the one with the {text}\n" in capsys.readouterr().out
     folder = tmp_path / "tiny" / "version_0"
-    errors = [value for _, value in curves(folder)["val/mae"]]
-    assert best_epoch(folder) == errors.index(min(errors))
+    better, monitor = text.split()
+    values = [value for _, value in curves(folder)[monitor]]
+    assert best_epoch(folder) == values.index(min(values) if better == "lowest" else max(values))
     assert saved(folder) == ("auto", None)
-
-
-def test_the_first_metric_is_the_default_and_the_highest_f1_the_best(train, tmp_path, capsys):
-    text = "{f1: {class_path: torchmetrics.classification.MulticlassF1Score}, acc: {class_path: "
-    train("--model.metrics", text + "torchmetrics.classification.MulticlassAccuracy}}", *WILD)
-    folder = tmp_path / "tiny" / "version_0"
-    scores = [value for _, value in curves(folder)["val/f1"]]
-    assert best_epoch(folder) == scores.index(max(scores))
-    assert "highest val/f1" in capsys.readouterr().out
-
-
-def test_without_a_metric_of_a_flag_it_is_the_first_the_loss_or_acc() -> None:
-    model = Classifier(MLP([2, 4]), num_classes=4)
-    assert first_metric(model) == "acc"
-    model.metrics = {}
-    assert first_metric(model) == "loss"
-    assert first_metric(LightningModule()) == "acc"
 
 
 class Energetic(Classifier):
@@ -83,66 +75,33 @@ def test_a_name_that_does_not_tell_needs_a_mode(train, tmp_path, capsys):
         assert saved(tmp_path / mode / "version_0") == ("val/energy", mode)
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"),
-    [
-        ("MulticlassF1Score", "max"),
-        ("MulticlassCalibrationError", "min"),
-        ("MulticlassHammingDistance", "min"),
-    ],
-)
-def test_torchmetrics_is_asked_whatever_the_name(metric: str, mode: str) -> None:
-    import torchmetrics.classification
-
-    own = getattr(torchmetrics.classification, metric)(num_classes=4)
-    model = Classifier(MLP([2, 4]), metrics={"quality": own}, num_classes=4)
-    assert better("val/quality", model) == mode
-
-
-def test_a_metric_with_a_slash_in_its_name_is_not_taken_for_another_one() -> None:
+def test_torchmetrics_is_asked_whatever_the_name() -> None:
     metrics: Any = {"wrong/acc": MulticlassHammingDistance(4), "acc": MulticlassAccuracy(4)}
     model = Classifier(MLP([2, 4]), metrics=metrics, num_classes=4)
     assert [better(f"val/{name}", model) for name in metrics] == ["min", "max"]
 
 
-@pytest.mark.parametrize(
-    ("monitor", "mode"),
-    [
-        ("val/loss", "min"),
-        ("val/top5_acc", "max"),
-        ("val/pixel_error", "min"),
-        ("val/AUROC", "max"),
-        ("val_loss", "min"),
-        ("val/f1", "max"),
-    ],
-)
-def test_names_in_use_need_no_mode(monitor: str, mode: str) -> None:
-    assert better(monitor, LightningModule()) == mode
-
-
-def test_other_names_are_refused() -> None:
-    with pytest.raises(UserError, match="higher or a lower") as caught:
-        better("val/energy", LightningModule())
-    assert caught.value.status == 2
+def test_names_in_use_need_no_mode() -> None:
+    lower, higher = ("val/loss", "val/pixel_error", "val_loss"), ("val/top5_acc", "val/AUROC")
+    assert {better(monitor, LightningModule()) for monitor in lower} == {"min"}
+    assert {better(monitor, LightningModule()) for monitor in higher} == {"max"}
 
 
 class Plain(LightningModule):
-    """Lightning's own ways, nothing of ours. logs: what validation logs: the share of right
-    predictions."""
+    """Lightning's own ways, nothing of ours."""
 
-    def __init__(self, logs: str = "val/acc", lr: float = 0.5) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.net = MLP([192, 4])
-        self.logs, self.lr = logs, lr
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log(self.logs, (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+        self.log("val/acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 @pytest.fixture
@@ -163,23 +122,42 @@ trainer: {accelerator: cpu, max_epochs: 4, log_every_n_steps: 5}
     return str(config)
 
 
-def test_a_plain_module_is_compared_by_its_accuracy(train, tmp_path, plain):
+def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(train, tmp_path, plain, capsys):
     train(config=plain)
     folder = tmp_path / "plain" / "version_0"
+    assert best_epoch(folder) == 3
+    assert "best.ckpt is the last epoch (no --monitor)\n" in capsys.readouterr().out
+    train("--monitor val/acc --name by_acc", config=plain)
+    folder = tmp_path / "by_acc" / "version_0"
     scores = [value for _, value in curves(folder)["val/acc"]]
     assert best_epoch(folder) == scores.index(max(scores))
 
 
-def test_who_logs_no_such_metric_has_the_last_epoch_and_a_line_with_those_that_there_are(
-    train, tmp_path, plain, capsys
-):
-    train("--model.logs val_hits", config=plain)
+def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train("--monitor val/loss", config=plain)
+    assert caught.value.code == 2
+    assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
+    assert not (tmp_path / "plain").exists()
+
+
+class TwoLoaders(SyntheticImages):
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), super().val_dataloader()]
+
+
+class OfTwoLoaders(Plain):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        super().validation_step(batch, batch_idx)
+
+
+def test_a_metric_of_one_of_two_loaders_is_compared(train, tmp_path, plain, capsys):
+    flags = ("--model", "test_selection.OfTwoLoaders", "--data", "test_selection.TwoLoaders")
+    train(*flags, "--monitor val/acc/dataloader_idx_1", config=plain)
+    assert "the highest val/acc/dataloader_idx_1\n" in capsys.readouterr().out
     folder = tmp_path / "plain" / "version_0"
-    assert best_epoch(folder) == 3
-    shown = capsys.readouterr().out
-    assert "best.ckpt is the last epoch, unless --monitor names one of val_hits\n" in shown
-    train("--ckpt_path last --trainer.max_epochs 6", config=str(folder / "config.yaml"))
-    assert best_epoch(folder) == 5
+    scores = [value for _, value in curves(folder)["val/acc/dataloader_idx_1"]]
+    assert best_epoch(folder) == scores.index(max(scores))
 
 
 class Untested(Plain):
@@ -190,7 +168,7 @@ class Untested(Plain):
 def test_a_module_without_a_validation_has_its_last_epoch(train, tmp_path, plain, capsys):
     train("--model", "test_selection.Untested", config=plain)
     assert best_epoch(tmp_path / "plain" / "version_0") == 3
-    assert "Validation: none (Untested has no validation_step)" in capsys.readouterr().out
+    assert "the last epoch (Untested has no validation_step)" in capsys.readouterr().out
 
 
 def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):

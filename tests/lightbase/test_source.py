@@ -1,29 +1,27 @@
-"""The code of a run: commit, changes, and files that git does not know yet."""
+"""The code of a run: the commit, a patch since then, and the names of untracked files."""
 
 import os
-import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightbase.run.record import LARGEST, source
-
-GIT = shutil.which("git")
+from lightbase.folder import PROJECT
+from lightbase.run.record import source
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "repository"
-    (root / "example").mkdir(parents=True)
-    (root / "example" / "old.py").write_text("x = 1\n")
-    (root / ".gitignore").write_text("*.npz\n")
+    root.mkdir()
+    (root / "old.py").write_text("x = 1\n")
     git(root, "init", "-q")
     git(root, "add", "-A")
     git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    monkeypatch.setattr(PROJECT, "root", root)
+    source.cache_clear()
     return root
 
 
@@ -33,38 +31,22 @@ def git(root: Path, *args: str) -> str:
     ).stdout
 
 
-def test_a_clean_checkout_has_no_patch(repository: Path) -> None:
-    assert source(repository) == (git(repository, "rev-parse", "HEAD").strip(), "")
-
-
-def test_the_patch_gives_the_code_back_with_files_that_git_does_not_know(repository, tmp_path):
-    code = {"example/old.py": "x = 2\n", "example/data/new über.py": "y = 3\n"}
-    for name, text in code.items():
-        (repository / name).parent.mkdir(exist_ok=True)
-        (repository / name).write_text(text)
-    (repository / "example" / "weights.npz").write_text("ignored")
-    (repository / "example" / "large.txt").write_text("x" * (LARGEST + 1))
-    (repository / "notes.txt").write_text("no code")
+def test_the_patch_gives_the_code_back_and_new_files_are_named(repository, tmp_path):
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    assert source() == (commit, "")
+    source.cache_clear()
+    (repository / "old.py").write_text("x = 2\n")
+    (repository / "new.py").write_text("y = 3\n")
     before = git(repository, "status", "--porcelain")
-    commit, patch = source(repository)
+    text, patch = source()
+    assert text == commit
+    assert patch.splitlines()[0] == "untracked, not here: new.py"
     assert git(repository, "status", "--porcelain") == before
-    assert patch.splitlines()[0].endswith("not here: example/large.txt")
     (tmp_path / "code.diff").write_text(patch)
     copy = tmp_path / "copy"
     git(tmp_path, "clone", "-q", str(repository), str(copy))
-    git(copy, "checkout", "-q", commit)
     git(copy, "apply", str(tmp_path / "code.diff"))
-    assert {name: (copy / name).read_text() for name in code} == code
-    assert not (copy / "notes.txt").exists()
-
-
-def test_without_a_repository_or_a_commit_nothing_is_recorded(tmp_path: Path) -> None:
-    for _ in range(2):
-        text, patch = source(tmp_path)
-        assert text.startswith("not recorded (git rev-parse: fatal: "), text
-        assert patch == ""
-        git(tmp_path, "init", "-q")
-        source.cache_clear()
+    assert (copy / "old.py").read_text() == "x = 2\n"
 
 
 @pytest.fixture
@@ -83,22 +65,24 @@ def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("echo 'fatal: dubious ownership' >&2; exit 128", "git rev-parse: fatal: dubious"),
-        ("exec nothing", "git rev-parse: "),
+        ("echo 'fatal: dubious ownership' >&2; exit 128", "fatal: dubious ownership"),
+        ("exec nothing", ""),
+        ("exec sleep 60", "Command '['git'"),
     ],
 )
-def test_a_git_that_fails(repository: Path, fake_git: Any, program: str, reason: str) -> None:
+@pytest.mark.usefixtures("repository")
+def test_a_git_that_fails_or_hangs(fake_git: Any, program: str, reason: str) -> None:
     fake_git(program)
-    text, patch = source(repository)
+    text, patch = source()
     assert text.startswith(f"not recorded ({reason}"), text
     assert patch == ""
 
 
 @pytest.mark.linux
-def test_a_git_that_hangs_is_ended(repository, fake_git, monkeypatch):
-    monkeypatch.setattr("lightbase.run.record.SECONDS", 1)
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    fake_git(f'case "$*" in *diff*) exec sleep 60; esac\nexec {GIT} "$@"')
-    start = time.monotonic()
-    assert source(repository) == (f"{commit}, changes not recorded (git takes longer than 1 s)", "")
-    assert time.monotonic() - start < 10
+def test_a_training_writes_down_what_git_did_not_tell(train, tmp_path, fake_git):
+    fake_git("exit 3")
+    source.cache_clear()
+    train("--trainer.max_steps", 1)
+    source.cache_clear()
+    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
+    assert "git commit: not recorded (git ended with 3)\n" in text

@@ -166,7 +166,8 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     assert killed == [1]
     trials = sweep(*search)
     assert [(trial.values, trial.best, trial.curve) for trial in trials] == expected
-    assert (tmp_path / "tried" / "trial_001" / "version_0" / "config_1.yaml").is_file()
+    environment = tmp_path / "tried" / "trial_001" / "version_0" / "environment.txt"
+    assert environment.read_text().count("git commit: ") == 2  # starts
     assert not list((tmp_path / "tried").glob("trial_*/version_1")), "the run continues in place"
 
     shutil.rmtree(tmp_path / "tried" / "trial_002")
@@ -216,7 +217,7 @@ NET = ("--model.net", "test_sweep.Faulty", "--trainer.max_epochs", "1")
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep: Run, tmp_path: Path) -> None:
     nan, sound, bug = sweep(*NET, "--search", "model.net.how=nan,sound,bug")
     assert [nan.state, sound.state, bug.state] == ["failed", "finished", "failed"]
-    assert "the training loss is NaN or infinite at step" in nan.reason
+    assert "the training loss is NaN or infinite after step" in nan.reason
     assert bug.reason == "AttributeError: a bug"
     assert "Traceback" in (bug.folder / "output.txt").read_text()
 
