@@ -275,14 +275,6 @@ def test_started_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compat.started_processes(other) == []
 
 
-def test_is_compiled() -> None:
-    net, in_place = nn.Linear(1, 1), nn.Linear(1, 1)
-    in_place.compile(backend="eager")
-    assert not compat.is_compiled(net)
-    assert compat.is_compiled(torch.compile(net, backend="eager"))
-    assert compat.is_compiled(in_place)
-
-
 def test_labels_of(tmp_path: Path) -> None:
     meta = tmp_path / "food-101" / "meta"
     meta.mkdir(parents=True)
