@@ -1,14 +1,11 @@
 """Device flags against pretended GPUs."""
 
 import contextlib
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
@@ -161,28 +158,6 @@ def test_a_network_is_tried_in_the_precision_of_its_training(train):
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
 
-class ReadsTheEnvironment(MLP):
-    """As cuBLAS does, at its first product."""
-
-    found: list[str | None] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.found.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
-        return super().forward(x)
-
-
-def test_the_trial_of_a_deterministic_training_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=10)
-    data.setup("validate")
-    flags = SimpleNamespace(
-        accelerator="cpu", devices=1, strategy="auto", precision="32-true", deterministic=True
-    )
-    checks.try_network(Classifier(ReadsTheEnvironment([192, 4])), data, flags)
-    assert ReadsTheEnvironment.found == [":4096:8"]
-
-
 def test_what_cannot_be_resident_on_a_gpu_is_refused(train, monkeypatch, capsys):
     flags = ("--data.resident", "true", "--data.num_workers", 1, "--trainer.max_steps", 1)
     assert train(*flags)["steps"] == 1  # without a GPU all data is where it is
@@ -213,8 +188,3 @@ def test_a_full_gpu_is_two_lines(train, monkeypatch, capsys, fails_in):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: CUDA out of memory. Tried to allocate 1 TiB"
     assert "--data.batch_size" in second
-
-
-@pytest.mark.gpu
-def test_gpus_are_counted() -> None:
-    assert devices.num_gpus() == torch.cuda.device_count()
