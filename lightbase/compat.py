@@ -20,7 +20,6 @@ import torch
 from jsonargparse import _common
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from torch import nn
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours say more), and
 # lines of the tuner that stand in the table of tune.py. The hint about Tensor Cores is left out
@@ -162,15 +161,6 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile(module) or module.compile() has made it.
-
-    No public flag: pytorch issues 103553 and 146964.
-    """
-    is_wrapped = isinstance(module, torch._dynamo.OptimizedModule)
-    return is_wrapped or module._compiled_call_impl is not None
 
 
 def labels_of(dataset: Any) -> Any:

@@ -23,12 +23,7 @@ from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import data_parallel
-from lightbase.devices.devices import (
-    check_cpu_processes,
-    check_devices,
-    num_devices,
-    settle_devices,
-)
+from lightbase.devices.devices import check_devices, num_devices, settle_devices
 from lightbase.devices.steps import SeveralSteps, say_single_steps
 from lightbase.errors import UserError, first_line, is_raised_on_purpose
 from lightbase.folder import PROJECT
@@ -152,8 +147,7 @@ class TrainingCLI(LightningCLI):
     def check_devices(self) -> None:
         """Raise UserError where the flags ask for devices that are not there."""
         trainer = self.config.trainer
-        check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes)
-        check_cpu_processes(trainer.accelerator, trainer.devices, trainer.strategy)
+        check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.strategy)
 
     def build(
         self, cls: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any

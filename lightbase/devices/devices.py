@@ -12,8 +12,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasti
 
 from lightbase.errors import UserError
 
-NOT_LAUNCHED = (0, 0)
-
 
 @runtime_checkable
 class HasDevices(Protocol):
@@ -43,7 +41,7 @@ def num_processes_started() -> tuple[int, int]:
     if num_tasks > 1 and SLURMEnvironment.detect():
         num_nodes = int(os.environ.get("SLURM_NNODES", 1))
         return num_tasks // num_nodes, num_nodes
-    return NOT_LAUNCHED
+    return 0, 0
 
 
 def settle_devices(trainer: Any) -> None:
@@ -82,20 +80,30 @@ def num_devices(devices: Any) -> Any:
     return len(devices) if isinstance(devices, list) else devices
 
 
-def check_devices(accelerator: Any, devices: Any, num_nodes: int = 1) -> None:
+def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not there.
 
     For what can be seen from a flag alone, such as an index twice, Lightning raises an error.
     """
     check_launcher(devices, num_nodes)
+    is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
+    if strategy == "dp" and (not is_on_gpu or num_processes_started() != (0, 0)):
+        way_out = "with torchrun or on CPUs use ddp"
+        raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
+    if is_on_gpu:
+        check_gpus(accelerator, devices)
+    elif accelerator in ("auto", "cpu"):
+        check_cpu_processes(devices, strategy)
+
+
+def check_gpus(accelerator: Any, devices: Any) -> None:
+    """Raise UserError if these GPUs are not there."""
     num_found = num_gpus()
-    if accelerator in ("gpu", "cuda", "mps") and not num_found:
+    if not num_found:
         is_for_cpus = torch.version.cuda is None and torch.version.hip is None
         hint = ", and this torch is built for CPUs only" if is_for_cpus else ""
         way_out = "use --trainer.accelerator cpu or auto"
         raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{hint}; {way_out}")
-    if accelerator not in ("auto", "gpu", "cuda", "mps") or not num_found:
-        return
     indices = parse_devices(devices)
     if isinstance(indices, int):
         indices = list(range(indices))
@@ -104,11 +112,9 @@ def check_devices(accelerator: Any, devices: Any, num_nodes: int = 1) -> None:
         raise UserError(f"trainer.devices {devices}: GPUs found: {num_found}; {way_out}")
 
 
-def check_cpu_processes(accelerator: Any, devices: Any, strategy: Any) -> None:
-    """Raise UserError if the training is on the CPU and the flags ask for something else than a
-    number of processes that its cores can run."""
-    if accelerator not in ("auto", "cpu") or (accelerator == "auto" and num_gpus()):
-        return
+def check_cpu_processes(devices: Any, strategy: Any) -> None:
+    """Raise UserError if the flags ask for something else than a number of processes that the cores
+    of this machine can run."""
     number, flag = parse_devices(devices), f"trainer.devices {devices}"
     if number in ("auto", -1):
         return
@@ -121,20 +127,15 @@ def check_cpu_processes(accelerator: Any, devices: Any, strategy: Any) -> None:
 
 
 def check_launcher(devices: Any, num_nodes: int) -> None:
-    """Raise UserError if the flags do not fit to torchrun or SLURM."""
+    """Raise UserError if the processes of the flags would wait for others for ever."""
     started, flag = num_processes_started(), f"trainer.num_nodes {num_nodes}"
-    if started == NOT_LAUNCHED:
+    if started == (0, 0):
         if num_nodes > 1 and "MASTER_ADDR" not in os.environ:
-            # this process would wait for the other machines for ever
             raise UserError(f"{flag}: start the command by torchrun or SLURM, on each machine")
-        return
-    number = num_devices(devices)
-    if number not in ("auto", -1) and (number, num_nodes) != started:
+    elif num_devices(devices) not in ("auto", -1) and (num_devices(devices), num_nodes) != started:
         launched = f"{started[0]} processes on each of {started[1]} machines"
-        raise UserError(
-            f"trainer.devices {devices} and {flag}: torchrun or SLURM has started {launched}; "
-            "leave the two flags out"
-        )
+        way_out = f"torchrun or SLURM has started {launched}; leave the two flags out"
+        raise UserError(f"trainer.devices {devices} and {flag}: {way_out}")
 
 
 @contextlib.contextmanager
@@ -149,29 +150,16 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def describe_devices(trainer: Trainer) -> str:
-    """One line: the devices in use, and the GPUs that were found."""
-    num_found = num_gpus()
-    gpus = count(num_found, "GPU")
+    """One line: the devices in use, and the number of GPUs that were found."""
     if isinstance(trainer.accelerator, CPUAccelerator):
         # the processes share the threads when they start
-        threads = count(max(1, torch.get_num_threads() // trainer.num_devices), "thread")
-        if trainer.world_size > 1:
-            threads = f"{trainer.world_size} processes, {threads} each"
-        return f"Device: CPU ({threads}), {gpus} found{', not used' if num_found else ''}"
-    used = devices_of(trainer.strategy)  # trainer.device_ids would be wrong for dp, and for [1, 0]
-    names = [str(gpu) for gpu in used]
-    launcher = trainer.strategy.launcher
-    forks = launcher is not None and launcher.is_interactive_compatible
-    # a process that asks for the name of a GPU cannot fork others that use the GPU
-    if isinstance(trainer.accelerator, CUDAAccelerator) and not forks:
-        names = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in used]
-    machines = f", on each of {trainer.num_nodes} machines" if trainer.num_nodes > 1 else ""
-    return f"Device: {', '.join(names)} ({len(used)} of {gpus} used{machines})"
-
-
-def count(number: int, word: str) -> str:
-    """Such as "no GPU", "1 GPU", "2 GPUs"."""
-    return f"{number or 'no'} {word}{'s' if number > 1 else ''}"
+        num_threads = max(1, torch.get_num_threads() // trainer.num_devices)
+        used = f"CPU, processes: {trainer.world_size}, threads of each: {num_threads}"
+    else:
+        # trainer.device_ids would be wrong for dp, and for [1, 0]
+        names = ", ".join(map(str, devices_of(trainer.strategy)))
+        used = f"{names}, machines: {trainer.num_nodes}"
+    return f"Device: {used}, GPUs found: {num_gpus()}"
 
 
 def has_bf16() -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import LightningModule, Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
+from lightbase.devices.devices import num_processes_started
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError, first_line
 from lightbase.ranks import STARTED_BY, rank
@@ -100,37 +100,25 @@ def num_batches(trainer: Trainer) -> int:
 
 def is_child(trainer: Trainer) -> bool:
     """Whether Lightning has started this process, and not the user, torchrun or SLURM."""
-    strategy = trainer.strategy
-    environment = strategy.cluster_environment if isinstance(strategy, ParallelStrategy) else None
-    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+    return trainer.local_rank > 0 and num_processes_started() == (0, 0)
 
 
 @contextlib.contextmanager
-def short_process_errors() -> Iterator[None]:
-    """Put a full memory and a lost process into two lines: what happened, and the way out."""
+def short_memory_errors() -> Iterator[None]:
+    """Put a full memory of a device into two lines: what happened, and the way out."""
     try:
         yield
-    except RuntimeError as error:
-        first = first_line(error)
-        if isinstance(error, torch.OutOfMemoryError):
-            what = ". ".join(first.split(". ")[:2])  # advice on torch's allocator follows
-            way_out = (
-                "another program may use the memory (nvidia-smi); else try a smaller "
-                "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
-            )
-        elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):
-            what = f"the processes of this run have lost each other: {first}"
-            way_out = "the message of a process that failed is near; go on with --ckpt_path last"
-        else:
-            raise
+    except torch.OutOfMemoryError as error:
+        what = ". ".join(first_line(error).split(". ")[:2])  # advice on torch's allocator follows
+        way_out = "another program may use the memory (nvidia-smi); else try a smaller "
+        way_out += "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
         raise UserError(f"{what}\n{way_out}") from error
 
 
 def leave(trainer: Trainer) -> None:
     """End the process group; raise UserError if a process that this one started has failed."""
     if dist.is_initialized():
-        with short_process_errors():
-            trainer.strategy.barrier()  # the first one holds the store that the others still use
+        trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     for process in started_processes(trainer):  # those of ddp_spawn have ended already
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices
-from lightbase.devices.processes import short_process_errors
+from lightbase.devices.processes import short_memory_errors
 from lightbase.errors import UserError, first_line
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
@@ -129,7 +129,7 @@ def try_network(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
     training_modules = [module for module in net.modules() if module.training]
-    with short_process_errors():
+    with short_memory_errors():
         inputs = data.normalize(inputs.to(device))
         try:
             outputs = run_network(model, inputs, str(trainer.precision))

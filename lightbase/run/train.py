@@ -18,7 +18,7 @@ from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
 from lightbase.devices.devices import cpu_threads, describe_devices
-from lightbase.devices.processes import end_with_parent, is_child, leave, short_process_errors
+from lightbase.devices.processes import end_with_parent, is_child, leave, short_memory_errors
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
@@ -90,7 +90,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run)
-        with ended(loggers), short_process_errors():
+        with ended(loggers), short_memory_errors():
             checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
             restart.checkpoint = None  # the memory is free when Lightning has restored it
             trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_curves import epoch_lines
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
@@ -112,13 +111,6 @@ class PlainNumbers(LightningDataModule):
     predict_dataloader = test_dataloader
 
 
-class StockNumbers(Numbers):
-    """Trains from a loader of torch's own; the others are ours."""
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Drawn(0, 48), batch_size=4, shuffle=True)
-
-
 class OurLoaders(PlainNumbers):
     """Our loader in a plain data module."""
 
@@ -150,33 +142,23 @@ class WithBuffer(nn.Module):
 
 
 class Seen(LightningModule):
-    """Notes the numbers of every batch, in fit, validation, test and predict, a list an epoch."""
+    """Notes the numbers of every batch: {stage and epoch: batches}."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = WithBuffer()
-        stages = ("train", "val", "test", "predict")
-        self.seen: dict[str, list[list[list[int]]]] = {stage: [] for stage in stages}
+        self.seen: dict[str, list[list[int]]] = defaultdict(list)
         self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
-        self.seen[stage][-1].append(batch[0][:, 0].int().tolist())
+        epoch = 0 if stage in ("test", "predict") else self.current_epoch
+        self.seen[f"{stage} {epoch}"].append(batch[0][:, 0].int().tolist())
         if stage == "train":
             self.draws += batch[0][:, 1:].flatten().tolist()
         return nn.functional.cross_entropy(self.net(batch[0][:, :1]), batch[1])
 
     def on_train_epoch_start(self) -> None:
-        self.seen["train"].append([])
         torch.rand(3 * self.global_rank)  # the ranks' generators drift apart
-
-    def on_validation_epoch_start(self) -> None:
-        self.seen["val"].append([])
-
-    def on_test_epoch_start(self) -> None:
-        self.seen["test"].append([])
-
-    def on_predict_epoch_start(self) -> None:
-        self.seen["predict"].append([])
 
     def training_step(self, batch: Batch) -> Tensor:
         return self.note("train", batch)
@@ -194,6 +176,7 @@ class Seen(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 QUIET: dict[str, Any] = {
     **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
     **{"enable_model_summary": False, "num_sanity_val_steps": 0},
@@ -202,12 +185,9 @@ QUIET: dict[str, Any] = {
 
 def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
     """Fit, test and predict Numbers by a Trainer made by hand; leaves seen_RANK.json."""
-    num_ranks = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
-    trainer = Trainer(
-        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp"},
-        **{"max_epochs": 2, "barebones": False, **QUIET},
-    )
+    devices = {"accelerator": "cpu", "devices": int(os.environ["WORLD_SIZE"]), "strategy": "ddp"}
+    trainer = Trainer(**devices, max_epochs=2, **QUIET)
     use(trainer, Seen(), Numbers(**{"batch_size": 4, **data_options}), folder)
 
 
@@ -224,129 +204,94 @@ def use(trainer: Trainer, model: Any, data: LightningDataModule, folder: str) ->
     loader: Any = trainer.train_dataloader
     trainer.test(model, data, verbose=False)
     trainer.predict(model, data, return_predictions=False)
-    found = {**model.seen, "draws": model.draws, "sampler": type(loader.sampler).__name__}
-    Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(found))
+    notes = {**model.seen, "draws": model.draws, "sampler": type(loader.sampler).__name__}
+    Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(notes))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def by_flags(on_ranks: RunRanks, folder: Path, *args: Any) -> list[dict[str, Any]]:
+    """What each of two ranks has noted."""
+    result = on_ranks(2, "test_distributed.look_by_flags", folder, *args)
+    assert result.statuses == [0, 0], "\n".join(result.outputs)
+    return seen(folder, 2)
 
 
 def seen(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-def together(found: list[dict[str, Any]], stage: str, epoch: int) -> list[int]:
+def together(notes: list[dict[str, Any]], stage: str, epoch: int) -> list[int]:
     """The numbers that all ranks saw in an epoch."""
-    return list(chain(*chain(*(rank[stage][epoch] for rank in found))))
-
-
-OPTIONS = {
-    "full batches": {},
-    "all samples": {"drop_last": False},
-    # one rank has a batch more in the validation, two of three have one less
-    "9 for validation": {"val_fraction": 0.17},
-    "13 for validation": {"val_fraction": 0.25, "drop_last": False},
-    "workers": {"num_workers": 1},
-}
+    return list(chain(*chain(*(rank[f"{stage} {epoch}"] for rank in notes))))
 
 
 @pytest.mark.parametrize(
-    "num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
-)
-@pytest.mark.parametrize(
-    "options",
+    ("num_ranks", "options"),
     [
-        pytest.param(
-            options, marks=[] if name in ("full batches", "workers") else pytest.mark.slow, id=name
-        )
-        for name, options in OPTIONS.items()
+        (3, {}),
+        (3, {"num_workers": 1}),
+        # one rank has a batch more in the validation, two of three have one less
+        pytest.param(3, {"val_fraction": 0.17}, marks=pytest.mark.slow),
+        pytest.param(2, {"val_fraction": 0.25, "drop_last": False}, marks=pytest.mark.slow),
     ],
 )
 def test_which_samples_each_rank_sees(on_ranks, tmp_path, num_ranks, options):
     seed = None if "num_workers" in options else 3
     result = on_ranks(num_ranks, "test_distributed.look", tmp_path, seed, options)
     assert result.statuses == [0] * num_ranks, result.outputs
-    found = seen(tmp_path, num_ranks)
+    notes = seen(tmp_path, num_ranks)
 
     num_val = round(53 * options.get("val_fraction", 0.1))
     num_train = 53 - num_val
     orders = []
     for epoch in range(2):
-        batches = [rank["train"][epoch] for rank in found]
+        batches = [rank[f"train {epoch}"] for rank in notes]
         assert len({len(own) for own in batches}) == 1  # equally many steps
-        numbers = together(found, "train", epoch)
+        numbers = together(notes, "train", epoch)
         assert max(Counter(numbers).values()) == 1
         if options.get("drop_last", True):
             assert {len(batch) for batch in chain(*batches)} == {4}
             assert len(numbers) == num_train // (4 * num_ranks) * 4 * num_ranks
         else:
             assert len(numbers) == num_train // num_ranks * num_ranks
-        val = together(found, "val", epoch)
+        val = together(notes, "val", epoch)
         assert len(val) == num_val
         assert not set(val) & set(numbers)
-        assert sorted(val) == sorted(together(found, "val", 0))
+        assert sorted(val) == sorted(together(notes, "val", 0))
         orders.append(batches)
     assert orders[0] != orders[1]
     for stage in ("test", "predict"):
-        assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
-
-
-def by_flags(on_ranks: RunRanks, folder: Path, num_ranks: int, *args: Any) -> list[dict[str, Any]]:
-    result = on_ranks(num_ranks, "test_distributed.look_by_flags", folder, *args)
-    assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
-    return seen(folder, num_ranks)
+        assert sorted(together(notes, stage, 0)) == list(range(1000, 1025)), stage
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(
-    on_ranks, tmp_path, num_workers
-):
-    flags = ("--data.batch_size", 4, "--data.num_workers", num_workers, "--data.drop_last", "false")
-    found = by_flags(on_ranks, tmp_path, 2, "DrawnNumbers", *flags)
+def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(on_ranks, tmp_path):
+    flags = ("--data.batch_size", 4, "--data.num_workers", 1, "--data.drop_last", "false")
+    notes = by_flags(on_ranks, tmp_path, "DrawnNumbers", *flags)
     for epoch in range(2):
-        first, second = (rank["train"][epoch] for rank in found)
-        assert (
-            [len(batch) for batch in first]
-            == [len(batch) for batch in second]
-            == [4, 4, 4, 4, 4, 4]
-        )
-        train, val = together(found, "train", epoch), together(found, "val", epoch)
+        train, val = together(notes, "train", epoch), together(notes, "val", epoch)
         assert sorted(train + val) == list(range(53))  # each once
-    for stage in ("test", "predict"):
-        assert sorted(together(found, stage, 0)) == list(range(1000, 1025)), stage
-    assert [rank["sampler"] for rank in found] == ["EpochBatchSampler"] * 2  # ours shards itself
-    draws = list(chain(*(rank["draws"] for rank in found)))
+    assert sorted(together(notes, "test", 0)) == list(range(1000, 1025))
+    assert [rank["sampler"] for rank in notes] == ["EpochBatchSampler"] * 2  # ours shards itself
+    draws = list(chain(*(rank["draws"] for rank in notes)))
     assert len(draws) == len(set(draws)) == 2 * 48
-
-
-def test_a_plain_data_module_gets_lightnings_sampler(on_ranks: RunRanks, tmp_path: Path) -> None:
-    found = by_flags(on_ranks, tmp_path, 2, "PlainNumbers")
-    assert [rank["sampler"] for rank in found] == ["DistributedSampler"] * 2
-    orders = [together(found, "train", epoch) for epoch in range(2)]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))
-    assert orders[0] != orders[1]
-    assert set(together(found, "val", 0)) == set(range(48, 53))
-    assert set(together(found, "test", 0)) == set(range(1000, 1025))
-    assert (
-        len(together(found, "test", 0)) == 26
-    )  # Lightning's sampler gives one twice, to make the shares equal
 
 
 @pytest.mark.parametrize(
     ("data", "sampler"),
-    [
-        pytest.param("StockNumbers", "DistributedSampler", marks=pytest.mark.slow),
-        ("OurLoaders", "EpochBatchSampler"),
-    ],
+    [("PlainNumbers", "DistributedSampler"), ("OurLoaders", "EpochBatchSampler")],
 )
 def test_each_loader_is_shared_out_once(on_ranks, tmp_path, data, sampler):
-    found = by_flags(on_ranks, tmp_path, 2, data)
-    assert [rank["sampler"] for rank in found] == [sampler] * 2
-    orders = [together(found, "train", epoch) for epoch in range(2)]
+    notes = by_flags(on_ranks, tmp_path, data)
+    assert [rank["sampler"] for rank in notes] == [sampler] * 2
+    orders = [together(notes, "train", epoch) for epoch in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))
     assert orders[0] != orders[1]
-    if data == "StockNumbers":
-        assert sorted(together(found, "test", 0)) == list(range(1000, 1025))  # without padding
+    assert set(together(notes, "val", 0)) == set(range(48, 53))
+    assert set(together(notes, "test", 0)) == set(range(1000, 1025))
+    # Lightning's sampler gives one twice, to make the shares equal
+    assert len(together(notes, "test", 0)) == 26
 
 
 @pytest.mark.slow
@@ -358,98 +303,6 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks, tmp_path)
     assert "StockImages" not in outputs[1]
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20
-
-
-@pytest.mark.parametrize("data", [pytest.param("Numbers", marks=pytest.mark.slow), "PlainNumbers"])
-@pytest.mark.parametrize(
-    ("flag", "changes"),
-    [("limit_train_batches", True), pytest.param("overfit_batches", False, marks=pytest.mark.slow)],
-)
-def test_a_part_of_the_batches(on_ranks, tmp_path, data, flag, changes):
-    options = ("--data.batch_size", 4) if data == "Numbers" else ()
-    found = by_flags(on_ranks, tmp_path, 2, data, f"--trainer.{flag}", 3, *options)
-    for rank in found:
-        assert [len(epoch) for epoch in rank["train"]] == [3, 3]
-    epochs = [together(found, "train", epoch) for epoch in range(2)]
-    assert len(set(epochs[0])) == len(set(epochs[1])) == 2 * 3 * 4  # no sample on both ranks
-    assert (epochs[0] != epochs[1]) == changes
-
-
-# metrics
-
-
-class Logits(BaseDataModule):
-    """Logits of 3 classes, (N, 3), that are right more often than not."""
-
-    classes = ["a", "b", "c"]
-
-    def load(self, split: Literal["train", "test"]) -> Batch:
-        generator = torch.Generator().manual_seed(len(split))
-        targets = torch.multinomial(
-            torch.tensor([0.6, 0.3, 0.1]), 53 if split == "train" else 25, True, generator=generator
-        )
-        return torch.randn(len(targets), 3, generator=generator) + nn.functional.one_hot(
-            targets, 3
-        ), targets
-
-
-class Scale(nn.Module):
-    """Multiplies by a weight, which is 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
-def metrics() -> dict[str, Any]:
-    return {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3, thresholds=None)}
-
-
-def measure(folder: str) -> None:
-    """Fit without learning, and test; leaves metrics_RANK.json and, on the first rank, the
-    samples."""
-    num_ranks = int(os.environ["WORLD_SIZE"])
-    model = Classifier(Scale(), metrics=metrics(), num_classes=3, lr=1e-12)
-    data = Logits(batch_size=4, val_fraction=0.25)
-    trainer = Trainer(
-        **{"accelerator": "cpu", "devices": num_ranks, "strategy": "ddp"},
-        **{"max_epochs": 1, "log_every_n_steps": 100, **QUIET},
-    )
-    trainer.fit(model, data)
-    found = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    found |= trainer.test(model, data, verbose=False)[0]
-    Path(folder, f"metrics_{trainer.global_rank}.json").write_text(json.dumps(found))
-    if trainer.global_rank == 0:
-        torch.save(
-            {
-                name: data.splits[name].__getitems__(list(range(len(data.splits[name]))))
-                for name in ("val", "test")
-            },
-            Path(folder, "samples.pt"),
-        )
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    "num_ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
-)
-def test_metrics_are_those_of_all_samples_at_once(on_ranks, tmp_path, num_ranks):
-    result = on_ranks(num_ranks, "test_distributed.measure", tmp_path)
-    assert result.statuses == [0] * num_ranks, "\n".join(result.outputs)
-    expected = {"test/num_samples": 25.0}
-    for stage, (logits, targets) in torch.load(tmp_path / "samples.pt").items():
-        assert len(targets) == {"val": 13, "test": 25}[stage]  # unequal shares of 2 and 3 ranks
-        expected[f"{stage}/loss"] = nn.functional.cross_entropy(logits, targets).item()
-        expected |= {
-            f"{stage}/{name}": metric(logits, targets).item() for name, metric in metrics().items()
-        }
-    for rank in range(num_ranks):
-        found = json.loads((tmp_path / f"metrics_{rank}.json").read_text())
-        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
-        assert {"train/loss", "train/f1", "train/auroc"} <= found.keys()
 
 
 # whole runs
@@ -475,120 +328,102 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
     return result.outputs
 
 
+METRICS = {"f1": "MulticlassF1Score", "auroc": "MulticlassAUROC"}
+METRICS = {name: {"class_path": f"torchmetrics.classification.{METRICS[name]}"} for name in METRICS}
+WITH_METRICS = ("--model.metrics", json.dumps(METRICS))
+TAGS = ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auroc")
+
+
 @pytest.mark.slow
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
-    args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2)
-    shown_by_one = run(on_ranks, 1, tmp_path / "1", "--data.batch_size", 32, *args)
-    shown_by_two = run(on_ranks, 2, tmp_path / "2", "--data.batch_size", 16, *args)
-    run(on_ranks, 3, tmp_path / "3", "--data.batch_size", 16, *args)
-    one, two, three = (weights(tmp_path / number) for number in "123")
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
-    assert any(
-        not torch.allclose(three[name], value, rtol=1e-4, atol=1e-5) for name, value in one.items()
-    )
-    for tag in ("train/loss", "train/acc", "val/loss", "val/acc", "lr", "test/loss", "test/acc"):
-        assert curve(tmp_path / "2", tag) == pytest.approx(curve(tmp_path / "1", tag), rel=1e-4), (
-            tag
-        )
+    args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2, *WITH_METRICS)
+    lines = []
+    for num_ranks, batch_size in ((1, 32), (2, 16)):
+        folder = tmp_path / str(num_ranks)
+        outputs = run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
+        lines.append(epoch_lines(outputs[0]))
+    torch.testing.assert_close(weights(tmp_path / "2"), weights(tmp_path / "1"), **CLOSE)
+    for tag in (*TAGS, "lr", "test/loss", "test/auroc"):
+        expected = curve(tmp_path / "1", tag)
+        assert curve(tmp_path / "2", tag) == pytest.approx(expected, rel=1e-4), tag
     assert len(curve(tmp_path / "1", "train/loss")) > 1
-    lines = [epoch_lines(shown[0]) for shown in (shown_by_one, shown_by_two)]
     assert len(lines[0]) == 3
     assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     first, second = run(on_ranks, 2, tmp_path)
-    assert first.count("Run folder: ") == 1
     assert second == ""
-    assert [line.split(":")[0].split(" ")[0] for line in first.splitlines()] == [
-        *("Data", "Network", "Best", "Device", "Curves", "Epoch", "Epoch", "Trained", "Test", "Run")
-    ]
+    words = "Data Network Best Device Curves Epoch Epoch Trained Test Run"
+    assert [line.split(":")[0].split(" ")[0] for line in first.splitlines()] == words.split()
     (folder,) = (tmp_path / "tiny").iterdir()
-    names = {path.name for path in folder.iterdir()} - {
-        path.name for path in folder.glob("events.out.tfevents.*")
-    }
-    # code.diff only where the code is not committed
     files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json progress.json"
-    assert names - {"code.diff"} == {*files.split()}
+    names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
+    assert names - {"code.diff"} == {*files.split()}  # it is only where code is not committed
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    # as the launcher has it
-    assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (2, "ddp")
+    flags = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]
+    assert (flags["devices"], flags["strategy"]) == (2, "ddp")  # as the launcher has it
 
 
-@pytest.mark.slow
 def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
-    run(on_ranks, 1, tmp_path)
+    run(on_ranks, 1, tmp_path, *WITH_METRICS)
     (checkpoint,) = tmp_path.rglob("best.ckpt")
-    (metrics,) = tmp_path.rglob("metrics.json")
-    trained = json.loads(metrics.read_text())
+    trained = json.loads(next(tmp_path.rglob("metrics.json")).read_text())
+    reports = []
     for num_ranks in (1, 2, 3):
-        flags = ["--data.batch_size", 7, "--report", tmp_path / str(num_ranks)]
-        result = on_ranks(num_ranks, "test_distributed.evaluate", "--ckpt_path", checkpoint, *flags)
+        report = tmp_path / str(num_ranks)
+        flags = ("--ckpt_path", checkpoint, "--data.batch_size", 7, "--report", report)
+        result = on_ranks(num_ranks, "test_distributed.evaluate", *flags)
         assert not any(result.statuses), result.outputs
-        for name in ("report.csv", "confusion_matrix.csv"):
-            assert (tmp_path / str(num_ranks) / name).read_text() == (
-                tmp_path / "1" / name
-            ).read_text()
-        found = json.loads(result.outputs[0].splitlines()[-1])
-        assert found == pytest.approx({name: trained[name] for name in found}, rel=1e-5)
-        assert found["test/num_samples"] == 75
+        names = ("report.csv", "confusion_matrix.csv")
+        reports.append([(report / name).read_text() for name in names])
+        metrics = json.loads(result.outputs[0].splitlines()[-1])
+        assert metrics == pytest.approx({name: trained[name] for name in metrics}, rel=1e-5)
+        assert {"test/loss", "test/f1", "test/auroc"} <= metrics.keys()
+        assert metrics["test/num_samples"] == 75  # unequal shares of 2 and 3 ranks
         assert not any(result.outputs[1:])
+    assert reports[0] == reports[1] == reports[2]
 
 
-class Dropout(nn.Module):
+class Dropout(nn.Sequential):
     """For images (N, 3, 8, 8) of 4 classes: every rank draws random numbers in every step."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        layers = (nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4))
+        super().__init__(*layers)
 
 
 DROPOUT = (
-    *("--model.net", "test_distributed.Dropout", "--trainer.max_epochs", 3,
-        "--trainer.log_every_n_steps", 3),
-    *("--model.metrics", json.dumps({
-        "f1": {"class_path": "torchmetrics.classification.MulticlassF1Score"},
-        "auroc": {"class_path": "torchmetrics.classification.MulticlassAUROC"},
-    })),
-)  # fmt: skip
+    *("--model.net", "test_distributed.Dropout", *WITH_METRICS),
+    *("--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 3),
+)
 
 
 @pytest.mark.slow
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks, tmp_path):
     watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
     flags = (*watched.split(), "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
-    found = {}
+    pictures = []
     for num_ranks in (1, 2):
         folder = tmp_path / str(num_ranks)
-        batches = ("--data.batch_size", 32 // num_ranks)
-        shown = run(on_ranks, num_ranks, folder, *flags, *batches)
+        shown = run(on_ranks, num_ranks, folder, *flags, "--data.batch_size", 32 // num_ranks)
         assert sum("Where the time of training went" in text for text in shown) == 1
         events = EventAccumulator(str(folder / "tiny" / "version_0"))
         events.Reload()
         assert len(events.Scalars("watch/step_time/forward_percent")) == 1
         assert events.Scalars("watch/device/memory_gib")
-        names = ("confusion_matrix", "predictions", "mistakes")
-        found[num_ranks] = [
-            events.Images(f"view/{name}/{on}")[0].encoded_image_string
-            for name in names
-            for on in ("val", "test")
-        ]
-    assert found[1] == found[2]  # pixel for pixel, as nothing was learned
+        tags = [tag for tag in events.Tags()["images"] if tag.startswith("view/")]
+        pictures.append({tag: events.Images(tag)[0].encoded_image_string for tag in tags})
+    assert len(pictures[0]) >= 6
+    assert pictures[0] == pictures[1]  # pixel for pixel, as nothing was learned
 
 
-def assert_equal_runs(found: Path, expected: Path) -> None:
+def assert_equal_runs(folder: Path, expected: Path) -> None:
     for name, value in weights(expected).items():
-        assert torch.equal(weights(found)[name], value), name
-    for tag in ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auroc"):
-        assert curve(found, tag) == pytest.approx(curve(expected, tag), rel=1e-6), tag
+        assert torch.equal(weights(folder)[name], value), name
+    for tag in TAGS:
+        assert curve(folder, tag) == pytest.approx(curve(expected, tag), rel=1e-6), tag
 
 
 @pytest.fixture(scope="session")
@@ -607,29 +442,26 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks, tmp_p
 
 # the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
 TO_THE_END = (
-    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5),
+    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5, "--data.batch_size", 16),
     *("--trainer.log_every_n_steps", 100, "--monitor", "val/loss", "--model.lr", 0.001),
 )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(on_ranks, tmp_path, num_ranks):
-    args = (*TO_THE_END, "--data.batch_size", 32 // num_ranks)
-    outputs = run(on_ranks, num_ranks, tmp_path / "cut", *args)
+def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(on_ranks, tmp_path):
+    outputs = run(on_ranks, 2, tmp_path / "cut", *TO_THE_END)
     assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
     (path,) = tmp_path.rglob("best.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 20
-    longer = ("--trainer.max_epochs", 3)
-    run(on_ranks, num_ranks, tmp_path / "more", *args, "--ckpt_path", path, *longer)
-    run(on_ranks, num_ranks, tmp_path / "whole", *args, *longer)
-    for name, value in weights(tmp_path / "whole").items():
+    longer = (*TO_THE_END, "--trainer.max_epochs", 3)
+    run(on_ranks, 2, tmp_path / "more", *longer, "--ckpt_path", path)
+    run(on_ranks, 2, tmp_path / "expected", *longer)
+    for name, value in weights(tmp_path / "expected").items():
         assert torch.equal(weights(tmp_path / "more")[name], value), name
     for tag in ("train/loss", "val/loss"):
-        whole = curve(tmp_path / "whole", tag)
-        rest = curve(tmp_path / "more", tag)
-        assert max(rest) == max(whole) == 29
-        assert rest == pytest.approx({step: whole[step] for step in rest}, rel=1e-6), tag
+        expected, rest = curve(tmp_path / "expected", tag), curve(tmp_path / "more", tag)
+        assert max(rest) == max(expected) == 29
+        assert rest == pytest.approx({step: expected[step] for step in rest}, rel=1e-6), tag
 
 
 class Terminate(Callback):
@@ -640,23 +472,16 @@ class Terminate(Callback):
         self.number = number
         StopOnSignal.every_n_steps = 4
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, i: int) -> None:
         rank = trainer.global_rank
-        if rank in self.ranks and (trainer.current_epoch, batch_idx) == (1, 1 + rank):
+        if rank in self.ranks and (trainer.current_epoch, i) == (1, 1 + rank):
             signal.raise_signal(self.number)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("terminated", "number", "name"),
-    [
-        pytest.param([0], signal.SIGTERM, "SIGTERM", marks=pytest.mark.slow),
-        ([1], signal.SIGTERM, "SIGTERM"),
-        pytest.param([0, 1], signal.SIGTERM, "SIGTERM", marks=pytest.mark.slow),
-        pytest.param([0, 1], signal.SIGINT, "Ctrl-C", marks=pytest.mark.slow),
-    ],
+    [([1], signal.SIGTERM, "SIGTERM"), ([0, 1], signal.SIGINT, "Ctrl-C")],
 )
 def test_all_ranks_stop_together_at_a_signal(
     on_ranks, tmp_path, uninterrupted, terminated, number, name
@@ -675,29 +500,26 @@ def test_all_ranks_stop_together_at_a_signal(
 # what goes wrong
 
 
+TOO_LARGE = "data.batch_size 110 times 3 processes: only 315 training samples"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("--ckpt_path", "last"), "no run in"),
         (("--data.num_test", 2), "3 processes for the 2 samples of test"),
-        (
-            ("--data.batch_size", 110),
-            "data.batch_size 110 times 3 processes: only 315 training samples",
-        ),
+        (("--data.batch_size", 110), TOO_LARGE),
         (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
-        (("--trainer.strategy", "dp"), "trainer.strategy dp"),
         (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )
 def test_a_mistake_is_told_once(on_ranks, tmp_path, args, message):
     result = on_ranks(3, "test_distributed.train", tmp_path, *args)
     assert all(result.statuses)
-    errors = [
-        line for output in result.outputs for line in output.splitlines() if "error: " in line
-    ]
-    assert message in errors[0]
-    assert "Traceback" not in "".join(result.outputs)
+    text = "".join(result.outputs)
+    assert message in next(line for line in text.splitlines() if "error: " in line)
+    assert "Traceback" not in text
     assert not list(tmp_path.rglob("*.ckpt")) or "--data.num_test" in args
 
 
@@ -712,16 +534,9 @@ class BreaksOnOne(Classifier):
 
 @pytest.mark.slow
 def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks, tmp_path):
-    result = on_ranks(
-        2, "test_distributed.train", tmp_path, "--model", "test_distributed.BreaksOnOne"
-    )
-    assert result.statuses == [1, 1]
-    assert [
-        line
-        for line in result.outputs[0].splitlines()
-        if "NaN or infinite at step 13, in epoch 2" in line
-    ]
-    assert "Traceback" not in "".join(result.outputs)
+    outputs = run(on_ranks, 2, tmp_path, "--model", "test_distributed.BreaksOnOne", status=1)
+    assert "NaN or infinite at step 13, in epoch 2" in outputs[0]
+    assert "Traceback" not in "".join(outputs)
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["epoch"] == 0
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
@@ -733,10 +548,8 @@ class Fail(Callback):
     def __init__(self, at_the_end: bool = False) -> None:
         self.at_the_end = at_the_end
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        is_here = (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 3, 1)
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, i: int) -> None:
+        is_here = (trainer.current_epoch, i, trainer.global_rank) == (1, 3, 1)
         if is_here and not self.at_the_end:
             raise ValueError("a bug on rank 1")
 
@@ -746,34 +559,28 @@ class Fail(Callback):
 
 
 def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks, tmp_path):
-    result = on_ranks(
-        2, "test_distributed.train", tmp_path, "--trainer.callbacks", "test_distributed.Fail"
-    )
+    fail = ("--trainer.callbacks", "test_distributed.Fail")
+    result = on_ranks(2, "test_distributed.train", tmp_path, *fail)
     assert all(result.statuses)
     assert "ValueError: a bug on rank 1" in result.outputs[1]
-    assert "the processes of this run have lost each other" in result.outputs[0]
-    assert "Traceback" not in result.outputs[0]
     assert {path.name for path in tmp_path.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
 
 
 # the command itself, which starts the other processes
 
 
-def command(folder: Path, *args: object, strategy: str = "ddp") -> list[str]:
-    return [
-        *(sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY),
-        *("--trainer.strategy", strategy),
-        *("--trainer.devices", "2", "--trainer.default_root_dir", str(folder), *map(str, args)),
-    ]
+StartCommand = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start_command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start_command(tmp_path: Path) -> Iterator[StartCommand]:
     started = []
 
     def begin(*args: object, strategy: str = "ddp") -> subprocess.Popen[str]:
+        script = (sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY)
+        flags = f"--trainer.strategy {strategy} --trainer.devices 2 --trainer.default_root_dir"
         process = programs.start(
-            command(tmp_path, *args, strategy=strategy),
+            [*script, *flags.split(), str(tmp_path), *map(str, args)],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -789,9 +596,12 @@ def start_command(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
         process.communicate()
 
 
-def assert_none_left(session: int, seconds: float) -> None:
-    """No process of the session is alive after so long."""
-    end = time.monotonic() + seconds
+LIMIT_S = 200  # under load a start takes a minute
+
+
+def assert_none_left(session: int) -> None:
+    """The processes of the session end soon."""
+    end = time.monotonic() + LIMIT_S / 4
     while left := [path for path in Path("/proc").glob("[0-9]*") if session_of(path) == session]:
         assert time.monotonic() < end, [(path / "cmdline").read_text() for path in left]
         time.sleep(0.1)
@@ -806,63 +616,67 @@ def session_of(process: Path) -> int | None:
     return int(session) if state != "Z" else None
 
 
+def children(process: subprocess.Popen[str]) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(number) for number in path.read_text().split()]
+
+
+def wait_for(process: subprocess.Popen[str], beginning: str) -> None:
+    assert process.stdout
+    assert any(line.startswith(beginning) for line in process.stdout)
+
+
+LONG = ("--data.num_train", 5000, "--trainer.max_epochs", 100)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_notebook", "ddp_spawn"])
 @pytest.mark.linux
 def test_strategies_by_flag(start_command, tmp_path, on_ranks, strategy):
     process = start_command(strategy=strategy)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
-    assert_none_left(process.pid, 2)
-    assert "Device: CPU (2 processes, 1 thread each)" in output
+    assert_none_left(process.pid)
+    assert "Device: CPU, processes: 2, threads of each: 1" in output
     assert output.count("Run folder: ") == 1
     assert strategy == "ddp_spawn" or "warn" not in output.lower()
     run(on_ranks, 2, tmp_path / "expected")
     paths = (tmp_path / name / "version_0" / "metrics.json" for name in ("tiny", "expected/tiny"))
-    found, expected = (json.loads(path.read_text()) for path in paths)
-    assert found == pytest.approx({**expected, "train_seconds": found["train_seconds"]}, rel=1e-5)
-    assert found["test/num_samples"] == 75
+    metrics, expected = (json.loads(path.read_text()) for path in paths)
+    assert metrics == pytest.approx({**expected, "train_seconds": metrics["train_seconds"]})
+    assert metrics["test/num_samples"] == 75
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["first", "second"])
 @pytest.mark.linux
 def test_a_killed_rank_ends_the_command(start_command, killed):
-    process = start_command("--data.num_train", 5_000, "--trainer.max_epochs", 100)
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("Epoch 1 "):
-            break
-    (second,) = map(
-        int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    )
+    process = start_command(*LONG)
+    wait_for(process, "Epoch 1 ")
     time.sleep(0.1)
+    (second,) = children(process)
     os.kill(second if killed == "second" else process.pid, signal.SIGKILL)
-    assert process.wait(30) != 0
-    assert_none_left(process.pid, 10)
+    assert process.wait(LIMIT_S / 4) != 0
+    assert_none_left(process.pid)
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(start_command, tmp_path):
-    process = start_command(
-        "--data.num_train", 5_000, "--trainer.max_epochs", 100, "--data.num_workers", 1
-    )
-    assert process.stdout
-    assert any(line.startswith("Epoch 1 ") for line in process.stdout)
+    process = start_command(*LONG, "--data.num_workers", 1)
+    wait_for(process, "Epoch 1 ")
     begin = time.monotonic()
-    assert any(line.startswith("Epoch 2 ") for line in process.stdout)
+    wait_for(process, "Epoch 2 ")
     time.sleep((time.monotonic() - begin) / 2)
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert output.splitlines()[-1] == "Stopped by Ctrl-C; go on with --ckpt_path last"
     assert "Traceback" not in output
-    assert_none_left(process.pid, 5)
+    assert_none_left(process.pid)
     (path,) = tmp_path.rglob("last.ckpt")
-    assert torch.load(path, weights_only=True)["global_step"] % (4_500 // 32), (
-        "at the end of an epoch"
-    )
+    # in the middle of an epoch
+    assert torch.load(path, weights_only=True)["global_step"] % (4_500 // 32)
 
 
 class AskOnOneRank(Callback):
@@ -881,17 +695,14 @@ class AskOnOneRank(Callback):
 @pytest.mark.linux
 def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(start_command):
     process = start_command("--trainer.callbacks", "test_distributed.AskOnOneRank")
-    assert process.stdout
-    assert any(line == "asking\n" for line in process.stdout)
+    wait_for(process, "asking")
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
-    (message,) = [line for line in output.splitlines() if line.startswith("Stopped by SIGTERM")]
-    assert message.endswith(
-        "after 4 s: a rank is missing in a collective; go on with --ckpt_path last"
-    )
-    assert_none_left(process.pid, 5)
+    reason = "after 4 s: a rank is missing in a collective; go on with --ckpt_path last"
+    assert f"Stopped by SIGTERM {reason}\n" in output
+    assert_none_left(process.pid)
 
 
 class NoteFolder(Callback):
@@ -900,7 +711,6 @@ class NoteFolder(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_rank == trainer.world_size - 1:
             (run_folder(trainer) / "note.txt").write_text("here")
-            print(f"noted in {run_folder(trainer)}")
 
 
 @pytest.mark.slow
@@ -908,14 +718,6 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks, tmp_path):
     args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *args)
     assert (tmp_path / "tiny" / "version_0" / "note.txt").read_text() == "here"
-    for num_ranks in (1, 2):
-        outputs = run(
-            on_ranks, num_ranks, tmp_path / "dev", *args, "--trainer.fast_dev_run", "true"
-        )
-        (line,) = [line for line in outputs[-1].splitlines() if line.startswith("noted in ")]
-        assert "fast_dev_run" in line
-        assert not Path(line.removeprefix("noted in ")).exists()
-    assert not list((tmp_path / "dev").rglob("note.txt"))
 
 
 @pytest.mark.slow
@@ -923,10 +725,10 @@ def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks, tmp_path):
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(start_command):
     fail = "--trainer.callbacks test_distributed.Fail --trainer.callbacks.at_the_end true"
     process = start_command(*fail.split())
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert "a bug on rank 1" in output
-    assert_none_left(process.pid, 5)
+    assert_none_left(process.pid)
 
 
 @pytest.mark.slow
@@ -941,10 +743,9 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
     program += ["--trainer.default_root_dir", str(tmp_path)]
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     machines = [subprocess.Popen(program, cwd=HERE, **piped) for _ in range(2)]
-    outputs = [machine.communicate(timeout=100)[0] for machine in machines]
+    outputs = [machine.communicate(timeout=LIMIT_S)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)
     assert "".join(outputs).count("Run folder: ") == 1
-    assert "".join(outputs).count("2 processes") == 1
     (metrics,) = tmp_path.rglob("metrics.json")
     assert json.loads(metrics.read_text())["test/num_samples"] == 75
 
@@ -953,9 +754,8 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
 @pytest.mark.linux
 def test_a_process_ends_with_one_that_died_at_its_start(start_command):
     process = start_command()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not children.read_text():
+    while not children(process):
         time.sleep(0.02)
     time.sleep(0.5)  # it imports torch
     process.kill()
-    assert_none_left(process.pid, 15)
+    assert_none_left(process.pid)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import programs
-import pytest
 from paths import HERE
 
 import lightbase
@@ -77,27 +76,6 @@ def private_names(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         names = [str(node.slice.value)]
     return (name for name in names if PRIVATE.fullmatch(name) and name not in DOCUMENTED)
-
-
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("trainer._results", ["_results"]),
-        ("self._results", []),
-        ("self.trainer._results.log", ["_results"]),
-        ("super()._root_device", ["_root_device"]),
-        ("from torch.utils._pytree import tree_map", ["_pytree"]),
-        ("from launchers import _Launcher", ["_Launcher"]),
-        ("import torch._dynamo", ["_dynamo"]),
-        ("parser.parse_args(_skip_validation=True)", ["_skip_validation"]),
-        ("getattr(trainer, '_results')", ["_results"]),
-        ("vars(trainer).get('_results')", ["_results"]),
-        ("vars(trainer)['_results']", ["_results"]),
-        ("os._exit(1); module.__name__; _, _ = pair; name.endswith('_dir')", []),
-    ],
-)
-def test_private_names_are_seen(line: str, names: list[str]) -> None:
-    assert [name for node in ast.walk(ast.parse(line)) for name in private_names(node)] == names
 
 
 def test_only_compat_reads_private_attributes() -> None:

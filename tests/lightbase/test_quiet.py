@@ -24,7 +24,7 @@ def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, 
     warnings.simplefilter("error")  # without the line in pyproject.toml
     train("--trainer.max_steps", 1)
     shown = capsys.readouterr()
-    assert "1 GPU found, not used" in shown.out
+    assert "GPUs found: 1" in shown.out
     assert "GPU" not in shown.err
 
 
