@@ -97,7 +97,6 @@ class TensorBatches(Dataset[Batch]):
         self.all_targets = targets
         self.index = index
         self.device = inputs.device
-        self.sample_bytes = (inputs.nbytes + targets.nbytes) // max(1, len(targets))
 
     @property
     def inputs(self) -> Tensor:
@@ -112,7 +111,8 @@ class TensorBatches(Dataset[Batch]):
 
     @property
     def num_bytes(self) -> int:
-        return self.sample_bytes * len(self)
+        num_bytes = self.all_inputs.nbytes + self.all_targets.nbytes
+        return num_bytes * len(self) // len(self.all_targets)
 
     def __len__(self) -> int:
         return len(self.all_targets if self.index is None else self.index)

@@ -29,18 +29,21 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     return Fold(int(number), int(num_folds), seed)
 
 
-def check_trained_fold(trained: Fold, fold: Fold | None) -> None:
-    """Raises UserError if `fold` would test samples that the checkpoint was trained on."""
-    if fold is not None and fold != trained:
-        test = f"its test set is fold {trained.number} of {trained.num_folds}"
-        what = f"data.fold {fold.number}: the checkpoint was trained on it; {test}"
-        raise UserError(f"{what}\nleave num_folds, fold and split_seed out, or train a new run", 2)
-
-
 def split_fold(samples: Samples, fold: Fold, has_classes: bool) -> tuple[Samples, Samples]:
-    """The samples of the fold, and all others."""
-    numbers = fold_numbers(samples, fold, has_classes)
-    return split_by_mask(samples, numbers == fold.number)
+    """The samples of the fold, and all others. Each class is dealt out over the folds: their sizes,
+    and their numbers of samples of a class, differ by one at most."""
+    num = len(samples)
+    if num < fold.num_folds:
+        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
+    order = seeded_order(num, fold.seed)
+    labels = class_numbers(samples)
+    if labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+    elif has_classes:
+        say("Folds: not stratified by class; the Dataset has no `targets`, their class numbers")
+    folds = torch.empty_like(order)
+    folds[order] = torch.arange(num) % fold.num_folds
+    return split_by_mask(samples, folds == fold.number)
 
 
 def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -61,23 +64,6 @@ def split_by_mask(samples: Samples, mask: Tensor) -> tuple[Samples, Samples]:
 def seeded_order(num: int, seed: int) -> Tensor:
     """0 to num - 1, shuffled by the seed, equally on any machine."""
     return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
-
-
-def fold_numbers(samples: Samples, fold: Fold, has_classes: bool) -> Tensor:
-    """The number of each sample's fold, (N,). Each class is dealt out over the folds: their sizes,
-    and their numbers of samples of a class, differ by one at most."""
-    num = len(samples)
-    if num < fold.num_folds:
-        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
-    order = seeded_order(num, fold.seed)
-    labels = class_numbers(samples)
-    if labels is not None:
-        order = order[labels[order].argsort(stable=True)]
-    elif has_classes:
-        say("Folds: not stratified by class; the Dataset has no `targets`, their class numbers")
-    folds = torch.empty_like(order)
-    folds[order] = torch.arange(num) % fold.num_folds
-    return folds
 
 
 def class_numbers(samples: Samples) -> Tensor | None:

@@ -82,12 +82,10 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 or 32 bits, or of floating point; Pillow alone would clip at 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    if image.mode.startswith("I;16") or values.max(initial=0) > 255:
-        values = values / 257  # 65535 is white
-    elif image.mode == "F" and values.max(initial=0) <= 1:
-        values = values * 255
+    """A grey image of 16 or 32 bits, where white is 65535, or of floating point, where it is 1.
+    Pillow alone would clip at 255."""
+    white = 1 if image.mode == "F" else 65535
+    values = np.asarray(image, dtype=np.float64) * 255 / white
     return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
 
 

@@ -21,14 +21,7 @@ from lightbase.data.batches import (
     as_it_is,
     convert_types,
 )
-from lightbase.data.folds import (
-    Fold,
-    check_trained_fold,
-    fold_of_flags,
-    seeded_order,
-    split_fold,
-    split_validation,
-)
+from lightbase.data.folds import Fold, fold_of_flags, seeded_order, split_fold, split_validation
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
@@ -276,7 +269,11 @@ class BaseDataModule(LightningDataModule):
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], trained
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
-            check_trained_fold(self.trained_fold, self.fold)
+            if self.fold not in (None, self.trained_fold):
+                number, num_folds, _ = self.trained_fold
+                what = f"the checkpoint was trained on it; its test set is fold {number}"
+                way_out = "leave num_folds, fold and split_seed out, or train a new run"
+                raise UserError(f"data.fold: {what} of {num_folds}\n{way_out}", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 

@@ -148,7 +148,7 @@ def test_a_gpu_without_bf16_is_advised_fp16_and_files_are_not_kept_on_a_gpu(trai
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
-    monkeypatch.setattr(trainer.datamodule, "splits", {"train": DatasetSamples([], True)})  # type: ignore[attr-defined]
+    monkeypatch.setattr(trainer.datamodule, "splits", {"train": DatasetSamples([])})  # type: ignore[attr-defined]
     texts = found(trainer)
     assert texts["half precision"].endswith("--trainer.precision 16-mixed")
     assert "resident data" not in texts

@@ -15,11 +15,10 @@ from lightbase.data.batches import DatasetSamples, EpochBatchSampler, ResumableL
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 
-QUIET: dict[str, Any] = {
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}
+
+def a_trainer(**options: Any) -> Trainer:
+    options |= {"enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -78,7 +77,6 @@ def test_the_split_copies_no_data() -> None:
     assert train.num_bytes == 9 * val.num_bytes
     few = train.select(torch.tensor([5, 7]))
     assert torch.equal(few.inputs, train.inputs[[5, 7]])
-    assert torch.equal(few.__getitems__([1, 0])[1], train.targets[[7, 5]])
     moved = few.to(torch.device("cpu"))  # a GPU gets nothing but its samples
     assert moved.all_inputs.nbytes + moved.all_targets.nbytes == few.num_bytes
 
@@ -110,7 +108,7 @@ def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) ->
 
 # 20 batches are fetched at once
 @pytest.mark.parametrize(
-    ("done", "num_workers"), [*((done, 0) for done in (0, 1, 19, 20, 21, 32, 33)), (21, 1)]
+    ("done", "num_workers"), [*((done, 0) for done in (0, 1, 20, 21, 33)), (21, 1)]
 )
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int) -> None:
     data = labelled(100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False)
@@ -129,10 +127,6 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int)
     expected = whole[done:] or [inputs.tolist() for inputs, _ in following]
     assert [inputs.tolist() for inputs, _ in resumed] == expected
     assert len(list(resumed)) == len(whole)  # the next pass is whole
-    later = data.train_dataloader()
-    later.batch_sampler.set_epoch(2)
-    later.load_state_dict(state)  # of another epoch: from the start
-    assert len(list(later)) == len(whole)
 
 
 def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch):
@@ -240,6 +234,7 @@ def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype)
 
 def test_a_stock_loader_in_a_subclass() -> None:
     quiet_lightning()
+    seen: list[int] = []
 
     class Stock(Numbers):
         def train_dataloader(self) -> DataLoader[Any]:
@@ -250,22 +245,14 @@ def test_a_stock_loader_in_a_subclass() -> None:
 
         test_dataloader = predict_dataloader = val_dataloader
 
-        def normalize(self, inputs: Tensor) -> Tensor:
-            return inputs.float()
-
-    seen: list[int] = []
-
     class Model(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             seen.append(len(batch[1]))
             return super().training_step(batch, batch_idx)
 
     # fewer samples than data.batch_size: the user's loader has its own
-    loaded = torch.arange(30).reshape(10, 3), torch.arange(10) % 2
-    data = Stock(loaded, classes=("a", "b"), batch_size=64)
-    options: Any = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, **QUIET}
-    trainer = Trainer(max_epochs=2, **options)
-    model = Model(nn.Linear(3, 2), num_classes=2)
+    data = Stock((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64)
+    model, trainer = Model(nn.Linear(3, 2), num_classes=2), a_trainer(max_epochs=2)
     trainer.fit(model, data)
     assert seen == [4, 4, 2] * 2
     assert "test/loss" in trainer.test(model, data, verbose=False)[0]
@@ -349,12 +336,15 @@ def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message
     assert len(str(caught.value).splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
-    "options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}]
-)
-def test_impossible_splits(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"val_fraction|batch_size"):
-        labelled(50, **options).train_dataloader()
+@pytest.mark.parametrize("val_fraction", [0.001, 0.999])
+def test_impossible_splits(val_fraction: float) -> None:
+    with pytest.raises(UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"):
+        labelled(50, val_fraction=val_fraction)
+
+
+def test_a_batch_larger_than_the_training_set_is_refused() -> None:
+    with pytest.raises(UserError, match="only 45 training samples; try"):
+        labelled(50, batch_size=64).train_dataloader()
 
 
 class OwnSplits(Numbers):
@@ -379,10 +369,7 @@ def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float
 
 
 def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
-    data = OwnSplits(("train",), classes=("a", "b"))
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET
-    )
+    data, trainer = OwnSplits(("train",), classes=("a", "b")), a_trainer(max_epochs=1)
     model = Classifier(nn.Linear(3, 2), num_classes=2)
     quiet_lightning()
     trainer.fit(model, data)
