@@ -19,6 +19,8 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
+        # Of an error in a worker of a DataLoader, torch makes one whose message is the traceback.
+        message = message.rpartition("lightbase.errors.UserError: ")[2].rstrip()
         super().__init__(printable_lines(message))  # the message may quote a file
         self.status = status
 

@@ -23,8 +23,6 @@ from torch.utils.data import (
 Batch = tuple[Tensor, Tensor]
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
 MAX_BYTES_AT_ONCE = 8 * 2**20
-MAX_EVAL_SAMPLES = 1024
-MAX_EVAL_BYTES = 2 * 2**20
 
 
 class Indices(list[int]):
@@ -99,7 +97,6 @@ class TensorBatches(Dataset[Batch]):
         self.all_targets = targets
         self.index = index
         self.device = inputs.device
-        self.sample_bytes = (inputs.nbytes + targets.nbytes) // max(1, len(targets))
 
     @property
     def inputs(self) -> Tensor:
@@ -114,7 +111,8 @@ class TensorBatches(Dataset[Batch]):
 
     @property
     def num_bytes(self) -> int:
-        return self.sample_bytes * len(self)
+        num_bytes = self.all_inputs.nbytes + self.all_targets.nbytes
+        return num_bytes * len(self) // len(self.all_targets)
 
     def __len__(self) -> int:
         return len(self.all_targets if self.index is None else self.index)
@@ -168,45 +166,30 @@ class SeededSamples(Dataset[Any]):
 class DatasetSamples(SeededSamples):
     """A Dataset of (input, target). Batches are made by torch's default_collate."""
 
-    def __init__(self, dataset: Any, has_classes: bool) -> None:
-        super().__init__(dataset)
-        self.has_classes = has_classes
+    @property
+    def targets(self) -> Any:
+        """Of all samples, without reading them, as torchvision's sets have them; or None."""
+        return getattr(self.dataset, "targets", None)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         pairs = [(input, target) for input, target in super().__getitems__(indices)]
         inputs, targets = default_collate(pairs)
-        return convert_types(inputs, targets, self.has_classes)
+        return convert_types(inputs, targets)
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        return DatasetSamples(Subset(self.dataset, index.tolist()), self.has_classes)
+        return DatasetSamples(Subset(self.dataset, index.tolist()))
 
 
 Samples = TensorBatches | DatasetSamples
 
 
-def convert_types(inputs: Any, targets: Any, has_classes: bool) -> Batch:
-    """Inputs of float64 as float32, targets as float32 or int64, class numbers (N, 1) as (N,)."""
+def convert_types(inputs: Any, targets: Any) -> Batch:
+    """Inputs of float64 as float32, targets as float32 or int64."""
     if isinstance(inputs, Tensor) and inputs.dtype == torch.float64:
         inputs = inputs.float()
     if isinstance(targets, Tensor):
         targets = targets.float() if targets.is_floating_point() else targets.long()
-        if has_classes and targets.shape[1:] == (1,) and not targets.is_floating_point():
-            targets = targets.squeeze(1)
     return inputs, targets
-
-
-def eval_size(samples: Samples, batch_size: int, trainer: Any) -> int:
-    """The batch size of an evaluation: on a GPU up to 8 times `batch_size`, for small samples in
-    memory. Without gradients a batch takes less memory, and larger batches are faster."""
-    if trainer.strategy.root_device.type == "cpu" or not isinstance(samples, TensorBatches):
-        return batch_size
-    if samples.all_inputs.dtype == torch.int64:
-        return batch_size  # the outputs for words may be much larger than the inputs
-    limits = (trainer.limit_val_batches, trainer.limit_test_batches, trainer.limit_predict_batches)
-    if any(isinstance(limit, int) or limit < 1 for limit in limits):
-        return batch_size  # the limit counts batches
-    num_small = MAX_EVAL_BYTES // max(1, samples.sample_bytes)
-    return max(batch_size, min(8 * batch_size, MAX_EVAL_SAMPLES, num_small))
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -239,8 +222,7 @@ class ResumableLoader(DataLoader[Any]):
         """The batches that one call of __getitems__ has read together."""
         if self.batch_sampler.batches_at_once == 1:
             return [fetched]
-        inputs, targets = (part.split(self.batch_sampler.batch_size) for part in fetched)
-        return zip(inputs, targets, strict=True)
+        return zip(*(part.split(self.batch_sampler.batch_size) for part in fetched), strict=True)
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}

@@ -1,22 +1,14 @@
 """Seeded splits: which samples are for validation, for the test, or in a fold of a
 cross-validation."""
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightbase.data.batches import Samples, TensorBatches
+from lightbase.data.batches import Samples
 from lightbase.errors import UserError
 from lightbase.ranks import say
-
-
-@runtime_checkable
-class HasTargets(Protocol):
-    """A Dataset that knows all targets without reading samples, as torchvision's do: class numbers
-    (N,), or None."""
-
-    targets: Any
 
 
 class Fold(NamedTuple):
@@ -33,26 +25,25 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
         what = f"data.fold {number} with data.num_folds {num_folds}: there is no such fold"
-        way_out = "of 5 folds, for instance, one is the test set: --data.num_folds 5 --data.fold 0"
-        raise UserError(f"{what}\n{way_out}; scripts/sweep.py --search data.fold=0,1,2,3,4", 2)
+        raise UserError(f"{what}\none of 5 folds is --data.num_folds 5 --data.fold 0", 2)
     return Fold(int(number), int(num_folds), seed)
 
 
-def check_trained_fold(trained: Fold, fold: Fold | None) -> None:
-    """Raises UserError if `fold` would test samples that the checkpoint was trained on."""
-    if fold is not None and fold != trained:
-        test = f"its test set is fold {trained.number} of {trained.num_folds}"
-        raise UserError(
-            f"data.fold {fold.number}: the checkpoint was trained on it; {test}\n"
-            "leave num_folds, fold and split_seed out, or train a new run",
-            2,
-        )
-
-
 def split_fold(samples: Samples, fold: Fold, has_classes: bool) -> tuple[Samples, Samples]:
-    """The samples of the fold, and all others."""
-    numbers = fold_numbers(samples, fold, has_classes)
-    return split_by_mask(samples, numbers == fold.number)
+    """The samples of the fold, and all others. Each class is dealt out over the folds: their sizes,
+    and their numbers of samples of a class, differ by one at most."""
+    num = len(samples)
+    if num < fold.num_folds:
+        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
+    order = seeded_order(num, fold.seed)
+    labels = class_numbers(samples)
+    if labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+    elif has_classes:
+        say("Folds: not stratified by class; the Dataset has no `targets`, their class numbers")
+    folds = torch.empty_like(order)
+    folds[order] = torch.arange(num) % fold.num_folds
+    return split_by_mask(samples, folds == fold.number)
 
 
 def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -75,34 +66,11 @@ def seeded_order(num: int, seed: int) -> Tensor:
     return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
 
 
-def fold_numbers(samples: Samples, fold: Fold, has_classes: bool) -> Tensor:
-    """The number of each sample's fold, (N,). Each class is dealt out over the folds: their sizes,
-    and their numbers of samples of a class, differ by one at most."""
-    num = len(samples)
-    if num < fold.num_folds:
-        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
-    order = seeded_order(num, fold.seed)
-    labels = class_numbers(samples)
-    if labels is not None:
-        order = order[labels[order].argsort(stable=True)]
-    elif has_classes:
-        say("Folds: not stratified by class; the Dataset has no `targets`, their class numbers")
-    folds = torch.empty_like(order)
-    folds[order] = torch.arange(num) % fold.num_folds
-    return folds
-
-
 def class_numbers(samples: Samples) -> Tensor | None:
     """int64 (N,), without reading a sample; None if they are not available."""
-    if isinstance(samples, TensorBatches):
-        targets: Any = samples.targets
-    elif isinstance(samples.dataset, HasTargets):
-        targets = samples.dataset.targets
-    else:
-        return None
     try:
-        targets = torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError):  # no numbers
+        targets = torch.as_tensor(samples.targets)
+    except (TypeError, ValueError, RuntimeError):  # None, or no numbers
         return None
     is_one_integer_each = targets.shape == (len(samples),) and not targets.is_floating_point()
     return targets.long() if is_one_integer_each else None

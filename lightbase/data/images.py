@@ -3,14 +3,12 @@
 import os
 from collections.abc import Iterable
 from functools import cached_property
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -20,7 +18,9 @@ from lightbase.data.transforms import crop_and_flip, to_float
 from lightbase.errors import UserError, first_line
 from lightbase.ranks import say
 
-LAST_BYTES = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of JPEG and of PNG
+SUFFIXES = "bmp gif jfif jpeg jpg pgm png ppm tif tiff webp"
+# A file of another format, whatever its name, is not opened: for EPS, Pillow would run Ghostscript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # What Pillow raises for a file that is damaged, or no image.
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 # The split that a folder is for, by its name in lower case.
@@ -30,65 +30,40 @@ SPLITS |= {"val": "val", "valid": "val", "validation": "val"}
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
     """The files among `paths` and the images below its folders, sorted; and the paths without any,
-    with the reason. Hidden files and folders do not count: `._1.jpg` of macOS, for instance."""
-    # Image.OPEN lacks the formats that Pillow only writes, such as PDF.
-    suffixes = {name for name, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    with the reason."""
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
-        images = [path] if path.is_file() else []
-        for folder, subfolders, names in os.walk(path):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            visible = [Path(folder, name) for name in names if not name.startswith(".")]
-            images += [file for file in visible if file.suffix.lower() in suffixes]
-        files += sorted(images)
+        images = [path] if path.is_file() else list_files(path)[0]
+        files += images
         if not images:
-            reason = "no image files in this folder" if path.is_dir() else "no such file or folder"
-            missing.append((path, reason))
+            missing.append((path, "no image file, and no folder with image files"))
     return files, missing
 
 
-def check_images(files: list[Path]) -> None:
-    """Open each file, and decode those that may be cut short. Raises UserError naming the first
-    broken one."""
-    with ThreadPool(16) as pool:  # file systems over a network answer many requests at once
-        reasons = zip(files, pool.imap(why_unreadable, files, 16), strict=True)
-        bar = Tqdm(reasons, "Checking images", len(files), leave=False, disable=None)
-        broken = [f"{file} cannot be read: {reason}" for file, reason in bar if reason]
-    if broken:
-        more = f"; so are {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise UserError(f"{broken[0]}{more}\nmend or remove what is broken")
-
-
-def why_unreadable(file: Path) -> str:
-    """The reason why an image cannot be read; empty if it can."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 32))
-            end = stream.read()
-            stream.seek(0)
-            with Image.open(stream) as image:
-                if not any(mark in end for mark in LAST_BYTES):
-                    image.load()
-    except IMAGE_ERRORS as error:
-        return reason_of(error)
-    return ""
-
-
-def reason_of(error: Exception) -> str:
-    """Pillow's message for a file that is no image would repeat the file's name."""
-    is_no_image = isinstance(error, UnidentifiedImageError)
-    return "not an image, or cut short" if is_no_image else first_line(error)
+def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images below the folder, sorted, and all other files. Hidden files and folders do not
+    count: `._1.jpg` of macOS, for instance."""
+    images: list[Path] = []
+    others: list[Path] = []
+    for place, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for file in [Path(place, name) for name in names if not name.startswith(".")]:
+            is_image = file.suffix[1:].lower() in SUFFIXES.split() and file.is_file()
+            (images if is_image else others).append(file)
+    return sorted(images), others
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
     """uint8 (C, H, W) of the given shape, see `to_tensor`. Raises UserError with the reason if the
     file is damaged, or no image."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return to_tensor(image, shape)
+    except UnidentifiedImageError as error:
+        raise UserError("not an image, or cut short") from error
     except IMAGE_ERRORS as error:
-        raise UserError(reason_of(error)) from error
+        raise UserError(first_line(error)) from error
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
@@ -107,12 +82,10 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 or 32 bits, or of floating point; Pillow alone would clip at 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    if image.mode.startswith("I;16") or values.max(initial=0) > 255:
-        values = values / 257  # 65535 is white
-    elif image.mode == "F" and values.max(initial=0) <= 1:
-        values = values * 255
+    """A grey image of 16 or 32 bits, where white is 65535, or of floating point, where it is 1.
+    Pillow alone would clip at 255."""
+    white = 1 if image.mode == "F" else 65535
+    values = np.asarray(image, dtype=np.float64) * 255 / white
     return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
 
 
@@ -156,8 +129,6 @@ class ImageFolder(BaseDataModule):
         random_flip: Mirror half of the training images.
     """
 
-    is_checked = False
-
     def __init__(
         self,
         data_dir: str,
@@ -191,11 +162,23 @@ class ImageFolder(BaseDataModule):
             files = {"train": {}, "test": {}}
             for name, images in images_by_class(self.data_dir).items():
                 for split in files:
-                    indices = self.seeded_part(len(images), split).tolist()  # type: ignore[arg-type]
-                    files[split][name] = [images[i] for i in indices]
+                    part = self.seeded_part(len(images), split)  # type: ignore[arg-type]
+                    files[split][name] = [images[i] for i in part]
         if self.fold:
             files.pop("test", None)
+        self._report_splits(files)
         return files
+
+    def _report_splits(self, files: dict[str, dict[str, list[Path]]]) -> None:
+        if not self.folders:
+            part = "a fold" if self.fold else "a fifth"
+            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test")
+            return
+        names = {path.name for path in folders_in(self.data_dir)}
+        if unused := sorted(names - {path.name for path in self.folders.values()}):
+            say(f"Images: not used, neither train, val nor test: {', '.join(unused[:5])}")
+        if files.get("val"):
+            say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
@@ -203,43 +186,17 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
-        names = [name for name, files in self.files.get("train", {}).items() if files]
+        names = list(self.files.get("train", {}))
         if not names:
             where = f"data.data_dir {self.data_dir}"
             raise UserError(f"{where}: there is no train/CLASS/ with images in it, nor CLASS/")
         return names
 
     def prepare_data(self) -> None:
-        """Report which images are used for what, and check all of them: a broken one is found now,
-        and not in the third epoch."""
-        if self.is_checked:
-            return
-        self._report_splits()
         for split, by_class in self.files.items():
-            names = {name for name, files in by_class.items() if files}
-            if missing := sorted({*self.classes, *by_class} - names):
-                say(f"Images: {split} has none of {', '.join(missing[:5])}")
-            if unknown := sorted(names - {*self.classes}):
+            if unknown := sorted(by_class.keys() - {*self.classes}):
                 folder = self.folders.get(split, self.data_dir)
-                names_shown = ", ".join(unknown[:5])
-                raise UserError(f"{folder} has classes that the training had not: {names_shown}")
-        by_split = [files for by_class in self.files.values() for files in by_class.values()]
-        check_images([file for files in by_split for file in files])
-        self.is_checked = True
-
-    def _report_splits(self) -> None:
-        if not self.folders:
-            part = "a fold" if self.fold else "a fifth"
-            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test")
-            return
-        used = self.folders.values()
-        unused = [path.name for path in folders_in(self.data_dir) if path not in used]
-        if unused:
-            say(f"Images: not used, neither train, val nor test: {', '.join(unused[:5])}")
-        if "val" in self.own_splits:
-            say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
-        if "test" not in self.own_splits and not self.fold:
-            say(f"Images: no test/CLASS/ in {self.data_dir}: nothing is tested")
+                raise UserError(f"{folder} has classes that the training had not: {unknown[:5]}")
 
     def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:
         files: list[tuple[Path, int]] = []
@@ -260,4 +217,8 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    return {path.name: find_images([path])[0] for path in folders_in(folder)}
+    """The images of each class that has any."""
+    files = {path.name: list_files(path) for path in folders_in(folder)}
+    if others := [file for _, others in files.values() for file in others]:
+        say(f"Images: {len(others)} files not used, {others[0]} for one; used are {SUFFIXES}")
+    return {name: images for name, (images, _) in files.items() if images}

@@ -20,16 +20,8 @@ from lightbase.data.batches import (
     TensorBatches,
     as_it_is,
     convert_types,
-    eval_size,
 )
-from lightbase.data.folds import (
-    Fold,
-    check_trained_fold,
-    fold_of_flags,
-    seeded_order,
-    split_fold,
-    split_validation,
-)
+from lightbase.data.folds import Fold, fold_of_flags, seeded_order, split_fold, split_validation
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
@@ -59,8 +51,7 @@ class BaseDataModule(LightningDataModule):
             data's own test set is not used.
         fold: The number of the fold that is the test set, from 0.
         drop_last: Leave out the last, smaller batch of a training epoch: it shakes the weights.
-        eval_batch_size: In validation, test and prediction; if not given batch_size, on a GPU up to
-            8 times as many.
+        eval_batch_size: In validation, test and prediction; if not given, batch_size.
     """
 
     classes: list[str] = []  # target i stands for classes[i]; empty for targets that are no classes
@@ -127,26 +118,27 @@ class BaseDataModule(LightningDataModule):
         trains = stage in ("fit", "validate")
         if trains and "train" not in self.splits:
             self._load_train_and_val()
-        if not trains and "test" not in self.splits:
+        if not trains:
             self._load_test()
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             seed = torch.initial_seed() % 2**63  # of the run, or drawn at random
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
 
     def _load_train_and_val(self) -> None:
-        train = self.splits["train"] = self._samples("train")
+        train = self._samples("train")
         if self.fold:
             self.splits["test"], train = split_fold(train, self.fold, bool(self.classes))
+        self.splits["train"] = train
         if "val" in self.own_splits:
             self.splits["val"] = self._samples("val")
         elif self.val_fraction > 0:
-            self.splits["val"], train = split_validation(train, self.val_fraction, self.split_seed)
-        elif self.fold or "test" in self.own_splits:
-            self._load_test()
-            self.splits["val"] = self.splits["test"]
+            parts = split_validation(train, self.val_fraction, self.split_seed)
+            self.splits["val"], self.splits["train"] = parts
         else:
-            raise UserError("data.val_fraction 0 validates on the test set, and there is none", 2)
-        self.splits["train"] = train
+            self._load_test()
+            if "test" not in self.splits:
+                raise UserError("data.val_fraction 0 validates on the test set: there is none", 2)
+            self.splits["val"] = self.splits["test"]
 
     def _load_test(self) -> None:
         if "test" in self.splits:
@@ -159,13 +151,15 @@ class BaseDataModule(LightningDataModule):
 
     def _samples(self, split: Any) -> Samples:
         name = f"the {split} set of {type(self).__name__}"
-        samples = as_samples(self.load(split), name, bool(self.classes))
+        samples = as_samples(self.load(split), name)
         if not len(samples):
             raise UserError(f"{name} is empty")
-        samples = with_channel_axis(samples, self.image_shape)
         inputs, targets = samples.__getitems__([0])
         if isinstance(inputs, Tensor):
-            check_shape(inputs, name, self.image_shape)
+            shape = tuple(inputs.shape[1:])
+            if self.image_shape is not None and shape != tuple(self.image_shape):
+                shapes = f"shape {shape} and image_shape {tuple(self.image_shape)}"
+                raise UserError(f"{name} has samples of {shapes} (channels, height, width)")
             self.empty_batch = inputs.new_empty(0, *inputs.shape[1:])
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
             check_classes(samples, targets, name, len(self.classes))
@@ -214,8 +208,7 @@ class BaseDataModule(LightningDataModule):
         )
 
     def _eval_loader(self, split: str) -> ResumableLoader:
-        default = eval_size(self.splits[split], self.batch_size, self.trainer)
-        return self._loader(split, self.eval_batch_size or default)
+        return self._loader(split, self.eval_batch_size or self.batch_size)
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
         samples, num_ranks = self.splits[split], self.trainer.world_size
@@ -270,69 +263,46 @@ class BaseDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         trained = state_dict["classes"]
         if "train" in self.splits and self.classes != trained:
-            what = (
-                f"the checkpoint was trained on {len(trained)} classes, {', '.join(trained)[:60]}"
-            )
-            data = f"{len(self.classes)}, {', '.join(self.classes)[:60]}"
-            raise UserError(f"{what}\nthe data has {data}: they must be the same")
+            what = f"the checkpoint was trained on {len(trained)} classes, {', '.join(trained)}"
+            data = f"{len(self.classes)}, {', '.join(self.classes)}"
+            raise UserError(f"{what[:120]}\nthe data has {data[:100]}: they must be the same")
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], trained
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
-            check_trained_fold(self.trained_fold, self.fold)
+            if self.fold not in (None, self.trained_fold):
+                number, num_folds, _ = self.trained_fold
+                what = f"the checkpoint was trained on it; its test set is fold {number}"
+                way_out = "leave num_folds, fold and split_seed out, or train a new run"
+                raise UserError(f"data.fold: {what} of {num_folds}\n{way_out}", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 
 
-def as_samples(loaded: Any, name: str, has_classes: bool) -> Samples:
+def as_samples(loaded: Any, name: str) -> Samples:
     """What `load` has returned, as samples. Raises UserError, which begins with `name`, for
     anything else."""
     if isinstance(loaded, TensorDataset) and len(loaded.tensors) == 2:
         loaded = loaded.tensors
     if isinstance(loaded, tuple | list) and len(loaded) == 2:
-        inputs, targets = as_tensor(loaded[0]), as_tensor(loaded[1])
+        inputs, targets = torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1])
         if len(inputs) != len(targets):
             raise UserError(f"{name} has {len(inputs)} inputs and {len(targets)} targets")
-        return TensorBatches(*convert_types(inputs, targets, has_classes))
+        return TensorBatches(*convert_types(inputs, targets))
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
-        return DatasetSamples(loaded, has_classes)
+        return DatasetSamples(loaded)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:\nload returns (inputs, targets) or a map-style "
         "Dataset of them (__len__, __getitem__); for others write a LightningDataModule"
     )
 
 
-def as_tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    # C, W: torch takes no negative strides, and warns of memory that is read-only
-    return torch.as_tensor(np.require(values, requirements=["C", "W"]))
-
-
-def with_channel_axis(samples: Samples, image_shape: tuple[int, int, int] | None) -> Samples:
-    """Grey images (N, H, W) as (N, 1, H, W), if image_shape is (1, H, W); other samples as they
-    are."""
-    if not isinstance(samples, TensorBatches) or image_shape is None:
-        return samples
-    if (1, *samples.inputs.shape[1:]) != tuple(image_shape):
-        return samples
-    return TensorBatches(samples.inputs[:, None], samples.targets)
-
-
-def check_shape(inputs: Tensor, name: str, image_shape: tuple[int, int, int] | None) -> None:
-    """Raises UserError if inputs (N, ...) have another shape than image_shape."""
-    if image_shape is not None and inputs.shape[1:] != tuple(image_shape):
-        shapes = f"shape {tuple(inputs.shape[1:])} and image_shape {tuple(image_shape)}"
-        raise UserError(f"{name} has samples of {shapes} (channels, height, width)")
-
-
 def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int) -> None:
     """Raises UserError for targets that are no class numbers. targets: of the first sample; of a
     Dataset, the others are not read."""
     if targets.is_floating_point():
-        raise UserError(
-            f"{name} has {targets.dtype} targets: make them integers, or empty `classes`"
-        )
+        what = f"{name} has {targets.dtype} targets"
+        raise UserError(f"{what}: make them integers, or empty `classes`")
     if isinstance(samples, TensorBatches):
         targets = samples.targets
     first, last = int(targets.min()), int(targets.max())

@@ -14,6 +14,8 @@ from lightbase.data.batches import Batch, TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 class Features(BaseDataModule):
     """Samples of a few numbers each, standardised by mean and standard deviation of the training
@@ -116,27 +118,16 @@ def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
                 needs = f"a column {label_column!r} (--data.label_column), another, each name once"
                 raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
             for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                if not row[label_column]:
-                    raise UserError(f"{where}: the label is missing")
-                labels.append(row.pop(label_column))
-                features.append(to_numbers(row, where))
+                label, cells = row.pop(label_column), list(row.values())
+                try:
+                    numbers = [float(cell) for cell in cells]
+                except (TypeError, ValueError):  # a missing cell is None, superfluous ones a list
+                    numbers = [math.nan]
+                if not label or not all(abs(number) < LARGEST for number in numbers):
+                    what = f"no label with finite numbers: {label!r}, {str(cells)[:60]}"
+                    raise UserError(f"{path}, line {reader.line_num}: {what}")
+                labels.append(label)
+                features.append(numbers)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
-    if len(set(labels)) < 2:
-        what = f"data.csv_path {path} has {len(set(labels))} labels in {len(labels)} rows"
-        raise UserError(f"{what}: there is nothing to tell apart; see --data.label_column")
     return torch.tensor(features), labels
-
-
-def to_numbers(row: dict[str, str], where: str) -> list[float]:
-    """Finite numbers in float32. A row that is too short or too long has None, or a list."""
-    numbers: list[float] = []
-    for column, cell in row.items():
-        try:
-            numbers.append(float(cell))
-        except (TypeError, ValueError):
-            numbers.append(math.nan)
-        if not abs(numbers[-1]) < torch.finfo(torch.float32).max:
-            raise UserError(f"{where}: {cell!r} in column {column} is no finite number")
-    return numbers

@@ -3,15 +3,10 @@
 import contextlib
 import inspect
 import os
-import zlib
 from collections.abc import Mapping
 from functools import cached_property
-from http.client import HTTPException
-from lzma import LZMAError
 from pathlib import Path
-from tarfile import TarError
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import torch
 from filelock import FileLock
@@ -27,13 +22,6 @@ from lightbase.data.images import ResizedImages
 from lightbase.data.module import BaseDataModule
 from lightbase.data.transforms import crop_and_flip, to_float
 from lightbase.errors import UserError, did_you_mean
-
-# RuntimeError is torchvision's, for files that are missing or damaged; the last four are errors of
-# unpacking.
-DOWNLOAD_ERRORS = (
-    *(OSError, HTTPException, RuntimeError, EOFError),
-    *(BadZipFile, TarError, LZMAError, zlib.error),
-)
 
 
 def open_or_download(
@@ -62,16 +50,15 @@ def open_or_download(
         with FileLock(data_dir / f".{name}.lock") if can_write else contextlib.nullcontext():
             try:
                 return source(**options)
-            except DOWNLOAD_ERRORS:
+            except (OSError, RuntimeError, EOFError):  # files are missing or damaged
                 return source(**options, download=True)
-    except DOWNLOAD_ERRORS as error:
+    except (
+        Exception
+    ) as error:  # of files, archives, the network, or arguments, as torchvision has it
         reason = (str(error) or type(error).__name__).splitlines()[-1]
         what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
         way_out = "delete what has come in half, and start the command again"
         raise UserError(f"{what}\n{way_out}; without a network, put {files}") from error
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        reason = str(error) or "a file is damaged, delete it to download it again"
-        raise UserError(f"{name} cannot be read from {data_dir}: {reason}") from error
 
 
 def in_memory(source: Any) -> Batch | None:
@@ -174,12 +161,3 @@ class TorchvisionSet(BaseDataModule):
 
     def augment(self, inputs: Tensor) -> Tensor:
         return crop_and_flip(inputs, self.random_crop, self.random_flip)
-
-    def state_dict(self) -> dict[str, Any]:
-        shape = [int(size) for size in self.image_shape]  # safe loading allows no PositiveInt
-        return super().state_dict() | {"image_shape": shape}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # the shape of a flag has priority
-        vars(self).setdefault("image_shape", tuple(state_dict["image_shape"]))
-        super().load_state_dict(state_dict)

@@ -136,7 +136,7 @@ def test_a_gpu_without_bf16_is_advised_fp16_and_files_are_not_kept_on_a_gpu(trai
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
-    monkeypatch.setattr(trainer.datamodule, "splits", {"train": DatasetSamples([], True)})
+    monkeypatch.setattr(trainer.datamodule, "splits", {"train": DatasetSamples([])})
     texts = remedies(trainer)
     assert texts["half precision"].endswith("--trainer.precision 16-mixed")
     assert "resident data" not in texts

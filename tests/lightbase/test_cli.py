@@ -173,10 +173,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT.replace("lr: 0.01", "lr: .inf"), "model.lr: inf | out of range"),
         (TEXT + "seed_everything:\n", "seed_everything: | null"),
         (TEXT + "seed_everything: true\n", "seed_everything: | True"),
-        (
-            TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"),
-            "ModelCheckpoint | give it a dirpath",
-        ),
+        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "give it a dirpath"),
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),

@@ -6,6 +6,7 @@ the package still needs it: where such a line fails, the function may go.
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -15,11 +15,10 @@ from lightbase.data.batches import DatasetSamples, EpochBatchSampler, ResumableL
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 
-QUIET: dict[str, Any] = {
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}
+
+def a_trainer(**options: Any) -> Trainer:
+    options |= {"enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -78,7 +77,6 @@ def test_the_split_copies_no_data() -> None:
     assert train.num_bytes == 9 * val.num_bytes
     few = train.select(torch.tensor([5, 7]))
     assert torch.equal(few.inputs, train.inputs[[5, 7]])
-    assert torch.equal(few.__getitems__([1, 0])[1], train.targets[[7, 5]])
     moved = few.to(torch.device("cpu"))  # a GPU gets nothing but its samples
     assert moved.all_inputs.nbytes + moved.all_targets.nbytes == few.num_bytes
 
@@ -90,17 +88,11 @@ def test_without_validation_all_trains_and_the_curve_is_of_the_test_set() -> Non
 
 
 def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:
-    torch.manual_seed(0)
-    data = labelled(115, val_fraction=0)
-    loader = data.train_dataloader()
-    loader.batch_sampler.set_epoch(0)
+    loader = labelled(115, val_fraction=0).train_dataloader()
     first = inputs_of(loader)
-    assert len(first) == 110
-    assert set(first) < set(range(115))
+    assert len({*first}) == 110
     loader.batch_sampler.set_epoch(1)
     assert inputs_of(loader) != first
-    loader.batch_sampler.set_epoch(0)
-    assert inputs_of(loader) == first
     kept = labelled(115, val_fraction=0, drop_last=False).train_dataloader()
     assert sorted(inputs_of(kept)) == list(range(115))
 
@@ -108,16 +100,15 @@ def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) -> None:
     data = labelled(37, num_workers=num_workers, val_fraction=0)
-    assert not data.val_dataloader().pin_memory
-    assert inputs_of(data.test_dataloader()) == list(range(1000, 1037))
     loader = data.test_dataloader()
+    assert inputs_of(loader) == list(range(1000, 1037))
     assert loader.num_workers == num_workers
     assert loader.persistent_workers == (num_workers > 0)
 
 
 # 20 batches are fetched at once
 @pytest.mark.parametrize(
-    ("done", "num_workers"), [*((done, 0) for done in (0, 1, 19, 20, 21, 32, 33)), (21, 1)]
+    ("done", "num_workers"), [*((done, 0) for done in (0, 1, 20, 21, 33)), (21, 1)]
 )
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int) -> None:
     data = labelled(100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False)
@@ -136,10 +127,6 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int)
     expected = whole[done:] or [inputs.tolist() for inputs, _ in following]
     assert [inputs.tolist() for inputs, _ in resumed] == expected
     assert len(list(resumed)) == len(whole)  # the next pass is whole
-    later = data.train_dataloader()
-    later.batch_sampler.set_epoch(2)
-    later.load_state_dict(state)  # of another epoch: from the start
-    assert len(list(later)) == len(whole)
 
 
 def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch):
@@ -159,58 +146,21 @@ def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch):
     assert [large.batches_at_once(size) for size in (1, 2, 3)] == [2, 1, 1]
 
 
-class Small(BaseDataModule):
-    """1,000 samples of the training set's kind, 1 KiB each, for validation."""
-
-    def __init__(
-        self, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1016,), **options: Any
-    ) -> None:
-        super().__init__(val_fraction=0.5, **options)
-        self.inputs = torch.zeros(2000, *shape, dtype=dtype)
-
-    def load(self, split: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return self.inputs, torch.zeros(len(self.inputs), dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("options", "limits", "on_gpu", "on_cpu"),
-    [
-        ({"batch_size": 64}, {}, 512, 64),
-        ({"batch_size": 300}, {}, 1000, 300),
-        ({"batch_size": 64, "shape": (3, 40, 50)}, {}, 349, 64),  # 2 MiB of them
-        # words: the outputs may be large
-        ({"batch_size": 64, "dtype": torch.int64, "shape": (2,)}, {}, 64, 64),
-        ({"batch_size": 64}, {"limit_val_batches": 2}, 64, 64),  # it counts batches
-        ({"batch_size": 64}, {"limit_test_batches": 0.5}, 64, 64),
-        ({"batch_size": 64, "eval_batch_size": 100}, {"limit_val_batches": 2}, 100, 100),
-    ],
-)
-def test_the_batches_of_an_evaluation(monkeypatch, options, limits, on_gpu, on_cpu):
-    for device, size in (("meta", on_gpu), ("cpu", on_cpu)):
-        data = attach(Small(**options))
-        data.setup("predict")
-        monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(device))
-        for name, limit in limits.items():
-            setattr(data.trainer, name, limit)
-        loader = data.val_dataloader()
-        assert min(loader.batch_sampler.batch_size, 1000) == size
-        assert len(loader) == -(-1000 // size)
-        assert sorted(i for batch in loader.batch_sampler for i in batch) == list(range(1000))
-        assert data.predict_dataloader().batch_size == loader.batch_sampler.batch_size
-        assert data.train_dataloader().batch_sampler.batch_size == options["batch_size"]
+@pytest.mark.parametrize(("eval_batch_size", "size"), [(None, 10), (15, 15)])
+def test_the_batches_of_an_evaluation(eval_batch_size, size):
+    data = labelled(50, val_fraction=0.4, eval_batch_size=eval_batch_size)
+    data.setup("predict")
+    for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+        assert len(next(iter(loader))[0]) == size
+    assert len(next(iter(data.train_dataloader()))[0]) == 10
 
 
 @pytest.mark.parametrize("pin_memory", [None, True, False])
 def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
-    questions: list[torch.device] = []
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(
-        torch.cuda, "mem_get_info", lambda device: questions.append(device) or (2**30, 2**30)
-    )
-    # the memory of the GPU
-    monkeypatch.setattr(
-        TensorBatches, "to", lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets)
-    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
+    on_gpu = TensorBatches(torch.zeros(5, device="meta"), torch.zeros(5))
+    monkeypatch.setattr(TensorBatches, "to", lambda self, _: on_gpu)
     for device, resident, pins in (
         (gpu, None, False),
         (gpu, False, True),
@@ -218,31 +168,13 @@ def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
     ):
         data = labelled(50, pin_memory=pin_memory, resident=resident)
         monkeypatch.setattr(data.trainer.strategy, "_root_device", device)
-        loaders = [data.val_dataloader(), data.val_dataloader()]
+        loader = data.val_dataloader()
         is_resident = device == gpu and resident is None
-        assert {loader.dataset.inputs.device.type for loader in loaders} == {
-            "meta" if is_resident else "cpu"
-        }
+        assert (loader.dataset is on_gpu) == is_resident
         # torch pins dense CPU tensors alone; for mps it would say that it does not
-        wanted = (pins if pin_memory is None else pin_memory) and not is_resident
-        assert [loader.pin_memory for loader in loaders] == [wanted, wanted]
-    assert questions == [gpu]  # once: it is resident then
-
-
-@pytest.mark.gpu
-def test_small_data_is_resident_on_the_gpu() -> None:
-    found = []
-    for options in ({}, {"resident": True}, {"resident": False}, {"num_workers": 1}):
-        data = Numbers((torch.zeros(100, 3), torch.arange(100)), **options)
-        data.trainer = Trainer(
-            accelerator="gpu", devices=1, logger=False, enable_checkpointing=False
+        assert loader.pin_memory == (
+            (pin_memory or (pin_memory is None and pins)) and not is_resident
         )
-        data.setup("fit")
-        batches = list(data.train_dataloader())
-        assert data.train_dataloader().dataset is data.train_dataloader().dataset  # one copy
-        found.append((batches[0][0].device.type, [targets.tolist() for _, targets in batches]))
-    assert [kind for kind, _ in found] == ["cuda", "cuda", "cpu", "cpu"]
-    assert all(order == found[0][1] for _, order in found)
 
 
 def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -> None:
@@ -260,9 +192,8 @@ def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -
     assert batch[0].dtype == torch.uint8  # until it is on the device
     for is_training, value in ((True, 0.5), (False, 0)):
         data.trainer.training = is_training
-        inputs, targets = data.on_after_batch_transfer(batch, 0)
+        inputs, _ = data.on_after_batch_transfer(batch, 0)
         assert torch.equal(inputs, torch.full((8, 3), value, dtype=torch.bfloat16))
-        assert targets is batch[1]
 
 
 class Pairs(Dataset[Any]):
@@ -277,7 +208,7 @@ class Pairs(Dataset[Any]):
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset", "Dataset"])
-@pytest.mark.parametrize("target", [torch.int32, torch.uint8, torch.float64])
+@pytest.mark.parametrize("target", [torch.uint8, torch.float64])
 def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype) -> None:
     inputs = torch.arange(100, dtype=torch.float64).reshape(50, 2)
     targets = torch.arange(50).to(target)
@@ -285,7 +216,7 @@ def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype)
     expected = list(attach(Numbers((inputs.float(), targets))).train_dataloader())
     forms = {
         "tensors": (inputs, targets),
-        "arrays": (inputs.numpy()[::-1].copy()[::-1], targets.numpy()),  # of negative strides
+        "arrays": (inputs.numpy(), targets.numpy()),
         "TensorDataset": TensorDataset(inputs, targets),
         "Dataset": Pairs([(inputs[i].numpy(), targets[i].item()) for i in range(50)]),
     }
@@ -301,19 +232,9 @@ def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype)
         assert torch.equal(y, expected_y)
 
 
-def test_class_numbers_in_a_column_are_int64_one_a_sample() -> None:
-    inputs, column = np.zeros((50, 4)), (np.arange(50) % 3).astype(np.uint8)[:, None]
-    for loaded in ((inputs, column), Pairs(list(zip(inputs, column, strict=True)))):
-        data = attach(Numbers(loaded, classes=("a", "b", "c"), val_fraction=0))
-        for _, y in data.val_dataloader():
-            assert y.dtype == torch.int64
-            assert y.dim() == 1
-    without_classes = attach(Numbers((inputs, column), val_fraction=0))
-    assert next(iter(without_classes.val_dataloader()))[1].shape == (8, 1)
-
-
 def test_a_stock_loader_in_a_subclass() -> None:
     quiet_lightning()
+    seen: list[int] = []
 
     class Stock(Numbers):
         def train_dataloader(self) -> DataLoader[Any]:
@@ -324,70 +245,57 @@ def test_a_stock_loader_in_a_subclass() -> None:
 
         test_dataloader = predict_dataloader = val_dataloader
 
-        def normalize(self, inputs: Tensor) -> Tensor:
-            return inputs.float()
-
-    seen: list[int] = []
-
     class Model(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             seen.append(len(batch[1]))
             return super().training_step(batch, batch_idx)
 
     # fewer samples than data.batch_size: the user's loader has its own
-    data = Stock(
-        (torch.arange(30).reshape(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64
-    )
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2, **QUIET
-    )
-    model = Model(nn.Linear(3, 2), num_classes=2)
+    data = Stock((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64)
+    model, trainer = Model(nn.Linear(3, 2), num_classes=2), a_trainer(max_epochs=2)
     trainer.fit(model, data)
     assert seen == [4, 4, 2] * 2
     assert "test/loss" in trainer.test(model, data, verbose=False)[0]
     assert len(trainer.predict(model, data, return_predictions=True) or ()) == 2
-    own = Numbers((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"))
-    assert [len(outputs) for outputs in trainer.predict(model, own)] == [8, 2]  # type: ignore[union-attr, arg-type]
 
 
 def as_lists(loader: Any) -> list[Any]:
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
 
 
+def random_state() -> Any:
+    return torch.random.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_workers):
-    torch.manual_seed(0)
-    expected = attach(Numbers(Jittered())).train_dataloader()
-    epochs: list[Any] = []
-    for epoch in (0, 1):
-        expected.batch_sampler.set_epoch(epoch)
-        epochs.append(as_lists(expected))
-    torch.manual_seed(0)
-    data = attach(Numbers(Jittered(), num_workers=num_workers))
-    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    def loaders(num_workers: int) -> Any:
+        torch.manual_seed(0)
+        return attach(Numbers(Jittered(), num_workers=num_workers))
+
+    expected = loaders(0).train_dataloader()
+    epochs = [as_lists(expected)]
+    expected.batch_sampler.set_epoch(1)
+    epochs.append(as_lists(expected))
+    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
+        row[1] for x, _ in epochs[1] for row in x
+    )
+    data = loaders(num_workers)
+    before = random_state()
     loader = data.train_dataloader()
     assert as_lists(loader) == epochs[0]
     loader.batch_sampler.set_epoch(1)
     assert as_lists(loader) == epochs[1]
-    assert {row[1] for x, _ in epochs[0] for row in x}.isdisjoint(
-        row[1] for x, _ in epochs[1] for row in x
-    )
     resumed = data.train_dataloader()
     resumed.load_state_dict({"epoch": 0, "num_batches": 3})
     assert as_lists(resumed) == epochs[0][3:]
-    assert as_lists(data.val_dataloader()) == as_lists(
-        data.val_dataloader()
-    )  # every evaluation is the same
-    after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
-    # any Dataset in a loader of the user's own
+    assert as_lists(data.val_dataloader()) == as_lists(data.val_dataloader())
+    assert random_state() == before
+    # any Dataset in a loader that the user makes
     sampler = EpochBatchSampler(50, 8, shuffle=True, drop_last=True, seed=data.shuffle_seed)
     loader = ResumableLoader(Jittered(), sampler, num_workers=num_workers)
-    loader.load_state_dict({"epoch": 0, "num_batches": 6})  # all of them
-    assert loader.batch_sampler.epoch == 1
     first = as_lists(loader)
-    loader.load_state_dict({"epoch": 1, "num_batches": 2})
+    loader.load_state_dict({"epoch": 0, "num_batches": 2})
     assert as_lists(loader) == first[2:]
 
 
@@ -428,12 +336,15 @@ def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message
     assert len(str(caught.value).splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
-    "options", [{"val_fraction": 0.001}, {"val_fraction": 0.99, "batch_size": 2}]
-)
-def test_impossible_splits(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"val_fraction|batch_size"):
-        labelled(50, **options).train_dataloader()
+@pytest.mark.parametrize("val_fraction", [0.001, 0.999])
+def test_impossible_splits(val_fraction: float) -> None:
+    with pytest.raises(UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"):
+        labelled(50, val_fraction=val_fraction)
+
+
+def test_a_batch_larger_than_the_training_set_is_refused() -> None:
+    with pytest.raises(UserError, match="only 45 training samples; try"):
+        labelled(50, batch_size=64).train_dataloader()
 
 
 class OwnSplits(Numbers):
@@ -453,38 +364,18 @@ class OwnSplits(Numbers):
 def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float) -> None:
     data = attach(OwnSplits(("train", "val", "test"), val_fraction=val_fraction), "fit")
     data.setup("test")
-    assert {name: len(split) for name, split in data.splits.items()} == {
-        "train": 100,
-        "val": 7,
-        "test": 20,
-    }
-    assert len(inputs_of(data.val_dataloader())) == 7
+    sizes = {name: len(split) for name, split in data.splits.items()}
+    assert sizes == {"train": 100, "val": 7, "test": 20}
 
 
 def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
-    data = OwnSplits(("train",), classes=("a", "b"))
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **QUIET
-    )
+    data, trainer = OwnSplits(("train",), classes=("a", "b")), a_trainer(max_epochs=1)
     model = Classifier(nn.Linear(3, 2), num_classes=2)
     quiet_lightning()
     trainer.fit(model, data)
     assert trainer.test(model, data, verbose=False) == []
-    with pytest.raises(
-        UserError, match="val_fraction 0 validates on the test set, and there is none"
-    ):
+    with pytest.raises(UserError, match="val_fraction 0 validates on the test set: there is none"):
         attach(OwnSplits(("train",), val_fraction=0))
-    assert len(attach(OwnSplits(("train", "val"), val_fraction=0)).splits["train"]) == 100
-
-
-def test_grey_images_without_a_channel_axis_get_one() -> None:
-    images = np.arange(20 * 4 * 5, dtype=np.uint8).reshape(20, 4, 5)
-    data = Numbers((images, np.arange(20) % 2), classes=("a", "b"))
-    data.image_shape = (1, 4, 5)
-    attach(data, "fit")
-    data.setup("test")
-    assert torch.equal(data.splits["test"].inputs, torch.from_numpy(images)[:, None])
-    assert data.train_dataloader().dataset.inputs.shape == (16, 1, 4, 5)
 
 
 class WrongTest(OwnSplits):

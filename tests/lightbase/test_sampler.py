@@ -12,8 +12,8 @@ def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:
     return list(sampler)
 
 
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(100, 10), (103, 10), (7, 10), (1, 1)])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 10), (7, 10), (1, 1)])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_evaluation_sees_every_sample_once_whatever_the_ranks(num_samples, batch_size, num_ranks):
     samplers = [
         EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks)
@@ -24,8 +24,8 @@ def test_evaluation_sees_every_sample_once_whatever_the_ranks(num_samples, batch
     assert [len(b) for b in batches] == [len(sampler) for sampler in samplers]
 
 
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (65, 32), (7, 3)])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 8), (7, 3)])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_training_gives_all_ranks_batches_of_the_same_sizes_and_no_sample_twice(
     num_samples, batch_size, num_ranks, drop_last
@@ -63,14 +63,6 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({str(order(seed, number)) for seed in (0, 1, 2) for number in (0, 1, 2)}) == 9
 
 
-def test_a_pass_can_start_in_the_middle_once() -> None:
-    sampler = EpochBatchSampler(50, 5, shuffle=True, seed=1)
-    whole = epoch(sampler, 2)
-    sampler.first_batch = 4
-    assert epoch(sampler, 2) == whole[4:]
-    assert epoch(sampler, 2) == whole
-
-
 def test_several_batches_at_once_are_the_same_batches() -> None:
     single = epoch(EpochBatchSampler(53, 5, shuffle=True, seed=1))
     sampler = EpochBatchSampler(53, 5, shuffle=True, seed=1, batches_at_once=4)
@@ -82,19 +74,14 @@ def test_several_batches_at_once_are_the_same_batches() -> None:
 
 
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
-    def seeds(number: int = 0, first_batch: int = 0, **options: int) -> list[int]:
-        sampler = EpochBatchSampler(
-            **{"num_samples": 50, "batch_size": 5, "shuffle": True, **options}
-        )
+    def seeds(number: int = 0, first_batch: int = 0, **options: Any) -> list[int]:
+        sampler = EpochBatchSampler(50, 5, **{"shuffle": True, **options})
         sampler.set_epoch(number)
         sampler.first_batch = first_batch
         return [pickle.loads(pickle.dumps(indices)).seed for indices in sampler]
 
-    whole = seeds()
-    assert seeds() == whole
-    assert seeds(first_batch=4) == whole[4:]
-    assert (
-        len({*whole, *seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)})
-        == 10 + 10 + 10 + 5
-    )
+    epoch_0 = seeds()
+    assert seeds(first_batch=4) == epoch_0[4:]
+    others = [*seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)]
+    assert len({*epoch_0, *others}) == 10 + 10 + 10 + 5
     assert seeds(shuffle=False) == seeds(shuffle=False, number=1)

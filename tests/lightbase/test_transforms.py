@@ -5,7 +5,6 @@ from torchvision.transforms import v2
 from lightbase.data.transforms import (
     alternating_flip,
     crop_and_flip,
-    mirrored,
     random_crop,
     random_flip,
     to_float,
@@ -22,16 +21,6 @@ def test_to_float_is_torchvisions_scaling_and_normalisation() -> None:
     torch.testing.assert_close(to_float(x, 0.5, 0.25), reference(x))
     assert to_float(x).min() >= 0
     assert to_float(x).max() <= 1
-
-
-def test_a_flipped_image_is_itself_or_its_mirror_and_both_happen() -> None:
-    x = images(200)
-    flipped = random_flip(x)
-    same = (flipped == x).flatten(1).all(1)
-    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
-    assert (same | mirrored).all()
-    assert 60 < same.sum() < 140
-    assert flipped.dtype == x.dtype
 
 
 @pytest.mark.parametrize(("padding", "mode"), [(1, "constant"), (4, "constant"), (2, "reflect")])
@@ -65,13 +54,6 @@ def test_two_epochs_show_each_image_both_ways_and_about_half_mirrored() -> None:
         alternating_flip(x / 255, 0)
 
 
-def test_the_views_are_the_image_and_its_mirror_image() -> None:
-    x = images(3)
-    same, other = mirrored(x)
-    assert torch.equal(same, x)
-    assert torch.equal(other.flip(-1), x)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_random_numbers_choose_what_they_always_chose(dtype, layout):
@@ -91,12 +73,10 @@ def test_the_random_numbers_choose_what_they_always_chose(dtype, layout):
     assert torch.equal(flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x))
 
 
-def test_crop_and_flip_happen_as_asked() -> None:
+def test_crop_and_flip_happen_if_they_are_chosen() -> None:
     x = images()
     assert crop_and_flip(x, 0, False) is x
-    for padding, flip in ((2, False), (0, True), (2, True)):
-        torch.manual_seed(0)
-        expected = random_crop(x, padding) if padding else x
-        expected = random_flip(expected) if flip else expected
-        torch.manual_seed(0)
-        assert torch.equal(crop_and_flip(x, padding, flip), expected)
+    torch.manual_seed(0)
+    expected = random_flip(random_crop(x, 2))
+    torch.manual_seed(0)
+    assert torch.equal(crop_and_flip(x, 2, True), expected)
