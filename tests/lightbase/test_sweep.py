@@ -1,8 +1,6 @@
 """sweep.py: searches, grids and cross-validations, which continue after a kill without losing or
 repeating a trial."""
 
-import errno
-import importlib.util
 import os
 import re
 import shlex
@@ -19,7 +17,7 @@ from typing import Any
 import programs
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from paths import HERE, TINY, script
 from torch import Tensor, nn
 
@@ -35,24 +33,22 @@ Run = Callable[..., list[Trial]]
 
 
 @pytest.mark.parametrize(
-    ("search", "distribution"),
+    ("search", "values"),
     [
         ("model.lr=log:1e-4..1e-1", FloatDistribution(1e-4, 1e-1, log=True)),
         ("model.optimizer_args.momentum=0.5..1", FloatDistribution(0.5, 1.0)),
         ("data.batch_size=log:16..512", IntDistribution(16, 512, log=True)),
         ("--trainer.max_epochs=-1..9", IntDistribution(-1, 9)),
-        ("model.lr=1e-3, 0.1,1", CategoricalDistribution(["1e-3", "0.1", "1"])),
-        ("trainer.limit_train_batches=1,1.0", CategoricalDistribution(["1", "1.0"])),
-        ("a=null,true,x y", CategoricalDistribution(["null", "true", "x y"])),
-        ("a=[1,2],[3,[4,5]]", CategoricalDistribution(["[1,2]", "[3,[4,5]]"])),
-        ("a={b: 1, c: 2},'d,e'", CategoricalDistribution(["{b: 1, c: 2}", "'d,e'"])),
-        ("config=../a.yaml,b/../c.yaml", CategoricalDistribution(["../a.yaml", "b/../c.yaml"])),
+        ("model.lr=1e-3, 0.1,1", ["1e-3", "0.1", "1"]),
+        ("a=null,true,x y", ["null", "true", "x y"]),
+        ("a={b: [1,2], c: 2},'d,e',[3,[4,5]]", ["{b: [1,2], c: 2}", "'d,e'", "[3,[4,5]]"]),
+        ("config=../a.yaml,b/../c.yaml", ["../a.yaml", "b/../c.yaml"]),
     ],
 )
-def test_what_a_search_means(search: str, distribution: Any) -> None:
+def test_what_a_search_means(search: str, values: Any) -> None:
     dimension = read_search(search)
     assert dimension.flag == search.partition("=")[0].removeprefix("--")
-    assert dimension.distribution() == distribution
+    assert values == (dimension.range or dimension.texts)
 
 
 def test_a_value_that_is_not_searched_is_refused() -> None:
@@ -65,15 +61,13 @@ def test_a_value_that_is_not_searched_is_refused() -> None:
 
 WRONG = [
     (["--search", "model.lr"], "give FLAG=a,b,c"),
-    (["--search", "model.lr=log:1e-4,1e-1"], "log: wants two numbers"),
-    (["--search", "model.lr=0.1..0.01"], "the first end must be smaller"),
-    (["--search", "model.lr=log:0..0.1"], "and positive"),
-    (["--search", "model.lr=0.1,,0.2"], "is no list of values"),
-    (["--search", "model.lr=0.1,0.1"], "a value is given twice"),
+    (["--search", "model.lr=log:1e-4,1e-1"], "model.lr: Not of type PositiveFloat"),
+    (["--search", "model.lr=0.1..0.01"], "`low <= high` must hold"),
+    (["--search", "model.lr=log:0..0.1"], "`low > 0` must hold"),
+    (["--search", "model.lr=0.1,,0.2"], "give FLAG=a,b,c"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
     (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
-    (["--search", "data.fold=0,1"], "data.fold 0 with data.num_folds None: there is no such fold"),
     (
         ["--search", "data.fold=0,1,2", "--data.num_folds", "2"],
         "data.fold 2 with data.num_folds 2: there is no such fold",
@@ -116,26 +110,20 @@ def sweep(tmp_path: Path) -> Run:
 
 
 def make_sweep(root: Path, num_trials: int = 4) -> Sweep:
-    sweep = Sweep(root, "tried", [read_search("model.lr=0.1,0.2,0.3,0.4")], [], num_trials, True)
-    sweep.begin({"seed_everything": 1}, "val/loss", "min")
-    sweep.read()
+    search = ["model.lr=0.1,0.2,0.3,0.4"]
+    sweep = Sweep([read_search(search[0])], [], num_trials, True, root, "tried")
+    sweep.begin(
+        {"seed_everything": 1, "search": search, "monitor": "val/loss", "monitor_mode": "min"}
+    )
     return sweep
 
 
-def test_a_sweep_of_an_earlier_version_is_refused(sweep: Run, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "tried").mkdir()
-    (tmp_path / "tried" / "study.db").touch()
-    with pytest.raises(SystemExit):
-        sweep("--search", "model.lr=0.1,0.2")
-    assert "a sweep of an earlier version\ngive another --name" in capsys.readouterr().err
-
-
 def test_without_optuna_there_are_grids(sweep, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
     with pytest.raises(SystemExit):
         sweep("--search", LR, "--trials", "2")
-    assert 'need optuna\npip install -e ".[sweep]"' in capsys.readouterr().err
+    assert 'a range needs optuna: pip install -e ".[sweep]"' in capsys.readouterr().err
     (trial,) = sweep("--search", "model.lr=0.1,0.2", "--trials", "1", "--trainer.max_epochs", "1")
     assert (trial.state, trial.values) == ("finished", {"model.lr": "0.1"})
 
@@ -188,7 +176,7 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     other = [*search[:2], "--search", "data.batch_size=16,64", "--trials", "4"]
     changed = [*search, "--trainer.max_epochs", "3"]
     for args, message in (
-        (other, "--search: this sweep was begun with"),
+        (other, "this sweep was begun with ['model.lr"),
         (changed, "--trainer.max_epochs 3: this sweep was begun with 2"),
     ):
         with pytest.raises(SystemExit):
@@ -204,7 +192,7 @@ class Faulty(nn.Module):
         self.how, self.head = how, nn.Linear(192, 4)
 
     def forward(self, x: Tensor) -> Any:
-        if self.training and self.how.startswith("bug"):
+        if self.training and self.how == "bug":
             raise AttributeError("a bug")
         factor = float("nan") if self.training and self.how == "nan" else 1
         return self.head(x.flatten(1)) * factor
@@ -219,28 +207,6 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep: Run, tmp_p
     assert "the training loss is NaN or infinite at step" in nan.reason
     assert bug.reason == "AttributeError: a bug"
     assert "Traceback" in (bug.folder / "output.txt").read_text()
-
-
-def test_a_sweep_whose_first_trials_fail_alike_ends(sweep: Run, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        sweep(*NET, "--search", "model.net.how=bug1,bug2,bug3,bug4")
-    shown = capsys.readouterr()
-    assert "all 3 trials failed alike: AttributeError: a bug\ncorrect it" in shown.err
-    assert shown.out.count("failed (model.net.how") == 3
-
-
-def test_a_full_disk_fails_no_trial(sweep, tmp_path, capsys, monkeypatch):
-    def full(*_: Any) -> None:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            raise UserError("last.ckpt cannot be written") from error
-
-    monkeypatch.setattr(sweep_module, "train", full)
-    with pytest.raises(SystemExit):
-        sweep("--search", "model.lr=0.1,0.2")
-    assert "last.ckpt cannot be written" in capsys.readouterr().err
-    assert Trial.read(tmp_path / "tried" / "trial_000").state == "running"
 
 
 def test_a_signal_between_two_trials_ends_the_sweep(sweep, capsys, monkeypatch):
