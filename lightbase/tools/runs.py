@@ -27,16 +27,7 @@ import yaml
 
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.errors import UserError, did_you_mean
-from lightbase.folder import (
-    PLACE,
-    PROJECT,
-    better_by_name,
-    flatten,
-    is_running,
-    short,
-    versions,
-    write_whole,
-)
+from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
 from lightbase.ranks import printable
 
 # No torch here: the table appears at once.
@@ -295,14 +286,13 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     figure = Figure((11, height), dpi=100, layout="constrained")
     grid: Any = figure.subplots(len(measures), 2, squeeze=False, sharey="row", sharex=True)
     colors = matplotlib.colormaps["turbo"].resampled(len(curves))
-    lines = {}
     for measure, row in zip(measures, grid, strict=True):
         for stage, axes in zip(("train", "val"), row, strict=True):
             axes.set(title=f"{stage}/{measure}", xlabel="step")
             for i, (path, one_run) in enumerate(curves.items()):
-                x, y = one_run.get((measure, stage), ([], []))
-                (lines[path],) = axes.plot(x, y, color=colors(i), marker=".")
-    figure.legend(list(lines.values()), list(lines), loc="outside right upper")
+                steps, values = one_run.get((measure, stage), ([], []))
+                axes.plot(steps, values, color=colors(i), marker=".", label=path)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(file)
     print(f"Learning curves of {len(curves)} runs: {file}")
     if missing:
@@ -352,5 +342,5 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.csv == Path():
             print(text, end="")
         else:
-            write_whole(options.csv, text)
+            options.csv.write_text(text, encoding="utf-8")
             print(f"{len(rows)} runs in {options.csv}")

@@ -39,22 +39,12 @@ from numpy.random import SeedSequence
 
 from lightbase.cli.config import write_config
 from lightbase.cli.script import ScriptParser, short_errors
-from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.processes import end_with_parent
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
-from lightbase.folder import (
-    PLACE,
-    PROJECT,
-    flatten,
-    is_running,
-    root_folder,
-    short,
-    versions,
-    write_whole,
-)
+from lightbase.folder import PLACE, PROJECT, flatten, is_running, root_folder, short, write_whole
 from lightbase.ranks import printable
 from lightbase.run.selection import choose_selection
 from lightbase.run.train import parse, train
@@ -140,10 +130,9 @@ class Trial:
     """A trial as trial.json in its folder records it.
 
     values: By flag; of a list the text that is typed, of a range a number.
-    state: running (also after a kill), finished, pruned or failed.
+    state: running (also after a kill), finished, failed, or pruned: stopped below the median.
     best: The best value of the monitored metric.
     curve: The monitored metric by epoch, for the pruner.
-    is_below_median: The pruner has stopped the training.
     """
 
     folder: Path
@@ -152,7 +141,6 @@ class Trial:
     best: float | None = None
     reason: str = ""
     curve: dict[int, float] = field(default_factory=dict)
-    is_below_median: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":
@@ -166,19 +154,14 @@ class Trial:
         write_whole(self.folder / "trial.json", json.dumps(record, indent=2) + "\n")
 
     @property
-    def number(self) -> int:
-        return int(self.folder.name.removeprefix("trial_"))
-
-    @property
     def run(self) -> Path | None:
         """The run's folder, None before the first start."""
-        return next(reversed(versions(self.folder).values()), None)
+        return max(self.folder.glob("version_*"), default=None)
 
     def result(self, name: str) -> dict[str, Any]:
         """What the run has written into progress.json or metrics.json."""
         file = (self.run or self.folder) / name
-        content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        return content
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 @dataclass
@@ -212,8 +195,7 @@ class Sweep:
     def record(self) -> dict[str, Any]:
         """The search, and the config of the first trial. `monitor` compares trials; it is None in a
         grid without a validation."""
-        record: dict[str, Any] = json.loads((self.folder / "sweep.json").read_text())
-        return record
+        return dict(json.loads((self.folder / "sweep.json").read_text()))
 
     def begin(self, record: dict[str, Any]) -> None:
         """Write sweep.json, or see that it has the same record. Raises UserError."""
@@ -231,9 +213,8 @@ class Sweep:
                 raise UserError(f"{what}\n{way_out}", 2)
 
     def trials(self) -> list[Trial]:
-        """In the order of their numbers."""
-        trials = [Trial.read(file.parent) for file in self.folder.glob("trial_*/trial.json")]
-        return sorted(trials, key=lambda trial: trial.number)
+        """In the order of their names."""
+        return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
 
     def num_ended(self) -> int:
         return sum(trial.state != "running" for trial in self.trials())
@@ -251,9 +232,10 @@ class Sweep:
                 trials = self.trials()
                 running = [trial for trial in trials if trial.state == "running"]
                 free = [trial for trial in running if not is_running(trial.folder)]
-                numbers = set(range(self.num_trials)) - {trial.number for trial in trials}
+                taken = {trial.folder for trial in trials}
+                numbers = [i for i in range(self.num_trials) if self.trial_folder(i) not in taken]
                 if not free and numbers:
-                    free = [self.new_trial(min(numbers), trials)]
+                    free = [self.new_trial(numbers[0], trials)]
                 if free:
                     lock = FileLock(free[0].folder / ".lock")
                     lock.acquire()
@@ -262,8 +244,11 @@ class Sweep:
                 return None
             time.sleep(0.5)
 
+    def trial_folder(self, number: int) -> Path:
+        return self.folder / f"trial_{number:03d}"
+
     def new_trial(self, number: int, trials: Sequence[Trial]) -> Trial:
-        trial = Trial(self.folder / f"trial_{number:03d}", self.choose_values(number, trials))
+        trial = Trial(self.trial_folder(number), self.choose_values(number, trials))
         trial.folder.mkdir(exist_ok=True)
         trial.write()
         return trial
@@ -276,8 +261,7 @@ class Sweep:
 
         seed = int(SeedSequence([self.record["seed_everything"], number]).generate_state(1)[0])
         study = self.study(trials, sampler=TPESampler(seed=seed))
-        values: dict[str, Any] = study.ask(self.distributions).params
-        return values
+        return dict(study.ask(self.distributions).params)
 
     @property
     def distributions(self) -> dict[str, Any]:
@@ -349,11 +333,6 @@ class Report(Callback):
     def __init__(self, sweep: Sweep, trial: Trial) -> None:
         self.sweep, self.trial = sweep, trial
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # stopped below the median, then killed: without a checkpoint the last epoch is repeated
-        is_last = trainer.current_epoch >= max(self.trial.curve, default=0)
-        trainer.should_stop = self.trial.is_below_median and is_last
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.sweep.record["monitor"])
         is_whole_epoch = trainer.is_last_batch and not trainer.sanity_checking
@@ -362,7 +341,8 @@ class Report(Callback):
         self.trial.curve[trainer.current_epoch + 1] = float(value)
         num_warmup = max(0, trainer.max_epochs or 0) // 3
         if self.sweep.is_below_median(self.trial, num_warmup):
-            self.trial.is_below_median = trainer.should_stop = True
+            self.trial.state = "pruned"
+            trainer.should_stop = True
         self.trial.write()
 
 
@@ -372,6 +352,7 @@ def train_trials(sweep: Sweep) -> None:
         trial, lock = taken
         try:
             with (
+                SIGNALS.handled(),
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
                 contextlib.redirect_stdout(output),
                 contextlib.redirect_stderr(output),
@@ -384,10 +365,7 @@ def train_trials(sweep: Sweep) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
             torch.cuda.empty_cache()
-        # a signal during a failed training or gc.collect has raised nothing
-        SIGNALS.waits = False
-        SIGNALS.install()
-        if SIGNALS.received:
+        if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
             raise Stopped(SIGNALS.received)
 
 
@@ -415,7 +393,8 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
             trial.best = trial.result("progress.json").get("best")
             if trial.best is None:
                 raise UserError(f"no epoch has a value of {sweep.record['monitor']}", 2)
-        trial.state = "pruned" if trial.is_below_median else "finished"
+        if trial.state == "running":
+            trial.state = "finished"
     except Exception as error:
         trial.state = "failed"
         trial.reason = f"{type(error).__name__}: {first_line(error)}"
@@ -464,17 +443,6 @@ def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimen
         raise UserError("--trials N: how many? a range has no end", 2)
 
 
-def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> TrainingCLI:
-    """Parse each searched value once: a wrong one is found before the first trial. Returns the
-    command with the first values."""
-    num_values = max(len(dimension.texts) for dimension in dimensions)
-    for i in reversed(range(num_values)):
-        values = [f"--{flag}={texts[i % len(texts)]}" for flag, texts, *_ in dimensions]
-        cli = parse([*flags, *values])
-        check_one_device(cli.config.trainer)
-    return cli
-
-
 def check_one_device(trainer: Any) -> None:
     """Raise UserError for flags of the Trainer that name several devices, or a certain one."""
     if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
@@ -506,14 +474,9 @@ def show_results(sweep: Sweep) -> None:
         flags = [*sweep.flags, *(item.argument(best.values[item.flag]) for item in compared)]
         if "data.fold" in best.values:
             flags.append("--data.num_folds=null")
-        print(f"Best flags: {command_line('train', flags)}")
+        print(f"Best flags: {shlex.join(flags)}")
     flags = [sweep.name, f"--trainer.default_root_dir={short(sweep.root)}"]
-    print(f"Table of the trials: {command_line('runs', flags)}")
-
-
-def command_line(script: str, args: Sequence[str]) -> str:
-    """A command to paste."""
-    return shlex.join(["python", short(PROJECT.root / "scripts" / f"{script}.py"), *args])
+    print(f"Table of the trials: python scripts/runs.py {shlex.join(flags)}")
 
 
 def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:
@@ -556,7 +519,8 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         sweep = Sweep(dimensions, flags, options.trials, options.prune == "true")
         if options.worker is not None:
             sweep.root, sweep.name = Path(options.worker[0]), options.worker[1]
-            work(sweep)
+            end_with_parent(is_worker=True)
+            train_trials(sweep)
             return []
         begin(sweep, options.name, options.search)
         print(sweep.progress(), flush=True)
@@ -573,8 +537,13 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
 
 
 def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
-    """Check the command, prepare the data, and write sweep.json."""
-    cli = parse_all(sweep.flags, sweep.dimensions)
+    """Check all values, prepare the data, and write sweep.json, before the first trial."""
+    num_values = max(len(dimension.texts) for dimension in sweep.dimensions)
+    for i in reversed(range(num_values)):
+        values = [f"--{flag}={texts[i % len(texts)]}" for flag, texts, _ in sweep.dimensions]
+        cli = parse([*sweep.flags, *values])
+        check_one_device(cli.config.trainer)
+    # the last command has the first values
     selection = choose_selection(cli.config, cli.model, cli.datamodule)
     if selection is None and not is_grid(sweep.dimensions):
         raise UserError("a search compares trials by a validation, and there is none", 2)
@@ -585,12 +554,3 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     record = {key: value for key, value in config.items() if key not in PLACE}
     monitor, mode = selection[:2] if selection else (None, None)
     sweep.begin({**record, "search": search, "monitor": monitor, "monitor_mode": mode})
-
-
-def work(sweep: Sweep) -> None:
-    """Train trials in a process that `run_workers` has started."""
-    end_with_parent(is_worker=True)
-    try:
-        train_trials(sweep)
-    except Stopped as stopped:
-        sys.exit(stopped.code)  # the first process prints the line

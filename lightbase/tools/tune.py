@@ -226,15 +226,11 @@ def batch_losses(smoothed: Sequence[float]) -> list[float]:
     return list(itertools.takewhile(math.isfinite, losses))
 
 
-def width(num_losses: int) -> float:
-    """The standard deviation of the curve that `smooth` weights with, in steps."""
-    return max(1.0, num_losses / 40)
-
-
 def smooth(losses: Sequence[float]) -> np.ndarray:
-    """Means of neighbours, weighted by a normal curve. One is a mean of about 3.5 widths."""
+    """Means of neighbours, weighted by a normal curve: of about 1/11 of the losses each."""
     position = np.arange(len(losses))
-    weights = np.exp(-0.5 * ((position[:, None] - position) / width(len(losses))) ** 2)
+    width = max(1.0, len(losses) / 40)  # the standard deviation, in steps
+    weights = np.exp(-0.5 * ((position[:, None] - position) / width) ** 2)
     return weights @ np.asarray(losses) / weights.sum(1)
 
 
@@ -251,7 +247,7 @@ def choose(rates: Sequence[float], losses: Sequence[float], num_steps: int) -> i
     lowest = int(curve.argmin())
     fall = curve[0] - curve[lowest]
     deviation = float(np.std(losses[: lowest + 1] - curve[: lowest + 1]))
-    noise = deviation / math.sqrt(3.5 * width(len(losses)))
+    noise = deviation / math.sqrt(len(losses) / 11)
     # the valley is flat: take its far end, which still has 95 % of the fall
     end = int(np.flatnonzero(curve < curve[lowest] + 0.05 * fall)[-1])
     falls = fall >= max(5 * noise, 0.002 * abs(curve[0]))
