@@ -90,17 +90,15 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
     assert shown[2].split() == ["mlp", "10", "stopped", "3", "1.50", "-", "-"]
 
 
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
+def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root: Path, capsys: Any) -> None:
+    for names, chosen in (
         (["mlp"], ["mlp/0", "mlp/2", "mlp/10"]),
         (["mlp/version_2", "sweep"], ["mlp/2", "sweep/trial_3/0"]),
         (["sweep/*"], ["sweep/trial_3/0"]),
         (["*/version_0"], ["mlp/0", "sweep/trial_3/0"]),
-    ],
-)
-def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys, names, chosen):
-    assert [f"{row['name']}/{row['version']}" for row in table(capsys, root, *names)] == chosen
+    ):
+        rows = table(capsys, root, *names)
+        assert [f"{row['name']}/{row['version']}" for row in rows] == chosen
 
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: Any) -> None:
@@ -211,13 +209,6 @@ def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys
     assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
 
 
-def test_a_held_lock_means_running(root: Path, capsys: Any) -> None:
-    with FileLock(root / "mlp" / "version_0" / ".lock"):
-        assert table(capsys, root, "mlp/version_0")[0]["status"] == "running"
-    (root / "mlp" / "version_0" / ".lock").touch()  # of a process that was killed
-    assert table(capsys, root, "mlp/version_0")[0]["status"] == "finished"
-
-
 def test_the_table_needs_no_torch(root: Path) -> None:
     flags = ["--trainer.default_root_dir", str(root)]
     code = f"import runpy, sys; sys.path[0] = 'scripts'; sys.argv[1:] = {flags!r}\n"
@@ -263,13 +254,12 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     assert float(row["best val/acc"]) == pytest.approx(max(values))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])
-def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
-    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
+def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "x.svg"
+    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(file))
     with SummaryWriter(str(root / "mlp" / "version_2")) as writer:
         for step in range(3):
             writer.add_scalar("val_loss", 1 / (1 + step), step)
-    call(root, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
-    start = {"pdf": b"%PDF", "svg": b"<?xml"}[kind]
-    assert (tmp_path / f"x.{kind}").read_bytes().startswith(start)
+    call(root, "mlp", "--plot", str(file))
+    assert file.read_bytes().startswith(b"<?xml")
     assert "Without curves: mlp/version_0, mlp/version_10" in capsys.readouterr().out

@@ -40,9 +40,7 @@ Run = Callable[..., list[Trial]]
         ("data.batch_size=log:16..512", IntDistribution(16, 512, log=True)),
         ("--trainer.max_epochs=-1..9", IntDistribution(-1, 9)),
         ("model.lr=1e-3, 0.1,1", ["1e-3", "0.1", "1"]),
-        ("a=null,true,x y", ["null", "true", "x y"]),
         ("a={b: [1,2], c: 2},'d,e',[3,[4,5]]", ["{b: [1,2], c: 2}", "'d,e'", "[3,[4,5]]"]),
-        ("config=../a.yaml,b/../c.yaml", ["../a.yaml", "b/../c.yaml"]),
     ],
 )
 def test_what_a_search_means(search: str, values: Any) -> None:
@@ -61,29 +59,20 @@ def test_a_value_that_is_not_searched_is_refused() -> None:
 
 WRONG = [
     (["--search", "model.lr"], "give FLAG=a,b,c"),
-    (["--search", "model.lr=log:1e-4,1e-1"], "model.lr: Not of type PositiveFloat"),
     (["--search", "model.lr=0.1..0.01"], "`low <= high` must hold"),
     (["--search", "model.lr=log:0..0.1"], "`low > 0` must hold"),
     (["--search", "model.lr=0.1,,0.2"], "give FLAG=a,b,c"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
-    (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
-    (
-        ["--search", "data.fold=0,1,2", "--data.num_folds", "2"],
-        "data.fold 2 with data.num_folds 2: there is no such fold",
-    ),
+    (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "there is no such fold"),
     (["--search", "name=a,b"], "name cannot be searched"),
-    (["--search", "monitor=val/acc,val/loss"], "monitor cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag is given twice"),
     (["--search", "model.lr=0.1,0.2", "--search", "model.init_args.lr=0.3"], "given twice"),
     (["--search", "trainer.strategy=auto,ddp"], "on one device"),
-    (["--search", LR, "--trials", "4", "--trainer.devices", "2"], "on one device"),
     (["--search", LR], "--trials N: how many?"),
-    (["--search", LR, "--trials", "0"], "--trials: invalid PositiveInt value: '0'"),
     (["--search", LR, "--search", "seed_everything=1,2", "--trials", "4"], "search lists only"),
     (["--search", LR, "--trials", "4", "--ckpt_path", "last"], "--ckpt_path is no flag"),
     (["--search", LR, "--trials", "4", "--data.val_fraction", "0"], "trials by a validation"),
-    (["--trials", "4"], "--search"),
 ]
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
 from paths import TINY, script
 from test_prediction_figures import events
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from lightbase.tools.tune import batch_losses, choose
 
@@ -103,17 +103,10 @@ def test_the_finder_sees_the_rates_given_and_the_losses_of_the_batches(
     ("flags", "words"),
     [
         (("--max_lr", 2e-5), "give another --min_lr or --max_lr"),
-        (("--min_lr", 0.2, "--max_lr", 50), "--min_lr"),
-        (("--max_lr", 3e-3), "no learning rate to suggest"),
         (("--min_lr", 1, "--max_lr", 0.1), "--min_lr 1.0 --max_lr 0.1: the first must be"),
         (("--max_batch_size", 0), "--max_batch_size: invalid PositiveInt value: '0'"),
         (("--trainer.strategy", "ddp", "--trainer.devices", 2), "trains on one device"),
-        (
-            ("--find", "batch_size", "--data.batch_size", 64, "--max_batch_size", 32),
-            "over --max_batch_size 32",
-        ),
-        (("--find", "rate"), "invalid choice: 'rate'"),
-        (("--model.lrr", 1), "unknown key model.lrr; did you mean model.lr?"),
+        (("--find", "batch_size", "--max_batch_size", 2), "over --max_batch_size 2"),
     ],
 )
 def test_mistakes_and_too_small_a_range_are_told_in_two_lines(find, capsys, flags, words):
@@ -144,58 +137,37 @@ def test_the_means_of_lightnings_finder_are_undone_up_to_the_first_that_is_not_f
     assert batch_losses(smoothed) == pytest.approx(losses[:4])
 
 
-class LitNet(LightningModule):
+class LitNet(BoringModel):
     """As tutorials write it: what it needs stands in its hyper-parameters."""
 
     def __init__(self, learning_rate: float = 0.01) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = torch.nn.Linear(10, 2)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
 
 
-class LitData(LightningDataModule):
+class LitData(BoringDataModule):
     def __init__(self, batch_size: int = 8) -> None:
         super().__init__()
         self.save_hyperparameters()
 
     def train_dataloader(self) -> Any:
-        inputs = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
-        return DataLoader(
-            TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=self.hparams["batch_size"]
-        )
+        return DataLoader(RandomDataset(32, 400), batch_size=self.hparams["batch_size"])
 
 
 @pytest.mark.slow
 def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = tmp_path / "own.yaml"
-    config.write_text(
-        "model: {class_path: test_tune.LitNet}\ndata: {class_path: test_tune.LitData}\n"
-    )
-    flags = f"--trainer.accelerator cpu --trainer.default_root_dir {tmp_path} "
-    flags += "--max_batch_size 32 --num_steps 100 --max_lr 300"
-    suggested = tune.main(["--config", str(config), *flags.split()])
+    flags = f"--trainer.accelerator cpu --trainer.default_root_dir {tmp_path} --num_steps 100"
+    own = "--model test_tune.LitNet --data test_tune.LitData --max_batch_size 32 --max_lr 300"
+    suggested = tune.main([*flags.split(), *own.split()])
     assert suggested[::2] == ["--data.batch_size", "--model.learning_rate"]
     assert table(capsys.readouterr().out) == [8, 16, 32]
-
-
-def test_modules_without_them_are_refused(tmp_path, capsys):
-    config = tmp_path / "boring.yaml"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
-    config.write_text(
-        f"model: {{class_path: {boring}Model}}\ndata: {{class_path: {boring}DataModule}}\n"
-    )
-    for what, words in (
-        ("lr", "BoringModel has no argument lr or learning_rate"),
-        ("batch_size", "BoringDataModule has no argument bat"),
-    ):
-        flags = f"--config {config} --find {what} --trainer.default_root_dir {tmp_path}"
+    for what, words in (("lr", "Model has no argument lr or"), ("batch_size", "Module has no arg")):
+        other = f"--model {boring}Model --data {boring}DataModule --find {what}"
         with pytest.raises(SystemExit):
-            tune.main(flags.split())
+            tune.main([*flags.split(), *other.split()])
         assert words in capsys.readouterr().err
