@@ -35,7 +35,7 @@ from lightbase.ranks import rank, say
 from lightbase.resume.load import load_run
 from lightbase.run.checks import has_test, try_network
 from lightbase.run.train import as_metrics
-from lightbase.tools.tables import as_csv, as_table
+from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import are_logits, class_names
 
 FLAGS = ("--data.", "--trainer.", "--model.test_views")

@@ -29,7 +29,7 @@ from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.ranks import printable
 from lightbase.resume.load import load_run
-from lightbase.tools.tables import as_csv, as_table
+from lightbase.tools.runs import as_csv, as_table
 
 BATCH_SIZE = 256
 Row = tuple[str, ...]

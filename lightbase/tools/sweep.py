@@ -13,9 +13,9 @@ continues after a kill. All other flags are those of train.py. See docs/sweep.md
 import argparse
 import contextlib
 import gc
-import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,27 +38,17 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.random import SeedSequence
 
 from lightbase.cli.config import write_config
-from lightbase.cli.script import DISK_ERRORS, ScriptParser, short_errors
-from lightbase.cli.training_cli import TrainingCLI
+from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.processes import end_with_parent
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
-from lightbase.folder import (
-    PLACE,
-    PROJECT,
-    flatten,
-    is_running,
-    root_folder,
-    short,
-    versions,
-    write_whole,
-)
+from lightbase.folder import PLACE, PROJECT, flatten, is_running, root_folder, short, write_whole
 from lightbase.ranks import printable
 from lightbase.run.checks import choose_selection
 from lightbase.run.train import parse, train
-from lightbase.tools.tables import as_table
+from lightbase.tools.runs import as_table
 
 NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
 RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
@@ -73,65 +64,60 @@ class Dimension(NamedTuple):
     """A flag that is searched.
 
     texts: The values of a list, as they are typed; of a range both ends.
-    ends: The two ends of a range, None for a list.
+    range: The range as Optuna describes it; None for a list.
     """
 
     flag: str
     texts: list[str]
-    ends: tuple[float, float] | None = None
-    is_log: bool = False
+    range: Any = None
 
     def argument(self, value: Any) -> str:
         """Return the argument of train.py for a value from trial.json.
 
         The file may be somebody else's: raises UserError for a value that is not searched.
         """
-        if self.ends is None:
-            is_searched = value in self.texts
-        else:
+        is_searched = value in self.texts
+        if self.range is not None:
             is_number = isinstance(value, int | float)
-            is_searched = is_number and self.ends[0] <= value <= self.ends[1]
+            is_searched = is_number and self.range.low <= value <= self.range.high
         if not is_searched:
             raise UserError(f"trial.json has {self.flag} {value!r}, which --search does not have")
         return f"--{self.flag}={value}"
-
-    def distribution(self) -> Any:
-        """The values as Optuna describes them."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.ends is None:
-            return CategoricalDistribution(self.texts)
-        is_whole = all(isinstance(end, int) for end in self.ends)
-        kind: Any = IntDistribution if is_whole else FloatDistribution
-        return kind(*self.ends, log=self.is_log)
 
 
 def read_search(search: str) -> Dimension:
     """Read FLAG=log:1e-4..1e-1, FLAG=16..512 or FLAG=a,b,c. Raises UserError."""
     flag, _, values = (part.strip() for part in search.partition("="))
     flag = plain_flag(flag)
-    if not flag or not values:
-        forms = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
-        raise UserError(f"--search {search!r}: give {forms}", 2)
     if flag in NOT_FOR_TRIALS + NOT_SEARCHED:
         raise UserError(f"--search {search}: {flag} cannot be searched", 2)
-    match = RANGE.fullmatch(values)
-    if match is not None:
-        is_log, texts = match[1] is not None, [match[2], match[3]]
-        low, high = (int(end) if end.lstrip("-").isdecimal() else float(end) for end in texts)
-        if low >= high or (is_log and low <= 0):
-            positive = " and positive" if is_log else ""
-            raise UserError(f"--search {search}: the first end must be smaller{positive}", 2)
-        return Dimension(flag, texts, (low, high), is_log)
-    if values.startswith("log:"):
-        raise UserError(f"--search {search}: log: wants two numbers, log:1e-4..1e-1", 2)
+    if match := RANGE.fullmatch(values):
+        try:
+            return Dimension(flag, [match[2], match[3]], read_range(*match.groups()))
+        except ValueError as error:
+            raise UserError(f"--search {search}: {error}", 2) from error
+        except ImportError as error:
+            raise UserError('a range needs optuna: pip install -e ".[sweep]"', 2) from error
+    text = f"[{values}]"  # YAML splits at the commas outside brackets and quotes
     try:
-        texts = split_list(values)
-    except yaml.YAMLError as error:
-        raise UserError(f"--search {search}: {values} is no list of values", 2) from error
-    if len(set(texts)) < len(texts):
-        raise UserError(f"--search {search}: a value is given twice", 2)
+        items: Any = yaml.compose(text)
+    except yaml.YAMLError:
+        items = None
+    if not flag or items is None or not items.value:
+        forms = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
+        raise UserError(f"--search {search!r}: give {forms}", 2)
+    texts = [text[item.start_mark.index : item.end_mark.index] for item in items.value]
     return Dimension(flag, texts)
+
+
+def read_range(log: str | None, low: str, high: str) -> Any:
+    """Raises ValueError for ends that Optuna refuses."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    is_log = log is not None
+    if re.search(r"[.e]", low + high):
+        return FloatDistribution(float(low), float(high), log=is_log)
+    return IntDistribution(int(low), int(high), log=is_log)
 
 
 def plain_flag(flag: str) -> str:
@@ -139,22 +125,14 @@ def plain_flag(flag: str) -> str:
     return flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
 
 
-def split_list(values: str) -> list[str]:
-    """Split at the commas outside brackets and quotes, by the rules of YAML."""
-    text = f"[{values}]"
-    items: Any = yaml.compose(text)
-    return [text[item.start_mark.index : item.end_mark.index] for item in items.value]
-
-
 @dataclass
 class Trial:
     """A trial as trial.json in its folder records it.
 
     values: By flag; of a list the text that is typed, of a range a number.
-    state: running (also after a kill), finished, pruned or failed.
+    state: running (also after a kill), finished, failed, or pruned: stopped below the median.
     best: The best value of the monitored metric.
     curve: The monitored metric by epoch, for the pruner.
-    is_below_median: The pruner has stopped the training.
     """
 
     folder: Path
@@ -163,7 +141,6 @@ class Trial:
     best: float | None = None
     reason: str = ""
     curve: dict[int, float] = field(default_factory=dict)
-    is_below_median: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":
@@ -177,25 +154,14 @@ class Trial:
         write_whole(self.folder / "trial.json", json.dumps(record, indent=2) + "\n")
 
     @property
-    def number(self) -> int:
-        return int(self.folder.name.removeprefix("trial_"))
-
-    @property
     def run(self) -> Path | None:
         """The run's folder, None before the first start."""
-        return next(reversed(versions(self.folder).values()), None)
+        return max(self.folder.glob("version_*"), default=None)
 
     def result(self, name: str) -> dict[str, Any]:
         """What the run has written into progress.json or metrics.json."""
         file = (self.run or self.folder) / name
-        content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        return content
-
-    def describe(self) -> str:
-        """One line for the terminal."""
-        values = ", ".join(f"{flag} {value}" for flag, value in self.values.items())
-        result = self.reason[:160] if self.best is None else f"best {self.best:.4g}"
-        return printable(f"{self.folder.name} {self.state} ({values}): {result}".rstrip(": "))
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 @dataclass
@@ -206,18 +172,14 @@ class Sweep:
     and that no process holds was interrupted; it is continued.
 
     flags: Those of train.py that all trials have.
-    monitor, mode: The metric by which trials are compared; None in a grid without a validation.
     """
 
-    root: Path
-    name: str
     dimensions: list[Dimension]
     flags: list[str]
     num_trials: int
     prune: bool
-    seed: int = 0
-    monitor: str | None = None
-    mode: str | None = None
+    root: Path = Path()
+    name: str = ""
 
     @property
     def folder(self) -> Path:
@@ -229,37 +191,30 @@ class Sweep:
         take a trial that another process has just finished."""
         return FileLock(self.folder / ".sweep.lock")
 
-    def begin(self, config: dict[str, Any], monitor: str | None, mode: str | None) -> None:
-        """Write sweep.json, or see that its search and config are the same. Raises UserError."""
-        search = {item.flag: [*["log"] * item.is_log, *item.texts] for item in self.dimensions}
-        record = {"search": search, "config": config, "monitor": monitor, "mode": mode}
-        file = self.folder / "sweep.json"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if (self.folder / "study.db").exists():
-            what = f"{short(self.folder)} is a sweep of an earlier version"
-            raise UserError(f"{what}\ngive another --name")
-        with self.lock:
-            if not file.exists():
-                write_whole(file, json.dumps(record, indent=2) + "\n")
-        before, now = json.loads(file.read_text()), json.loads(json.dumps(record))
-        way_out = f"give the same, or another --name; {short(self.folder)} has the trials"
-        if before["search"] != now["search"]:
-            raise UserError(f"--search: this sweep was begun with {before['search']}\n{way_out}", 2)
-        for key in before["config"] | now["config"]:
-            old, new = before["config"].get(key), now["config"].get(key)
-            if old != new:
-                raise UserError(f"--{key} {new}: this sweep was begun with {old}\n{way_out}", 2)
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The search, and the config of the first trial. `monitor` compares trials; it is None in a
+        grid without a validation."""
+        return dict(json.loads((self.folder / "sweep.json").read_text()))
 
-    def read(self) -> None:
-        """Read the seed and the monitored metric from sweep.json."""
-        record = json.loads((self.folder / "sweep.json").read_text())
-        self.seed = record["config"]["seed_everything"]
-        self.monitor, self.mode = record["monitor"], record["mode"]
+    def begin(self, record: dict[str, Any]) -> None:
+        """Write sweep.json, or see that it has the same record. Raises UserError."""
+        text = json.dumps(record, indent=2) + "\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.lock:
+            if not (self.folder / "sweep.json").exists():
+                write_whole(self.folder / "sweep.json", text)
+        now = json.loads(text)
+        for key in self.record | now:
+            old, new = self.record.get(key), now.get(key)
+            if old != new:
+                way_out = f"give the same, or another --name; {short(self.folder)} has the trials"
+                what = f"--{key} {new}: this sweep was begun with {old}"
+                raise UserError(f"{what}\n{way_out}", 2)
 
     def trials(self) -> list[Trial]:
-        """In the order of their numbers."""
-        trials = [Trial.read(file.parent) for file in self.folder.glob("trial_*/trial.json")]
-        return sorted(trials, key=lambda trial: trial.number)
+        """In the order of their names."""
+        return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
 
     def num_ended(self) -> int:
         return sum(trial.state != "running" for trial in self.trials())
@@ -276,57 +231,63 @@ class Sweep:
             with self.lock:
                 trials = self.trials()
                 running = [trial for trial in trials if trial.state == "running"]
-                trial = next((trial for trial in running if not is_running(trial.folder)), None)
-                trial = trial or self.new_trial(trials)
-                if trial is not None:
-                    lock = FileLock(trial.folder / ".lock")
+                free = [trial for trial in running if not is_running(trial.folder)]
+                taken = {trial.folder for trial in trials}
+                numbers = [i for i in range(self.num_trials) if self.trial_folder(i) not in taken]
+                if not free and numbers:
+                    free = [self.new_trial(numbers[0], trials)]
+                if free:
+                    lock = FileLock(free[0].folder / ".lock")
                     lock.acquire()
-                    return trial, lock
+                    return free[0], lock
             if not running:
                 return None
             time.sleep(0.5)
 
-    def new_trial(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial with the smallest number that is free; None if there are enough trials."""
-        taken = {trial.number for trial in trials}
-        number = next((i for i in range(self.num_trials) if i not in taken), None)
-        if number is None:
-            return None
-        folder = self.folder / f"trial_{number:03d}"
-        trial = Trial(folder, self.choose_values(number, trials))
-        folder.mkdir(exist_ok=True)
+    def trial_folder(self, number: int) -> Path:
+        return self.folder / f"trial_{number:03d}"
+
+    def new_trial(self, number: int, trials: Sequence[Trial]) -> Trial:
+        trial = Trial(self.trial_folder(number), self.choose_values(number, trials))
+        trial.folder.mkdir(exist_ok=True)
         trial.write()
         return trial
 
     def choose_values(self, number: int, trials: Sequence[Trial]) -> dict[str, Any]:
         """The values follow from the seed, the number and the results of the other trials."""
         if is_grid(self.dimensions):
-            flags = [dimension.flag for dimension in self.dimensions]
-            return dict(zip(flags, combinations(self.dimensions)[number], strict=True))
+            return combinations(self.dimensions)[number]
         from optuna.samplers import TPESampler
 
-        seed = int(SeedSequence([self.seed, number]).generate_state(1)[0])
+        seed = int(SeedSequence([self.record["seed_everything"], number]).generate_state(1)[0])
         study = self.study(trials, sampler=TPESampler(seed=seed))
-        values: dict[str, Any] = study.ask(self.distributions()).params
-        return values
+        return dict(study.ask(self.distributions).params)
 
+    @property
     def distributions(self) -> dict[str, Any]:
-        return {dimension.flag: dimension.distribution() for dimension in self.dimensions}
+        """The values of each flag as Optuna describes them."""
+        from optuna.distributions import CategoricalDistribution
+
+        return {
+            flag: values or CategoricalDistribution(texts)
+            for flag, texts, values in self.dimensions
+        }
 
     def study(self, trials: Sequence[Trial], **options: Any) -> Any:
         """An Optuna study, in memory, of the trials that have ended."""
         import optuna
+        from optuna.trial import TrialState, create_trial
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
-        direction: Any = "maximize" if self.mode == "max" else "minimize"
+        direction: Any = "maximize" if self.record["monitor_mode"] == "max" else "minimize"
         study = optuna.create_study(direction=direction, **options)
+        states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
         for trial in trials:
-            if trial.state in ("finished", "pruned"):
-                past = optuna.trial.create_trial(
-                    state=complete if trial.state == "finished" else pruned,
+            if trial.state in states:
+                past = create_trial(
+                    state=states[trial.state],
                     params=trial.values,
-                    distributions=self.distributions(),
+                    distributions=self.distributions,
                     value=trial.best,
                     intermediate_values=trial.curve,
                 )
@@ -345,24 +306,25 @@ class Sweep:
         return bool(copy.should_prune())
 
     def end(self, trial: Trial) -> None:
-        """Record and print how a trial ended. Raises UserError if all trials failed alike."""
+        """Record and print how a trial ended."""
         with self.lock:
             trial.write()
-        print(trial.describe(), flush=True)
-        reasons = [other.reason for other in self.trials() if other.state != "running"]
-        if trial.reason and len(reasons) >= 3 and set(reasons) == {trial.reason}:
-            what = f"all {len(reasons)} trials failed alike: {trial.reason}"
-            raise UserError(f"{what}\ncorrect it, and remove {short(self.folder)}")
+        values = ", ".join(f"{flag} {value}" for flag, value in trial.values.items())
+        result = trial.reason if trial.best is None else f"best {trial.best:.4g}"
+        line = f"{trial.folder.name} {trial.state} ({values}): {result}"
+        print(printable(line.rstrip(": ")), flush=True)
 
 
 def is_grid(dimensions: Sequence[Dimension]) -> bool:
     """Whether all values are listed."""
-    return all(dimension.ends is None for dimension in dimensions)
+    return all(dimension.range is None for dimension in dimensions)
 
 
-def combinations(dimensions: Sequence[Dimension]) -> list[tuple[str, ...]]:
-    """The trials of a grid."""
-    return list(itertools.product(*(dimension.texts for dimension in dimensions)))
+def combinations(dimensions: Sequence[Dimension]) -> list[dict[str, str]]:
+    """The values of each trial of a grid, by flag."""
+    flags = [dimension.flag for dimension in dimensions]
+    grid = itertools.product(*(dimension.texts for dimension in dimensions))
+    return [dict(zip(flags, values, strict=True)) for values in grid]
 
 
 class Report(Callback):
@@ -371,21 +333,16 @@ class Report(Callback):
     def __init__(self, sweep: Sweep, trial: Trial) -> None:
         self.sweep, self.trial = sweep, trial
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # stopped below the median, then killed: without a checkpoint the last epoch is repeated
-        epochs = max(self.trial.curve, default=0)
-        trainer.should_stop = self.trial.is_below_median and trainer.current_epoch >= epochs
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = trainer.callback_metrics.get(self.sweep.monitor or "")
-        if trainer.sanity_checking or not trainer.is_last_batch:
-            return
-        if value is None or not value.isfinite():
+        value = trainer.callback_metrics.get(self.sweep.record["monitor"])
+        is_whole_epoch = trainer.is_last_batch and not trainer.sanity_checking
+        if not is_whole_epoch or value is None or not value.isfinite():
             return
         self.trial.curve[trainer.current_epoch + 1] = float(value)
         num_warmup = max(0, trainer.max_epochs or 0) // 3
         if self.sweep.is_below_median(self.trial, num_warmup):
-            self.trial.is_below_median = trainer.should_stop = True
+            self.trial.state = "pruned"
+            trainer.should_stop = True
         self.trial.write()
 
 
@@ -395,6 +352,7 @@ def train_trials(sweep: Sweep) -> None:
         trial, lock = taken
         try:
             with (
+                SIGNALS.handled(),
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
                 contextlib.redirect_stdout(output),
                 contextlib.redirect_stderr(output),
@@ -407,26 +365,23 @@ def train_trials(sweep: Sweep) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
             torch.cuda.empty_cache()
-        # a signal during a failed training or gc.collect has raised nothing
-        SIGNALS.waits = False
-        SIGNALS.install()
-        if SIGNALS.received:
+        if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
             raise Stopped(SIGNALS.received)
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:
-    """Train a trial, or continue it, and note how it ended. Raises the error of a full disk."""
+    """Train a trial, or continue it, and note how it ended."""
     values = [item.argument(trial.values[item.flag]) for item in sweep.dimensions]
     flags = [*sweep.flags, *values]
-    args = [f"--name={sweep.name}/{trial.folder.name}"]
-    args += [f"--trainer.default_root_dir={sweep.root}"]
-    run = trial.run
-    if run is not None:
+    name = f"--name={sweep.name}/{trial.folder.name}"
+    args = [name, f"--trainer.default_root_dir={sweep.root}"]
+    run = trial.run or trial.folder
+    if trial.run is not None:
         args += ["--ckpt_path=last"]
-    if run is None or not (run / "config.yaml").is_file():  # a resume has the run's config
+    if not (run / "config.yaml").is_file():  # a resume has the run's config
         args = [*flags, *args]
     try:
-        if run is None or not (run / "metrics.json").is_file():
+        if not (run / "metrics.json").is_file():
             cli = parse(args, first_flags=flags)
             if sweep.prune:
                 callbacks = cli.config_init.trainer.callbacks or []
@@ -434,28 +389,16 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
                 cli.config_init.trainer.callbacks = [*callbacks, Report(sweep, trial)]
             with cpu_threads(cli.config.num_threads):
                 train(cli)
-        if sweep.monitor is not None:
+        if sweep.record["monitor"] is not None:
             trial.best = trial.result("progress.json").get("best")
             if trial.best is None:
-                raise UserError(f"no epoch has a value of {sweep.monitor}", 2)
-        trial.state = "pruned" if trial.is_below_median else "finished"
+                raise UserError(f"no epoch has a value of {sweep.record['monitor']}", 2)
+        if trial.state == "running":
+            trial.state = "finished"
     except Exception as error:
-        if is_disk_error(error):
-            raise
         trial.state = "failed"
         trial.reason = f"{type(error).__name__}: {first_line(error)}"
-        if isinstance(error, UserError):
-            trial.reason = "; ".join(str(error).splitlines())
         traceback.print_exc()
-
-
-def is_disk_error(error: BaseException | None) -> bool:
-    """Whether a disk that is full, or that cannot be written, caused the error."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
@@ -463,7 +406,8 @@ def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
     command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args]
     command += ["--worker", str(sweep.root), sweep.name]
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
-    gpus = visible_gpus()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = names.split(",") if names else [str(i) for i in range(num_gpus())]
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for i in range(num_workers):
@@ -476,10 +420,8 @@ def run_workers(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
     finally:
         for worker in workers:
             worker.terminate()
-        for worker in workers:
-            worker.wait()
+        statuses = [worker.wait() for worker in workers]
     if sweep.num_ended() < sweep.num_trials:
-        statuses = " and ".join(str(worker.returncode) for worker in workers)
         what = f"{sweep.progress()}; the workers ended with status {statuses}"
         raise UserError(f"{what}\nif a reason is above, correct it; the same command continues")
 
@@ -493,41 +435,19 @@ def check_options(options: Any, flags: Sequence[str], dimensions: Sequence[Dimen
             raise UserError(f"--{flag} is no flag for a sweep: each trial is a run", 2)
     for flag in searched:
         # a second --config adds to the first one
-        if (flag in given and flag != "config") or searched.count(flag) > 1:
+        if flag != "config" and [*given, *searched].count(flag) > 1:
             raise UserError(f"--search {flag}: the flag is given twice; leave one out", 2)
         if flag in REPEATS and not is_grid(dimensions):
             raise UserError(f"--search {flag} repeats a training: search lists only, a grid", 2)
     if not is_grid(dimensions) and options.trials is None:
         raise UserError("--trials N: how many? a range has no end", 2)
-    needs_optuna = options.prune == "true" or not is_grid(dimensions)
-    if needs_optuna and importlib.util.find_spec("optuna") is None:
-        raise UserError('ranges and --prune true need optuna\npip install -e ".[sweep]"', 2)
 
 
-def parse_all(flags: Sequence[str], dimensions: Sequence[Dimension]) -> TrainingCLI:
-    """Parse the command of a trial with each searched value once: a wrong one is found before the
-    first trial. Returns the command with the first values."""
-    first = [f"--{dimension.flag}={dimension.texts[0]}" for dimension in dimensions]
-    cli = parse([*flags, *first])
-    check_device(cli.config.trainer)
-    for i, dimension in enumerate(dimensions):
-        for text in dimension.texts[1:]:
-            values = [*first[:i], f"--{dimension.flag}={text}", *first[i + 1 :]]
-            check_device(parse([*flags, *values]).config.trainer)
-    return cli
-
-
-def check_device(trainer: Any) -> None:
-    """Raise UserError for a trial on several devices, or on a certain one, which workers take."""
+def check_one_device(trainer: Any) -> None:
+    """Raise UserError for flags of the Trainer that name several devices, or a certain one."""
     if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
-        what = "sweep.py trains a trial on one device"
+        what = "this command trains on one device"
         raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
-
-
-def visible_gpus() -> list[str]:
-    """Their names in CUDA_VISIBLE_DEVICES."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names.split(",") if names else [str(i) for i in range(num_gpus())]
 
 
 def show_results(sweep: Sweep) -> None:
@@ -535,38 +455,28 @@ def show_results(sweep: Sweep) -> None:
     finished = [trial for trial in sweep.trials() if trial.state == "finished"]
     if not finished:
         raise UserError(f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}")
-    repeats = [item.flag for item in sweep.dimensions if item.flag in REPEATS]
     compared = [item for item in sweep.dimensions if item.flag not in REPEATS]
     groups: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in finished:
         values = tuple(trial.values[item.flag] for item in compared)
         groups.setdefault(values, []).append(trial)
-    if repeats:
+    has_repeats = len(compared) < len(sweep.dimensions)
+    if has_repeats:
         print_means(groups, [item.flag for item in compared])
-    if sweep.monitor is not None and compared:
-        choose = max if sweep.mode == "max" else min
-        best = choose(groups.values(), key=mean_best)[0]
-        if not repeats:
+    monitor = sweep.record["monitor"]
+    if monitor is not None and compared:
+        means = {key: statistics.fmean(run.best or 0.0 for run in groups[key]) for key in groups}
+        choose = max if sweep.record["monitor_mode"] == "max" else min
+        best = groups[choose(means, key=means.__getitem__)][0]
+        if not has_repeats:
             file = short((best.run or best.folder) / "checkpoints" / "best.ckpt")
-            print(f"Best checkpoint, {sweep.monitor} {best.best:.4g}: {file}")
+            print(f"Best checkpoint, {monitor} {best.best:.4g}: {file}")
         flags = [*sweep.flags, *(item.argument(best.values[item.flag]) for item in compared)]
-        if "data.fold" in repeats:
+        if "data.fold" in best.values:
             flags.append("--data.num_folds=null")
-        print(f"Best flags: {command_line('train', flags)}")
-    flags = [sweep.name]
-    if sweep.root != PROJECT.logs.absolute():
-        flags += ["--trainer.default_root_dir", short(sweep.root)]
-    print(f"Table of the trials: {command_line('runs', flags)}")
-
-
-def command_line(script: str, args: Sequence[str]) -> str:
-    """A command to paste."""
-    return shlex.join(["python", short(PROJECT.root / "scripts" / f"{script}.py"), *args])
-
-
-def mean_best(trials: Sequence[Trial]) -> float:
-    """The mean of the monitored metric over folds or seeds."""
-    return statistics.fmean(trial.best or 0.0 for trial in trials)
+        print(f"Best flags: {shlex.join(flags)}")
+    flags = [sweep.name, f"--trainer.default_root_dir={short(sweep.root)}"]
+    print(f"Table of the trials: python scripts/runs.py {shlex.join(flags)}")
 
 
 def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:
@@ -578,11 +488,10 @@ def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]
             numbers = [test[name] for test in tests if test.get(name) is not None]
             if not name.startswith("test/") or name == "test/num_samples" or not numbers:
                 continue
-            cells = [f"{statistics.fmean(numbers):.4g}", "-", "-"]
-            if len(numbers) > 1:
-                spread = statistics.stdev(numbers)
-                cells[1:] = [f"{spread:.4g}", f"{spread / len(numbers) ** 0.5:.4g}"]
-            rows.append((*map(str, values), name, str(len(numbers)), *cells))
+            spread = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
+            cells = (statistics.fmean(numbers), spread, spread / len(numbers) ** 0.5)
+            texts = [f"{cell:.4g}" for cell in cells]
+            rows.append((*map(str, values), name, str(len(numbers)), *texts))
     print("\n".join(as_table(rows)))
 
 
@@ -607,24 +516,13 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         check_options(options, flags, dimensions)
         if is_grid(dimensions):
             options.trials = len(combinations(dimensions)[: options.trials])
+        sweep = Sweep(dimensions, flags, options.trials, options.prune == "true")
         if options.worker is not None:
-            root, name = options.worker
-            work(
-                Sweep(Path(root), name, dimensions, flags, options.trials, options.prune == "true")
-            )
+            sweep.root, sweep.name = Path(options.worker[0]), options.worker[1]
+            end_with_parent(is_worker=True)
+            train_trials(sweep)
             return []
-        cli = parse_all(flags, dimensions)
-        selection = choose_selection(cli.config, cli.model, cli.datamodule)
-        if selection is None and not is_grid(dimensions):
-            raise UserError("a search compares trials by a validation, and there is none", 2)
-        cli.config.name = options.name or f"{cli.config.name}_sweep"
-        root, name = root_folder(cli.config).absolute(), cli.config.name
-        cli.datamodule.prepare_data()  # once, a download for instance
-        sweep = Sweep(root, name, dimensions, flags, options.trials, options.prune == "true")
-        config = flatten(write_config(cli.parser, cli.config)[0])
-        config = {key: value for key, value in config.items() if key not in PLACE}
-        sweep.begin(config, *(selection[:2] if selection else (None, None)))
-        sweep.read()
+        begin(sweep, options.name, options.search)
         print(sweep.progress(), flush=True)
         try:
             if options.num_workers == 1:
@@ -638,11 +536,21 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         return sweep.trials()
 
 
-def work(sweep: Sweep) -> None:
-    """Train trials in a process that `run_workers` has started."""
-    end_with_parent(is_worker=True)
-    sweep.read()
-    try:
-        train_trials(sweep)
-    except Stopped as stopped:
-        sys.exit(stopped.code)  # the first process prints the line
+def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
+    """Check all values, prepare the data, and write sweep.json, before the first trial."""
+    num_values = max(len(dimension.texts) for dimension in sweep.dimensions)
+    for i in reversed(range(num_values)):
+        values = [f"--{flag}={texts[i % len(texts)]}" for flag, texts, _ in sweep.dimensions]
+        cli = parse([*sweep.flags, *values])
+        check_one_device(cli.config.trainer)
+    # the last command has the first values
+    selection = choose_selection(cli.config, cli.model, cli.datamodule)
+    if selection is None and not is_grid(sweep.dimensions):
+        raise UserError("a search compares trials by a validation, and there is none", 2)
+    cli.config.name = name or f"{cli.config.name}_sweep"
+    sweep.root, sweep.name = root_folder(cli.config).absolute(), cli.config.name
+    cli.datamodule.prepare_data()  # once, a download for instance
+    config = flatten(write_config(cli.parser, cli.config)[0])
+    record = {key: value for key, value in config.items() if key not in PLACE}
+    monitor, mode = selection[:2] if selection else (None, None)
+    sweep.begin({**record, "search": search, "monitor": monitor, "monitor_mode": mode})

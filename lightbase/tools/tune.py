@@ -8,13 +8,15 @@ Batch size: Lightning's finder doubles it, from --data.batch_size on, until the 
 larger one only makes fewer steps of an epoch.
 
 Learning rate: Lightning's finder raises it from --min_lr to --max_lr over --num_steps steps (Smith,
-"Cyclical learning rates for training neural networks", 2017). The suggestion is a tenth of the
-highest rate at which the loss is still about at its lowest, fastai's rule of thumb.
+"Cyclical learning rates for training neural networks", 2017), the same in all parameter groups. The
+suggestion is a tenth of the highest rate at which the loss is still about at its lowest, fastai's
+rule of thumb.
 
 All flags of train.py work too. The last line has the flags to paste. The plots are in a run folder
 NAME_tune, and in TensorBoard.
 """
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -25,10 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningDataModule, LightningModule, Trainer
+from jsonargparse.typing import PositiveFloat, PositiveInt
+from lightning import LightningModule, Trainer
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities.parsing import lightning_setattr
+from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
 from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.cli.script import ScriptParser, short_errors
@@ -42,6 +45,7 @@ from lightbase.module import BaseModule
 from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.run.checks import prepare
 from lightbase.run.train import parse
+from lightbase.tools.sweep import check_one_device
 from lightbase.watch import figures
 
 LARGEST = 8192  # Lightning's finder goes no further
@@ -53,69 +57,44 @@ def main(args: Sequence[str] | None = None) -> list[str]:
     parser = ScriptParser(description=__doc__)
     both = ["batch_size", "lr"]
     parser.add_argument("--find", nargs="+", choices=both, default=both, help="what to search")
-    parser.add_argument("--max_batch_size", type=int, help="default: 1024 on a CPU, 8192 on a GPU")
-    parser.add_argument("--min_lr", type=float, default=1e-5, help="the first learning rate")
-    parser.add_argument("--max_lr", type=float, default=1.0, help="the last learning rate")
-    parser.add_argument("--num_steps", type=int, default=500, help="steps from first to last")
+    add = parser.add_argument
+    add("--max_batch_size", type=PositiveInt, help="default: 1024 on a CPU, 8192 on a GPU")
+    add("--min_lr", type=PositiveFloat, default=1e-5, help="the first learning rate")
+    add("--max_lr", type=PositiveFloat, default=1.0, help="the last learning rate")
+    add("--num_steps", type=PositiveInt, default=500, help="steps from first to last")
     with short_errors():
         options, flags = parser.parse_known_args(args)
-        check_options(options)
+        if options.min_lr >= options.max_lr:
+            rates = f"--min_lr {options.min_lr} --max_lr {options.max_lr}"
+            raise UserError(f"{rates}: the first must be smaller", 2)
         quiet_lightning()
         cli = parse([*flags, "--steps_per_execution", "1"])  # the finders look at each step
-        check_device(cli)
+        check_one_device(cli.config.trainer)
         if "lr" in options.find:
-            lr_name, _ = argument(cli.model, "lr", "learning_rate")
+            lr_name = argument(cli.config.model, "lr", "learning_rate")
         if "batch_size" in options.find:
-            argument(cli.datamodule, "batch_size")
+            argument(cli.config.data, "batch_size")
         cli.config_init.trainer.callbacks = None  # they would stop the training, or save
         if isinstance(cli.model, BaseModule):
             cli.model.scheduler = None  # the finder has its own
-            if cli.model.parameter_groups and "lr" in options.find:
-                print(
-                    "The search gives all parameter groups one rate, that of --model.lr: set "
-                    "theirs in proportion"
-                )
         prepare(cli.model, cli.datamodule, cli.config)
         run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
-        try:
-            with cpu_threads(cli.config.num_threads):
-                if "batch_size" in options.find:
-                    size = find_batch_size(cli, options.max_batch_size, run)
-                    suggested += ["--data.batch_size", str(size)]
-                if "lr" in options.find:
-                    suggested += [f"--model.{lr_name}", f"{find_lr(cli, options, run):.2g}"]
-        finally:
-            run.close()
-            if suggested:
-                print(f"Plots: {short(run.folder)}\nSuggested flags: {' '.join(suggested)}")
+        with contextlib.closing(run), cpu_threads(cli.config.num_threads):
+            if "batch_size" in options.find:
+                size = find_batch_size(cli, options.max_batch_size, run)
+                suggested += ["--data.batch_size", str(size)]
+            if "lr" in options.find:
+                suggested += [f"--model.{lr_name}", f"{find_lr(cli, options, run):.2g}"]
+        print(f"Plots: {short(run.folder)}\nSuggested flags: {' '.join(suggested)}")
         return suggested
 
 
-def check_options(options: Namespace) -> None:
-    if not 0 < options.min_lr < options.max_lr < math.inf:
-        rates = f"--min_lr {options.min_lr} --max_lr {options.max_lr}"
-        raise UserError(f"{rates}: the first must be over 0 and smaller", 2)
-    if options.num_steps < 50:
-        what = f"--num_steps {options.num_steps}"
-        raise UserError(f"{what}: 50 is the least, 500 gives a smoother curve", 2)
-
-
-def check_device(cli: TrainingCLI) -> None:
-    cli.check_devices()
-    strategy, devices = cli.config.trainer.strategy, cli.config.trainer.devices
-    if strategy not in ("auto", "single_device") or devices not in (1, "1", "auto"):
-        what = "tune.py uses one device"
-        raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
-
-
-def argument(owner: LightningModule | LightningDataModule, *names: str) -> tuple[str, Any]:
-    """The first of `names` that is an attribute or hyper-parameter of the owner, and its value."""
-    values = {**owner.hparams, **vars(owner)}
+def argument(config: Any, *names: str) -> str:
+    """The first of `names` that the class of a config takes. Raises UserError."""
     for name in names:
-        if name in values:
-            return name, values[name]
-    what = f"{type(owner).__name__} has no {' or '.join(names)}"
-    raise UserError(f"{what}, neither as an attribute nor in its hparams")
+        if name in config.get("init_args", {}):
+            return name
+    raise UserError(f"{config.class_path} has no argument {' or '.join(names)}")
 
 
 def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
@@ -134,15 +113,27 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
     )
 
 
+def plot(run: Run, name: str, labels: tuple[str, str], x: Any, y: Any, best: int | None) -> None:
+    """best: Index of the suggested value."""
+    title = "no suggestion" if best is None else f"suggested: {x[best]:.4g}"
+    figure, axes = figures.new_figure(6, 4, title, *labels)
+    axes.semilogx(x, y, marker="." if len(x) < 20 else None, color=figures.COLOURS[0])
+    if best is not None:
+        axes.semilogx(x[best], y[best], "o", markersize=10, color=figures.COLOURS[3])
+    figure.savefig(run.folder / f"{name}.png")
+    with SummaryWriter(str(run.folder)) as writer:
+        writer.add_figure(f"tune/{name}", figure, 0)
+
+
 # batch size
 
 
 class TrialClock(Profiler):
     """Times each batch, from its loading to the end of its step, by batch size."""
 
-    def __init__(self, data: LightningDataModule) -> None:
+    def __init__(self, model: LightningModule) -> None:
         super().__init__()
-        self.data = data
+        self.model = model
         self.seconds: dict[int, list[float]] = {}
 
     def start(self, action_name: str) -> None:
@@ -153,7 +144,7 @@ class TrialClock(Profiler):
         if action_name == "run_training_batch":
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-            _, size = argument(self.data, "batch_size")
+            size: Any = lightning_getattr(self.model, "batch_size")
             self.seconds.setdefault(size, []).append(time.perf_counter() - self.since)
 
 
@@ -161,8 +152,8 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
     """The suggested size, which the data module then has."""
     data: Any = cli.datamodule
     is_ours = isinstance(data, BaseDataModule)
-    _, start = argument(data, "batch_size")
-    clock = TrialClock(data)
+    start = cli.config.data.init_args.batch_size
+    clock = TrialClock(cli.model)
     trainer = make_trainer(cli, run, profiler=clock)
     print(describe_devices(trainer))
     on_cpu = trainer.strategy.root_device.type == "cpu"
@@ -170,12 +161,11 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
     if is_ours:
         limit = min(limit, len(data.splits["train"]))
     if start > limit:
-        what = f"--data.batch_size {start}, where the search starts"
-        raise UserError(f"{what}, is over --max_batch_size {limit}", 2)
+        what = f"the search starts at --data.batch_size {start}, over --max_batch_size"
+        raise UserError(f"{what} {limit}", 2)
     drop_last = is_ours and data.drop_last
     if is_ours:
-        # Lightning makes a loader of the next size before it compares that with the limit
-        data.drop_last = False
+        data.drop_last = False  # Lightning makes a loader of a size over the limit, too
     # at its max_val Lightning ends the search without a trial
     options: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
     largest = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options) or 0
@@ -183,34 +173,19 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
     tried = {size: size / statistics.median(times) for size, times in clock.seconds.items()}
     speeds = {size: tried[size] for size in sorted(tried) if size <= largest}
     if not speeds:
-        what = f"no batch size fits, not even {min(tried)}"
-        raise UserError(f"{what}: take a smaller network or smaller images")
+        raise UserError(f"no batch size fits, not even {min(tried)}: take a smaller network")
     best = min(size for size, speed in speeds.items() if speed >= 0.95 * max(speeds.values()))
-    show_speeds(speeds, best, run)
-    does_not_fit = max(tried) > max(speeds)
+    print("Batch size    samples/s")
+    for size, speed in speeds.items():
+        print(f"{size:>10}{speed:>13,.0f}{'  suggested' * (size == best)}")
+    sizes, labels = list(speeds), ("batch size", "samples/s")
+    plot(run, "batch_size", labels, sizes, list(speeds.values()), sizes.index(best))
     not_tried = f"fits; larger ones than {limit} were not tried"
-    print(f"{max(speeds)} {'is the largest that fits' if does_not_fit else not_tried}")
+    print(max(speeds), "is the largest that fits" if max(tried) > max(speeds) else not_tried)
     lightning_setattr(cli.model, "batch_size", best)  # wherever the finder has set it
     if is_ours:
         data.drop_last = drop_last
     return best
-
-
-def show_speeds(speeds: dict[int, float], best: int, run: Run) -> None:
-    """speeds: samples per second by batch size."""
-    print("Batch size    samples/s")
-    for size, speed in speeds.items():
-        print(f"{size:>10}{speed:>13,.0f}{'  suggested' * (size == best)}")
-    figure, axes = figures.new_figure(6, 4, f"suggested: {best}", "batch size", "samples/s")
-    axes.semilogx([*speeds], [*speeds.values()], marker="o", color=figures.COLOURS[0])
-    axes.semilogx(best, speeds[best], marker="o", markersize=10, color=figures.COLOURS[3])
-    save(figure, "batch_size", run)
-
-
-def save(figure: Any, name: str, run: Run) -> None:
-    figure.savefig(run.folder / f"{name}.png")
-    with SummaryWriter(str(run.folder)) as writer:
-        writer.add_figure(f"tune/{name}", figure, 0)
 
 
 # learning rate
@@ -227,25 +202,15 @@ def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
     )
     losses = batch_losses(finder.results["loss"])
     rates = finder.results["lr"][: len(losses)]
-    best, reason = choose(rates, losses, options.num_steps)
+    best = choose(rates, losses, options.num_steps)
     if losses:
-        show_losses(rates, smooth(losses), best, run)
+        curve = smooth(losses)
+        curve = np.minimum(curve, 1.5 * curve[0])  # without the end, where the loss runs away
+        plot(run, "lr", ("learning rate", "loss"), rates, curve, best)
     if best is None:
-        what = f"no learning rate to suggest: {reason}"
-        raise UserError(f"{what}\nthe plot is in {short(run.folder)}")
-    print(reason)
+        what = f"no learning rate to suggest: see the plot in {short(run.folder)}"
+        raise UserError(f"{what}\ngive another --min_lr or --max_lr, or more --num_steps")
     return rates[best]
-
-
-def show_losses(rates: Sequence[float], curve: np.ndarray, best: int | None, run: Run) -> None:
-    title = "no suggestion" if best is None else f"suggested: {rates[best]:.2g}"
-    figure, axes = figures.new_figure(6, 4, title, "learning rate", "loss")
-    axes.semilogx(rates, curve, color=figures.COLOURS[0])
-    if best is not None:
-        axes.semilogx(rates[best], curve[best], "o", markersize=10, color=figures.COLOURS[3])
-    # without the end, where the loss runs away
-    axes.set_ylim(curve.min() - 0.1 * curve[0], 1.5 * curve[0])
-    save(figure, "lr", run)
 
 
 def batch_losses(smoothed: Sequence[float]) -> list[float]:
@@ -261,47 +226,32 @@ def batch_losses(smoothed: Sequence[float]) -> list[float]:
     return list(itertools.takewhile(math.isfinite, losses))
 
 
-def width(num_losses: int) -> float:
-    """The standard deviation of the curve that `smooth` weights with, in steps."""
-    return max(1.0, num_losses / 40)
-
-
 def smooth(losses: Sequence[float]) -> np.ndarray:
-    """Means of neighbours, weighted by a normal curve. One is a mean of about 3.5 widths."""
+    """Means of neighbours, weighted by a normal curve: of about 1/11 of the losses each."""
     position = np.arange(len(losses))
-    weights = np.exp(-0.5 * ((position[:, None] - position) / width(len(losses))) ** 2)
+    width = max(1.0, len(losses) / 40)  # the standard deviation, in steps
+    weights = np.exp(-0.5 * ((position[:, None] - position) / width) ** 2)
     return weights @ np.asarray(losses) / weights.sum(1)
 
 
-def choose(
-    rates: Sequence[float], losses: Sequence[float], num_steps: int
-) -> tuple[int | None, str]:
-    """Index of the suggested rate, or None, and the reason.
+def choose(rates: Sequence[float], losses: Sequence[float], num_steps: int) -> int | None:
+    """Index of the suggested rate; None if the loss falls nowhere, or still falls at the end.
 
     rates, losses: of each step, fewer than `num_steps` if the loss ran away. Lightning's own
     suggestion is the steepest fall over the rate, not over its logarithm: nearly always noise among
     the smallest rates.
     """
     if len(rates) <= 20:
-        return None, "the loss is lost at once: give a smaller --min_lr"
+        return None
     curve = smooth(losses)
     lowest = int(curve.argmin())
     fall = curve[0] - curve[lowest]
     deviation = float(np.std(losses[: lowest + 1] - curve[: lowest + 1]))
-    noise = deviation / math.sqrt(3.5 * width(len(losses)))
-    first, last = f"{rates[0]:.2g}", f"{rates[-1]:.2g}"
-    if fall < max(5 * noise, 0.002 * abs(curve[0])):
-        if len(rates) < num_steps - 1:
-            what = f"the loss runs away at {last} before it falls"
-            return None, f"{what}: give more --num_steps or a smaller --min_lr"
-        what = f"the loss does not fall from {first} to {last}"
-        return None, f"{what}: give a larger --max_lr or more --num_steps"
+    noise = deviation / math.sqrt(len(losses) / 11)
     # the valley is flat: take its far end, which still has 95 % of the fall
     end = int(np.flatnonzero(curve < curve[lowest] + 0.05 * fall)[-1])
-    if end >= num_steps - 3:
-        return None, f"the loss still falls at --max_lr {last}: give a larger one"
-    rate = rates[end] / 10
-    low_up_to = f"loss is low up to a learning rate of {rates[end]:.1e}"
-    if rate < rates[0]:
-        return None, f"the {low_up_to}, a tenth of which is below --min_lr {first}: lower that"
-    return int(np.searchsorted(rates, rate)), f"The {low_up_to}, a tenth of which is safe"
+    falls = fall >= max(5 * noise, 0.002 * abs(curve[0]))
+    still_falls = end >= num_steps - 3
+    if not falls or still_falls or rates[end] / 10 < rates[0]:
+        return None
+    return int(np.searchsorted(rates, rates[end] / 10))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import yaml
 from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
 from paths import HERE, script
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
@@ -81,58 +81,36 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
         ("mlp", "10", "stopped"),
         ("sweep/trial_3", "0", "finished"),
     ]
-    assert list(rows[0])[3:] == ["epochs", "best val/acc", "test/acc", "minutes", "model.lr"]
-    assert list(rows[1].values())[3:] == ["4", "0.9", "0.6", "2.0", "0.01"]
-    assert list(rows[2].values())[3:] == ["3", "", "", "1.5", "0.1"]
+    assert list(rows[0])[3:] == ["epochs", "minutes", "best val/acc", "test/acc", "model.lr"]
+    assert list(rows[1].values())[3:] == ["4", "2.0", "0.9", "0.6", "0.01"]
+    assert list(rows[2].values())[3:] == ["3", "1.5", "", "", "0.1"]
     call(root, "mlp/version_0", "mlp/version_10")
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split("  ")[-1] == "minutes"  # these two have the same settings
-    assert shown[2].split() == ["mlp", "10", "stopped", "3", "-", "-", "1.50"]
+    assert shown[0].split("  ")[-1] == "test/acc"  # these two have the same settings
+    assert shown[2].split() == ["mlp", "10", "stopped", "3", "1.50", "-", "-"]
 
 
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
+def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root: Path, capsys: Any) -> None:
+    for names, chosen in (
         (["mlp"], ["mlp/0", "mlp/2", "mlp/10"]),
         (["mlp/version_2", "sweep"], ["mlp/2", "sweep/trial_3/0"]),
         (["sweep/*"], ["sweep/trial_3/0"]),
         (["*/version_0"], ["mlp/0", "sweep/trial_3/0"]),
-        (["logs/sweep/trial_3/", "mlp/version_10/"], ["mlp/10", "sweep/trial_3/0"]),
-    ],
-)
-def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys, monkeypatch, names, chosen):
-    monkeypatch.chdir(root.parent)
-    assert [f"{row['name']}/{row['version']}" for row in table(capsys, root, *names)] == chosen
+    ):
+        rows = table(capsys, root, *names)
+        assert [f"{row['name']}/{row['version']}" for row in rows] == chosen
 
 
-def test_mistakes(root: Path, capsys: Any) -> None:
+def test_mistakes(root: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "none").mkdir()
+    assert fails(capsys, tmp_path / "none", 1, "--best") == f"error: no runs below {tmp_path}/none"
     assert "did you mean mlp?" in fails(capsys, root, 2, "mpl")
-    assert "there is mlp, sweep/trial_3" in fails(capsys, root, 2, "../logs")
-    assert "no such folder" in fails(capsys, root / "none", 2)
-    assert "epoch" in fails(capsys, root, 2, "--sort", "loss")
+    assert "no run below" in fails(capsys, root, 2, "../logs")
+    assert "which column? name, version" in fails(capsys, root, 2, "--sort", "loss")
     assert "ends with .csv" in fails(capsys, root, 2, "--csv", "mlp")
     assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
     assert ".png" in fails(capsys, root, 2, "--plot", "x.doc")
     assert "not allowed with" in fails(capsys, root, 2, "--best", "--csv")
-
-
-def test_without_runs_there_is_no_table(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")
-    for root in (tmp_path, tmp_path / "logs"):
-        call(root, "--sort", "lr")
-        shown = capsys.readouterr()
-        assert (shown.out, shown.err) == ("", f"No runs below {root}\n")
-    for flags in (["--best"], ["--plot", str(tmp_path / "x.png")]):
-        assert fails(capsys, tmp_path, 1, *flags) == f"error: no runs below {tmp_path}"
-
-
-def test_a_damaged_value_is_none(root: Path, capsys: Any) -> None:
-    progress = root / "mlp" / "version_2" / "progress.json"
-    goal = '"monitor": "val/acc", "mode": "max"'
-    for text in (f'{{"best": NaN, {goal}, "train_seconds": Infinity}}', '{"best": 0.99}'):
-        progress.write_text(text)
-        rows = table(capsys, root, "--sort", "best")
-        assert [row["best val/acc"] for row in rows] == ["0.8", "0.2", "", ""]
 
 
 def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -> None:
@@ -141,6 +119,7 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     (root / "mlp" / "version_10" / "progress.json").write_text('["epochs", 1]')
     metrics = '{"test/acc": "x", "epochs": null}'
     (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(metrics)
+    write_run(root, "mlp/version_9", best=math.nan)
     (root / "mlp" / "version_11").mkdir()
     (root / "mlp" / "version_12").mkdir()
     (root / "mlp" / "version_12" / ".lock").touch()  # killed before it wrote anything
@@ -148,7 +127,7 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     (root / "version_0").mkdir()
     call(root, "--sort", "minutes")
     shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 6
+    assert len(shown.out.splitlines()) == 7
     assert shown.out.splitlines()[-1].split() == ["mlp", "12", "stopped", *"-----"]
     damaged = ("0/config.yaml", "10/progress.json", "2/metrics.json")
     notes = [f"Note: {root}/mlp/version_{file} is damaged" for file in damaged]
@@ -176,13 +155,12 @@ def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
     with FileLock(write_trial(tmp_path, "tried/trial_011", {"model.lr": "0.3"}) / ".lock"):
         rows = table(capsys, tmp_path, "tried")
     assert [list(row.values()) for row in rows] == [
-        ["tried/trial_000", "0", "finished", "4", "0.8", "0.7", "2.0", "0.1", ""],
-        ["tried/trial_001", "0", "pruned", "4", "0.5", "0.4", "2.0", "0.1", ""],
+        ["tried/trial_000", "0", "finished", "4", "2.0", "0.8", "0.7", "0.1", ""],
+        ["tried/trial_001", "0", "pruned", "4", "2.0", "0.5", "0.4", "0.1", ""],
         ["tried/trial_002", "", "failed", "", "", "", "", "fast", "error: no number"],
-        ["tried/trial_010", "0", "stopped", "3", "0.3", "", "1.5", "0.2", ""],
+        ["tried/trial_010", "0", "stopped", "3", "1.5", "0.3", "", "0.2", ""],
         ["tried/trial_011", "", "running", "", "", "", "", "0.3", ""],
     ]
-    assert [row["model.lr"] for row in table(capsys, tmp_path, "tried/trial_002")] == ["fast"]
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
@@ -197,7 +175,7 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     progress = root / "mlp" / "version_0" / "progress.json"
     progress.write_text(progress.read_text().replace("val/acc", "val/loss").replace("max", "min"))
     assert order("val/loss") == ["0m", "2m", "10m", "0s"]
-    assert "is it best val/acc or best val/loss?" in fails(capsys, root, 2, "--sort", "best")
+    assert "which column? best val/loss, best val/acc" in fails(capsys, root, 2, "--sort", "best")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -231,37 +209,6 @@ def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys
     assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
 
 
-def test_a_wide_table_is_several_in_a_terminal(tmp_path, capsys, monkeypatch):
-    values = {f"data.setting_{i}": "x" * 50 for i in range(4)}
-    write_trial(tmp_path, "wide/trial_000", values, "failed", "why " * 5)
-    call(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    assert "x" * 50 in lines[-1]
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    call(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[:2] for line in lines].count(["name", "version"]) > 2
-    assert sum(line.startswith("wide") for line in lines) == lines.count("") + 1
-
-
-def test_a_link_and_a_folder_elsewhere_hold_no_runs(root: Path, capsys: Any) -> None:
-    outside = write_run(root.parent, "outside/version_0")
-    (root / "linked").symlink_to(outside.parent)
-    (root / "mlp" / "version_14").symlink_to(outside)
-    for name in ("linked", "../outside", str(outside), "linked/version_0", "mlp/version_14"):
-        assert "no run below" in fails(capsys, root, 2, name)
-
-
-def test_a_held_lock_means_running(root: Path, capsys: Any) -> None:
-    with FileLock(root / "mlp" / "version_0" / ".lock"):
-        assert table(capsys, root, "mlp/version_0")[0]["status"] == "running"
-    (root / "mlp" / "version_0" / ".lock").touch()  # of a process that was killed
-    assert table(capsys, root, "mlp/version_0")[0]["status"] == "finished"
-
-
 def test_the_table_needs_no_torch(root: Path) -> None:
     flags = ["--trainer.default_root_dir", str(root)]
     code = f"import runpy, sys; sys.path[0] = 'scripts'; sys.argv[1:] = {flags!r}\n"
@@ -279,9 +226,9 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
     return row["status"], row["epochs"]
 
 
-class FullDisk(Callback):
+class Failing(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        raise UserError("the disk is full")
+        raise UserError("failed")
 
 
 def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
@@ -289,49 +236,30 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     was chosen by."""
     train()
     assert status(capsys, tmp_path) == ("finished", "2")
+    further = ("--ckpt_path", "last", "--trainer.max_epochs", 3)
     with pytest.raises(SystemExit):
-        train(
-            "--ckpt_path",
-            "last",
-            "--trainer.max_epochs",
-            4,
-            "--trainer.callbacks",
-            "test_runs.FullDisk",
-        )
+        train(*further, "--trainer.callbacks", "test_runs.Failing")
     assert status(capsys, tmp_path) == ("stopped", "2")
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
     assert float(row["best val/acc"]) > 0  # of before
-    found = train("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    metrics = train(*further)
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
-    assert float(row["test/acc"]) == found["test/acc"]
-    events = EventAccumulator(str(tmp_path / "tiny" / "version_0")).Reload()
-    assert float(row["best val/acc"]) == pytest.approx(
-        max(point.value for point in events.Scalars("val/acc"))
-    )
-    assert len(events.Scalars("val/acc")) == 3
+    assert float(row["test/acc"]) == metrics["test/acc"]
     curves = runs.read_curves(tmp_path / "tiny" / "version_0")
-    assert curves["acc", "val"][1] == [point.value for point in events.Scalars("val/acc")]
     assert {"loss", "acc"} == {measure for measure, _ in curves}
+    steps, values = curves["acc", "val"]
+    assert len(steps) == 3
+    assert float(row["best val/acc"]) == pytest.approx(max(values))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])
-def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
-    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
+def test_a_plot_needs_curves(root: Path, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "x.svg"
+    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(file))
     with SummaryWriter(str(root / "mlp" / "version_2")) as writer:
         for step in range(3):
             writer.add_scalar("val_loss", 1 / (1 + step), step)
-    call(root, "mlp", "--plot", str(tmp_path / f"x.{kind}"))
-    assert {"pdf": b"%PDF", "svg": b"<?xml"}[kind] == (tmp_path / f"x.{kind}").read_bytes()[
-        : 4 + (kind == "svg")
-    ]
+    call(root, "mlp", "--plot", str(file))
+    assert file.read_bytes().startswith(b"<?xml")
     assert "Without curves: mlp/version_0, mlp/version_10" in capsys.readouterr().out
-
-
-def test_a_plot_takes_any_name(tmp_path: Path) -> None:
-    for name in (r"$\frac$", "_x", "x.y"):
-        with SummaryWriter(str(write_run(tmp_path, f"{name}/version_0"))) as writer:
-            writer.add_scalar("val/loss", 1, 0)
-    call(tmp_path, "--plot", str(tmp_path / "x.svg"))
-    assert "_x/version_0" in (tmp_path / "x.svg").read_text()

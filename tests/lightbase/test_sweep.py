@@ -1,8 +1,6 @@
 """sweep.py: searches, grids and cross-validations, which continue after a kill without losing or
 repeating a trial."""
 
-import errno
-import importlib.util
 import os
 import re
 import shlex
@@ -19,7 +17,7 @@ from typing import Any
 import programs
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from paths import HERE, TINY, script
 from torch import Tensor, nn
 
@@ -35,24 +33,20 @@ Run = Callable[..., list[Trial]]
 
 
 @pytest.mark.parametrize(
-    ("search", "distribution"),
+    ("search", "values"),
     [
         ("model.lr=log:1e-4..1e-1", FloatDistribution(1e-4, 1e-1, log=True)),
         ("model.optimizer_args.momentum=0.5..1", FloatDistribution(0.5, 1.0)),
         ("data.batch_size=log:16..512", IntDistribution(16, 512, log=True)),
         ("--trainer.max_epochs=-1..9", IntDistribution(-1, 9)),
-        ("model.lr=1e-3, 0.1,1", CategoricalDistribution(["1e-3", "0.1", "1"])),
-        ("trainer.limit_train_batches=1,1.0", CategoricalDistribution(["1", "1.0"])),
-        ("a=null,true,x y", CategoricalDistribution(["null", "true", "x y"])),
-        ("a=[1,2],[3,[4,5]]", CategoricalDistribution(["[1,2]", "[3,[4,5]]"])),
-        ("a={b: 1, c: 2},'d,e'", CategoricalDistribution(["{b: 1, c: 2}", "'d,e'"])),
-        ("config=../a.yaml,b/../c.yaml", CategoricalDistribution(["../a.yaml", "b/../c.yaml"])),
+        ("model.lr=1e-3, 0.1,1", ["1e-3", "0.1", "1"]),
+        ("a={b: [1,2], c: 2},'d,e',[3,[4,5]]", ["{b: [1,2], c: 2}", "'d,e'", "[3,[4,5]]"]),
     ],
 )
-def test_what_a_search_means(search: str, distribution: Any) -> None:
+def test_what_a_search_means(search: str, values: Any) -> None:
     dimension = read_search(search)
     assert dimension.flag == search.partition("=")[0].removeprefix("--")
-    assert dimension.distribution() == distribution
+    assert values == (dimension.range or dimension.texts)
 
 
 def test_a_value_that_is_not_searched_is_refused() -> None:
@@ -65,31 +59,20 @@ def test_a_value_that_is_not_searched_is_refused() -> None:
 
 WRONG = [
     (["--search", "model.lr"], "give FLAG=a,b,c"),
-    (["--search", "model.lr=log:1e-4,1e-1"], "log: wants two numbers"),
-    (["--search", "model.lr=0.1..0.01"], "the first end must be smaller"),
-    (["--search", "model.lr=log:0..0.1"], "and positive"),
-    (["--search", "model.lr=0.1,,0.2"], "is no list of values"),
-    (["--search", "model.lr=0.1,0.1"], "a value is given twice"),
+    (["--search", "model.lr=0.1..0.01"], "`low <= high` must hold"),
+    (["--search", "model.lr=log:0..0.1"], "`low > 0` must hold"),
+    (["--search", "model.lr=0.1,,0.2"], "give FLAG=a,b,c"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
-    (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
-    (["--search", "data.fold=0,1"], "data.fold 0 with data.num_folds None: there is no such fold"),
-    (
-        ["--search", "data.fold=0,1,2", "--data.num_folds", "2"],
-        "data.fold 2 with data.num_folds 2: there is no such fold",
-    ),
+    (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "there is no such fold"),
     (["--search", "name=a,b"], "name cannot be searched"),
-    (["--search", "monitor=val/acc,val/loss"], "monitor cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag is given twice"),
     (["--search", "model.lr=0.1,0.2", "--search", "model.init_args.lr=0.3"], "given twice"),
     (["--search", "trainer.strategy=auto,ddp"], "on one device"),
-    (["--search", LR, "--trials", "4", "--trainer.devices", "2"], "on one device"),
     (["--search", LR], "--trials N: how many?"),
-    (["--search", LR, "--trials", "0"], "--trials: invalid PositiveInt value: '0'"),
     (["--search", LR, "--search", "seed_everything=1,2", "--trials", "4"], "search lists only"),
     (["--search", LR, "--trials", "4", "--ckpt_path", "last"], "--ckpt_path is no flag"),
     (["--search", LR, "--trials", "4", "--data.val_fraction", "0"], "trials by a validation"),
-    (["--trials", "4"], "--search"),
 ]
 
 
@@ -116,26 +99,20 @@ def sweep(tmp_path: Path) -> Run:
 
 
 def make_sweep(root: Path, num_trials: int = 4) -> Sweep:
-    sweep = Sweep(root, "tried", [read_search("model.lr=0.1,0.2,0.3,0.4")], [], num_trials, True)
-    sweep.begin({"seed_everything": 1}, "val/loss", "min")
-    sweep.read()
+    search = ["model.lr=0.1,0.2,0.3,0.4"]
+    sweep = Sweep([read_search(search[0])], [], num_trials, True, root, "tried")
+    sweep.begin(
+        {"seed_everything": 1, "search": search, "monitor": "val/loss", "monitor_mode": "min"}
+    )
     return sweep
 
 
-def test_a_sweep_of_an_earlier_version_is_refused(sweep: Run, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "tried").mkdir()
-    (tmp_path / "tried" / "study.db").touch()
-    with pytest.raises(SystemExit):
-        sweep("--search", "model.lr=0.1,0.2")
-    assert "a sweep of an earlier version\ngive another --name" in capsys.readouterr().err
-
-
 def test_without_optuna_there_are_grids(sweep, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
     with pytest.raises(SystemExit):
         sweep("--search", LR, "--trials", "2")
-    assert 'need optuna\npip install -e ".[sweep]"' in capsys.readouterr().err
+    assert 'a range needs optuna: pip install -e ".[sweep]"' in capsys.readouterr().err
     (trial,) = sweep("--search", "model.lr=0.1,0.2", "--trials", "1", "--trainer.max_epochs", "1")
     assert (trial.state, trial.values) == ("finished", {"model.lr": "0.1"})
 
@@ -155,15 +132,19 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
 
     def kill(self: Any, trainer: Any, module: Any) -> None:
         report(self, trainer, module)
-        if not trainer.sanity_checking and self.trial.number == 1 and trainer.current_epoch == 1:
-            killed.append(self.trial.number)
+        if (
+            not trainer.sanity_checking
+            and self.trial.folder.name == "trial_001"
+            and trainer.current_epoch == 1
+        ):
+            killed.append(self.trial.folder.name)
             raise Interrupted
 
     with monkeypatch.context() as patched:
         patched.setattr(Report, "on_validation_end", kill)
         with pytest.raises(Interrupted):
             sweep(*search)
-    assert killed == [1]
+    assert killed == ["trial_001"]
     trials = sweep(*search)
     assert [(trial.values, trial.best, trial.curve) for trial in trials] == expected
     environment = tmp_path / "tried" / "trial_001" / "version_0" / "environment.txt"
@@ -178,8 +159,7 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     best = max(trials, key=lambda trial: trial.best or 0)
     checkpoint, flags, table = capsys.readouterr().out.splitlines()[-3:]
     assert checkpoint.endswith(f"{best.folder.name}/version_0/checkpoints/best.ckpt")
-    program, path, *args = shlex.split(flags.removeprefix("Best flags: "))
-    assert (program, Path(path).name) == ("python", "train.py")
+    args = shlex.split(flags.removeprefix("Best flags: "))
     assert (
         train_main([*args, "--name", "again"])["test/acc"]
         == best.result("metrics.json")["test/acc"]
@@ -189,7 +169,7 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     other = [*search[:2], "--search", "data.batch_size=16,64", "--trials", "4"]
     changed = [*search, "--trainer.max_epochs", "3"]
     for args, message in (
-        (other, "--search: this sweep was begun with"),
+        (other, "this sweep was begun with ['model.lr"),
         (changed, "--trainer.max_epochs 3: this sweep was begun with 2"),
     ):
         with pytest.raises(SystemExit):
@@ -205,7 +185,7 @@ class Faulty(nn.Module):
         self.how, self.head = how, nn.Linear(192, 4)
 
     def forward(self, x: Tensor) -> Any:
-        if self.training and self.how.startswith("bug"):
+        if self.training and self.how == "bug":
             raise AttributeError("a bug")
         factor = float("nan") if self.training and self.how == "nan" else 1
         return self.head(x.flatten(1)) * factor
@@ -220,28 +200,6 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep: Run, tmp_p
     assert "the training loss is NaN or infinite after step" in nan.reason
     assert bug.reason == "AttributeError: a bug"
     assert "Traceback" in (bug.folder / "output.txt").read_text()
-
-
-def test_a_sweep_whose_first_trials_fail_alike_ends(sweep: Run, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        sweep(*NET, "--search", "model.net.how=bug1,bug2,bug3,bug4")
-    shown = capsys.readouterr()
-    assert "all 3 trials failed alike: AttributeError: a bug\ncorrect it" in shown.err
-    assert shown.out.count("failed (model.net.how") == 3
-
-
-def test_a_full_disk_fails_no_trial(sweep, tmp_path, capsys, monkeypatch):
-    def full(*_: Any) -> None:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            raise UserError("last.ckpt cannot be written") from error
-
-    monkeypatch.setattr(sweep_module, "train", full)
-    with pytest.raises(SystemExit):
-        sweep("--search", "model.lr=0.1,0.2")
-    assert "last.ckpt cannot be written" in capsys.readouterr().err
-    assert Trial.read(tmp_path / "tried" / "trial_000").state == "running"
 
 
 def test_a_signal_between_two_trials_ends_the_sweep(sweep, capsys, monkeypatch):
@@ -262,7 +220,7 @@ def test_a_trial_is_taken_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, num_trials=2)
     taken = [sweep.take_trial(), sweep.take_trial()]
     (first, first_lock), (second, _) = [pair for pair in taken if pair]
-    assert (first.number, second.number) == (0, 1)
+    assert (first.folder.name, second.folder.name) == ("trial_000", "trial_001")
     first_lock.release()  # its process has died
     again = sweep.take_trial()
     assert again is not None
@@ -291,9 +249,7 @@ def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
         Report(sweep, trial).on_validation_end(trainer, None)  # type: ignore[arg-type]  # a resume
         assert trainer.should_stop is (trainer.current_epoch == 1), "not in the first epochs"
     assert trial.curve == {1: 9, 2: 9}
-    for trainer.current_epoch in (1, 2):  # killed before or after the checkpoint of the epoch
-        Report(sweep, trial).on_train_start(trainer, None)  # type: ignore[arg-type]
-        assert trainer.should_stop == (trainer.current_epoch == 2)
+    assert trial.state == Trial.read(trial.folder).state == "pruned"
 
 
 @pytest.mark.slow
@@ -315,7 +271,7 @@ def test_the_best_flags_have_the_best_mean(sweep: Run, capsys: Any) -> None:
     trials = sweep("--search", "seed_everything=1,2", "--search", "model.lr=1e-6,0.03")
     shown = capsys.readouterr().out
     assert len(trials) == 4
-    assert re.search(r"Best flags: .*train.py.* --model.lr=0.03$", shown, re.M)
+    assert re.search(r"Best flags: .* --model.lr=0.03$", shown, re.M)
 
 
 @pytest.mark.slow
