@@ -71,13 +71,3 @@ def test_each_contestant_takes_flags_that_train_py_takes(benchmark, monkeypatch)
     assert len(experiments) == 6
     for experiment in experiments:
         benchmark.train.parse(experiment)
-
-
-def test_a_table(benchmark: Any) -> None:
-    rows = {"ours": [1.187, 1.13, 12.5], "images": [53917.0, 1e6]}
-    assert benchmark.markdown_table("ms", rows).splitlines() == [
-        "| ms |  | / ours |",
-        "|---|---|---|",
-        "| ours | 1.19 (1.13 to 12.5) | 1 |",
-        "| images | 527,000 (53,900 to 1,000,000) | 444,000 |",
-    ]
