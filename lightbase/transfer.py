@@ -14,6 +14,7 @@ from jsonargparse.typing import register_type
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, first_line, function_at, is_raised_on_purpose
 from lightbase.optim import matches, no_such_name
@@ -289,7 +290,7 @@ def initialize(net: nn.Module, initializer: str | Callable[..., Any], data: Any)
     inputs, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
     with torch.no_grad():
         try:
-            set_weights(net, data.normalize(inputs))
+            set_weights(net, for_network(data.normalize(inputs), net))
         except ValueError as error:
             if is_raised_on_purpose(error):  # it is not made for this network
                 raise UserError(f"model.initializer: {first_line(error)}", 2) from error

@@ -12,7 +12,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lightbase.cli.config import KnowsClasses
-from lightbase.data.batches import TensorBatches
+from lightbase.data.batches import TensorBatches, for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices
 from lightbase.devices.processes import short_process_errors
@@ -154,11 +154,11 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> Any:
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
     with torch.autocast(inputs.device.type, dtype, enabled=is_half):
-        outputs = net(inputs)
+        outputs = net(for_network(inputs, net))
         if model.test_views is not None:
             gpus = [inputs.device] if inputs.device.type == "cuda" else []
             with torch.random.fork_rng(gpus):  # views may draw random numbers
-                mean_over_views(net, model.test_views, inputs)
+                mean_over_views(net, model.test_views, for_network(inputs, net))
     return outputs
 
 

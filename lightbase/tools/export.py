@@ -209,14 +209,14 @@ def as_onnx(
             output_names=names[1:],
             dynamic_shapes=({0: "batch"},),
         )
-    except Exception as error:
+        for key, value in about.items():
+            onnx.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
+        content = onnx.model_proto.SerializeToString()
+        session = InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of torch, or of ONNX Runtime: it has no convolution of float64
         # the message of the outer error is advice
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         what = "the network cannot be written as ONNX; --format pt2 may do"
         raise UserError(f"{what}\n{first_line(cause)}") from error
-    for key, value in about.items():
-        onnx.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
-    content = onnx.model_proto.SerializeToString()
-    session = InferenceSession(content, providers=["CPUExecutionProvider"])
     outputs = [session.run(None, {names[0]: batch.numpy()})[0] for batch in batches]
     return content, [torch.from_numpy(output) for output in outputs]

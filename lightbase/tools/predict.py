@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
+from lightbase.data.batches import for_network
 from lightbase.data.images import find_images, read_image
 from lightbase.data.module import BaseDataModule, shape_of_images
 from lightbase.errors import UserError
@@ -83,7 +84,7 @@ class Predictor(nn.Module):
         self.takes_pairs = is_overridden("predict_step", model)
 
     def forward(self, samples: Tensor) -> Tensor:
-        inputs = self.normalize(samples)
+        inputs = for_network(self.normalize(samples), self.model)
         batch = (inputs, None) if self.takes_pairs else inputs
         return self.model.predict_step(batch, 0)  # type: ignore[no-any-return]
 

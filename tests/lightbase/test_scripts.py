@@ -100,6 +100,33 @@ def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) ->
     assert evaluate(best_of(tmp_path)) == expected
 
 
+def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
+    assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
+    wrong = [*ckpt, "--data.batchsize", "1"]
+    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
+
+
+def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):
+    flags = "--trainer.precision 64-true --trainer.max_epochs"
+    metrics = train(flags, 4, "--name straight")
+    train(flags, 2, "--name resumed")
+    train(flags, 4, "--name resumed --ckpt_path last")
+    runs = [tmp_path / name / "version_0" / "checkpoints" for name in ("straight", "resumed")]
+    weights = [torch.load(run / "last.ckpt", weights_only=True)["state_dict"] for run in runs]
+    assert weights[0]["net.layers.1.weight"].dtype == torch.float64
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    flag = ["--ckpt_path", str(runs[0] / "best.ckpt")]
+    assert evaluate(flag) == {name: metrics[name] for name in metrics if name[:5] == "test/"}
+    net = torch.export.load(export([*flag, "--format", "pt2"])).module()
+    images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    loaded: Any = load_run(Path(flag[1]))
+    with torch.no_grad():
+        inputs = loaded.datamodule.normalize(images).double()
+        expected = loaded.model.eval().net(inputs).softmax(1)
+    assert net(images).dtype == torch.float64
+    torch.testing.assert_close(net(images), expected, rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("main", [evaluate, predict, export])
 def test_mistakes_common_to_the_scripts(main, tmp_path, capsys):
     def error(status: int, *args: str) -> str:
