@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightbase.curves import MayMissSteps, run_folder
-    from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader
+    from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
     from lightbase.data.tables import Features
@@ -37,6 +37,7 @@ MODULES = {
     "TorchvisionSet": "data.torchvision_set",
     "UserError": "errors",
     "WarmupCosineLR": "optim",
+    "at_least_float32": "data.batches",
     "collection": "metrics",
     "main": "run.train",
     "open_or_download": "data.torchvision_set",

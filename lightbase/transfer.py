@@ -12,6 +12,7 @@ import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
+from lightbase.data.batches import for_network
 from lightbase.errors import UserError, first_line
 from lightbase.optim import matches, no_such_name
 from lightbase.ranks import say
@@ -177,4 +178,4 @@ def initialize(net: nn.Module, initializer: Callable[..., Any], data: Any) -> No
     num = min(len(samples), NUM_SAMPLES)
     inputs, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
     with torch.no_grad():
-        initializer(net, data.normalize(inputs))
+        initializer(net, for_network(data.normalize(inputs), net))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightbase import BaseModule, Batch, Metrics, collection
+from lightbase import BaseModule, Batch, Metrics, at_least_float32, collection
 
 
 class Classifier(BaseModule):
@@ -57,7 +57,7 @@ class Classifier(BaseModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self.net(x).float()
+        logits = at_least_float32(self.net(x))
         loss = self.criterion(logits, y)
         # train/loss and the metrics; without logits and y only the loss
         self.track("train", loss, logits, y)
@@ -65,16 +65,16 @@ class Classifier(BaseModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self.net(x).float()
+        logits = at_least_float32(self.net(x))
         self.track("val", self.criterion(logits, y), logits, y)
         return logits  # for the pictures
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self(x).float()  # of the network, or their mean over test_views
+        logits = at_least_float32(self(x))  # of the network, or their mean over test_views
         self.track("test", self.criterion(logits, y), logits, y)
         return logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The probability of each class, (N, classes)."""
-        return self(batch[0]).float().softmax(1)
+        return at_least_float32(self(batch[0])).softmax(1)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
 
-from lightbase import BaseModule, Batch, Metrics, UserError
+from lightbase import BaseModule, Batch, Metrics, UserError, at_least_float32
 
 
 class Regressor(BaseModule):
@@ -42,13 +42,13 @@ class Regressor(BaseModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """(N, D)"""
-        return self(batch[0]).float()  # of the network, or their mean over test_views
+        return at_least_float32(self(batch[0]))  # of the network, or their mean over test_views
 
     def loss_and_prediction(
         self, batch: Batch, net: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
         x, y = batch
-        predicted = (net or self.net)(x).float()
+        predicted = at_least_float32((net or self.net)(x))
         if predicted.numel() != y.numel():
             shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
             raise UserError(f"model.net gives {shapes}: make them agree")

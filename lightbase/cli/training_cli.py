@@ -181,6 +181,8 @@ class TrainingCLI(LightningCLI):
         config.trainer.logger = None  # made when there is a run's folder
         self.config_init = self.instantiate(config)
         self.model: LightningModule = self.config_init.model
+        if str(self.config.trainer.precision) in ("64", "64-true"):
+            self.model.double()  # Lightning does it after it has read the weights of a checkpoint
 
     def make_trainer(self, **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top. `callbacks` and `plugins`

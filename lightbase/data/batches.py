@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from numpy.random import SeedSequence
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -181,6 +181,18 @@ class DatasetSamples(SeededSamples):
 
 
 Samples = TensorBatches | DatasetSamples
+
+
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """float16 and bfloat16, of a network in half precision, as float32 for the loss; float64
+    stays."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
+    """float64 if the weights are float64, with precision 64-true; other inputs as they are."""
+    is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
+    return inputs.double() if is_double and inputs.is_floating_point() else inputs
 
 
 def convert_types(inputs: Any, targets: Any) -> Batch:

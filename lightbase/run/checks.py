@@ -13,7 +13,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lightbase.cli.config import KnowsClasses
-from lightbase.data.batches import TensorBatches
+from lightbase.data.batches import TensorBatches, for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices
 from lightbase.devices.processes import short_memory_errors
@@ -153,6 +153,7 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> Any:
     net: nn.Module = model.net.to(inputs.device).eval()
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
+    inputs = for_network(inputs, net)
     gpus = [inputs.device] if inputs.device.type == "cuda" else []
     with (
         torch.autocast(inputs.device.type, dtype, enabled=is_half),

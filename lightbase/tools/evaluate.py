@@ -12,7 +12,6 @@ confusion_matrix.csv, into the folder of the run or another one. The last line o
 object with test/loss, test/num_samples and the metrics, such as test/acc.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,22 +55,18 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
     )
     with short_errors():
-        known, flags = parser.parse_known_args(args)
+        options, flags = parser.parse_known_args(args)
         for flag in flags:
             if flag.startswith("-") and not flag.startswith(FLAGS):
-                known_flags = (
-                    "--ckpt_path, --trust_checkpoint, --report, --data.*, "
-                    "--trainer.* and --model.test_views"
-                )
-                raise UserError(f"unknown flag {flag}; there are {known_flags}", 2)
+                raise UserError(f"unknown flag {flag}\nsee --help", 2)
         if CommandLine(flags).value("data.num_folds") == "null":
             flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()
-        run = load_run(known.ckpt_path, flags, known.trust_checkpoint == "true")
+        run = load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
         callbacks: list[Callback] = [StopOnSignal()]
-        if known.report is not None:
-            callbacks.append(ClassReport(report_folder(known.report, known.ckpt_path)))
+        if options.report is not None:
+            callbacks.append(ClassReport(report_folder(options.report, options.ckpt_path)))
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
@@ -93,13 +88,14 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def report_folder(folder: str, checkpoint: Path) -> Path:
-    """The given folder, or else the folder of the checkpoint's run."""
+    """The given folder, or else the folder of the checkpoint's run. It is made before the test."""
     in_run = checkpoint.parent.name == "checkpoints"
     path = Path(folder) if folder else checkpoint.parents[1 if in_run else 0]
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        what = f"--report: nothing can be written into {short(path)}"
-        raise UserError(f"{what}; give another folder", 2)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"--report: {short(path)} cannot be made: {error.strerror}"
+        raise UserError(f"{what}; give another folder", 2) from error
     return path
 
 
@@ -124,16 +120,10 @@ class ClassReport(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         targets: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
-        if not are_logits(outputs, targets) or outputs.shape[1] < 2:
-            step = f"test_step of {type(pl_module).__name__} returns {describe(outputs)}"
-            raise UserError(
-                f"--report is of classes: {step} for {describe(targets)}\nit needs logits "
-                "(N, classes) for labels (N,)",
-                2,
-            )
-        if dataloader_idx:
-            name = type(trainer.datamodule).__name__
-            raise UserError(f"--report is of one test set; {name} has several", 2)
+        if not are_logits(outputs, targets) or outputs.shape[1] < 2 or dataloader_idx:
+            needs = "--report needs one test set, and a test_step that returns logits (N, classes)"
+            step, kind = f"that of {type(pl_module).__name__}", type(outputs).__name__
+            raise UserError(f"{needs} for labels (N,)\n{step} returns a {kind}", 2)
         self.num_classes = outputs.shape[1]
         self.batches.append((targets, outputs.argmax(1)))
 
@@ -159,7 +149,6 @@ class ClassReport(Callback):
         rows = list(zip(names, *columns, support, strict=True))
         header = ("class", *MEASURES, "support")
         counts = [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
-        self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "report.csv", as_csv([header, *rows]))
         write_whole(
             self.folder / "confusion_matrix.csv", as_csv([("true / predicted", *names), *counts])
@@ -169,9 +158,3 @@ class ClassReport(Callback):
         accuracy = f"Accuracy {(true == predicted).double().mean():.4f} of {len(true)} samples"
         print(f"{accuracy}; means over the classes: {', '.join(means)}")
         print(f"Report: {short(self.folder / 'report.csv')} and confusion_matrix.csv", flush=True)
-
-
-def describe(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -12,7 +12,7 @@ UTF-8, and in the table characters that cannot be printed, are written as an esc
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
+from lightbase.data.batches import for_network
 from lightbase.data.images import find_images, read_image
 from lightbase.data.module import BaseDataModule, shape_of_images
 from lightbase.errors import UserError
@@ -39,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = ScriptParser(description=__doc__)
     parser.add_checkpoint_arguments()
     parser.add_argument("--output", type=output_file, help="write a CSV file instead of a table")
-    parser.add_argument("--top_k", type=int, metavar="K", help="the K likeliest classes, not one")
+    parser.add_argument("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
     parser.add_argument("--probabilities", action="store_true", help="a column for each class")
     parser.add_argument(
         "images", type=Path, nargs="+", metavar="IMAGE", help="image files or folders of them"
@@ -49,19 +50,23 @@ def main(args: Sequence[str] | None = None) -> None:
         quiet_lightning()
         run = load_run(options.ckpt_path, is_trusted=options.trust_checkpoint == "true")
         data, shape = images_of(run, options.ckpt_path)
-        check_classes(data, options.top_k, options.probabilities)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         predictor = Predictor(run.model, data.normalize).to(device)
         files, unreadable = find_images(options.images)
         rows: list[Row] = []
-        for batch_files, images in read_batches(files, shape, unreadable):
-            outputs = predictor.predict(images.to(device)).cpu()
-            header, cells = columns(
-                outputs, data.classes, options.top_k or 1, options.probabilities
-            )
+        for start in range(0, len(files), BATCH_SIZE):
+            images = read_images(files[start : start + BATCH_SIZE], shape, unreadable)
+            if not images:
+                continue
+            outputs = predictor.predict(torch.stack([*images.values()]).to(device)).cpu()
+            header, cells = columns(outputs, data, options.top_k, options.probabilities)
             rows = rows or [("file", *header)]
-            rows += [(str(file), *row) for file, row in zip(batch_files, cells, strict=True)]
-        write(rows, options.output)
+            rows += [(str(file), *row) for file, row in zip(images, cells, strict=True)]
+        if options.output is not None:
+            write_whole(options.output, as_csv(rows))
+            print(f"{max(0, len(rows) - 1)} predictions in {options.output}")
+        elif rows:
+            print("\n".join(as_table(rows)))
         for file, reason in unreadable:
             print(f"cannot read {printable(str(file))}: {reason}", file=sys.stderr)
         if unreadable:
@@ -77,12 +82,9 @@ class Predictor(nn.Module):
         self.normalize = normalize
         # Lightning's own predict_step hands its argument to forward
         self.takes_pairs = is_overridden("predict_step", model)
-        if not (self.takes_pairs or is_overridden("forward", model)):
-            what = f"{type(model).__name__} has neither predict_step nor forward"
-            raise UserError(f"{what}: it predicts nothing")
 
     def forward(self, samples: Tensor) -> Tensor:
-        inputs = self.normalize(samples)
+        inputs = for_network(self.normalize(samples), self.model)
         batch = (inputs, None) if self.takes_pairs else inputs
         return self.model.predict_step(batch, 0)  # type: ignore[no-any-return]
 
@@ -100,55 +102,45 @@ def images_of(run: TrainingCLI, checkpoint: Path) -> tuple[BaseDataModule, tuple
     """The data module and the shape of its images. Raises UserError for other samples."""
     data = run.datamodule
     shape = shape_of_images(data.empty_batch) if isinstance(data, BaseDataModule) else None
-    if not isinstance(data, BaseDataModule) or shape is None:
+    if not isinstance(data, BaseDataModule) or shape is None or shape[0] not in (1, 3):
         raise UserError(
             f"{checkpoint} was trained on {type(data).__name__}: how an image file becomes such an "
-            "input is not known\na BaseDataModule tells, if its load gives uint8 images and "
-            "normalize scales them"
+            "input is not known\na BaseDataModule tells, if its load gives uint8 images of 1 or 3 "
+            "channels, and normalize scales them"
         )
-    if shape[0] not in (1, 3):
-        what = f"{checkpoint} was trained on images {shape}"
-        raise UserError(f"{what}: files have 1 or 3 channels")
     return data, shape
 
 
-def check_classes(data: BaseDataModule, top_k: int | None, probabilities: bool) -> None:
-    name, num = type(data).__name__, len(data.classes)
-    if not num and (top_k is not None or probabilities):
-        raise UserError(f"--top_k and --probabilities are of classes, which {name} has not", 2)
-    if top_k is not None and not 0 < top_k <= num:
-        raise UserError(f"--top_k {top_k}: {name} has {num} classes", 2)
-
-
-def read_batches(
+def read_images(
     files: list[Path], shape: tuple[int, int, int], unreadable: list[tuple[Path, str]]
-) -> Iterator[tuple[list[Path], Tensor]]:
-    """Batches of readable files with their images, uint8 (N, C, H, W). Adds the other files to
-    `unreadable`."""
-    for start in range(0, len(files), BATCH_SIZE):
-        images: dict[Path, Tensor] = {}
-        for file in files[start : start + BATCH_SIZE]:
-            try:
-                images[file] = read_image(file, shape)
-            except UserError as error:
-                unreadable.append((file, str(error)))
-        if images:
-            yield list(images), torch.stack(list(images.values()))
+) -> dict[Path, Tensor]:
+    """The images, uint8 (C, H, W), by file. Adds files that cannot be read to `unreadable`."""
+    images: dict[Path, Tensor] = {}
+    for file in files:
+        try:
+            images[file] = read_image(file, shape)
+        except UserError as error:
+            unreadable.append((file, str(error)))
+    return images
 
 
 def columns(
-    outputs: Tensor, classes: list[str], top_k: int, probabilities: bool
+    outputs: Tensor, data: BaseDataModule, top_k: int, probabilities: bool
 ) -> tuple[Row, list[Row]]:
     """The names of the columns, and a row for each of the outputs (N, ...)."""
-    if classes and outputs.dim() == 2 and outputs.shape[1] >= len(classes):
-        return class_columns(outputs, classes, top_k, probabilities)
-    if top_k > 1 or probabilities:
-        what = f"--top_k and --probabilities need (N, {len(classes)}) of predict_step"
+    num_classes = len(data.classes)
+    if num_classes and outputs.dim() == 2 and outputs.shape[1] >= num_classes:
+        if not 0 < top_k <= num_classes:
+            raise UserError(f"--top_k {top_k}: {type(data).__name__} has {num_classes} classes", 2)
+        return class_columns(outputs, data.classes, top_k, probabilities)
+    if top_k != 1 or probabilities:
+        what = "--top_k and --probabilities need classes, and (N, classes) of predict_step"
         raise UserError(f"{what}, which returned {tuple(outputs.shape)}", 2)
-    numbers = outputs.reshape(len(outputs), -1)
-    num = numbers.shape[1]
-    header = ("prediction",) if num == 1 else tuple(f"prediction_{i}" for i in range(num))
-    return header, [tuple(f"{value:.6g}" for value in row) for row in numbers.tolist()]
+    numbers = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
+    header = [f"prediction_{i}" for i in range(numbers.shape[1])]
+    if len(header) == 1:
+        header = ["prediction"]
+    return tuple(header), [tuple(f"{value:.6g}" for value in row) for row in numbers.tolist()]
 
 
 def class_columns(
@@ -162,22 +154,11 @@ def class_columns(
     if probabilities:
         header += [f"probability_{name}" for name in names]
     rows = []
-    for values, order in zip(
-        outputs.tolist(), outputs.argsort(1, descending=True).tolist(), strict=True
-    ):
+    for values in outputs:
         row = []
-        for i in order[:top_k]:
+        for i in values.argsort(descending=True)[:top_k].tolist():
             row += [names[i], f"{values[i]:.4f}"]
         if probabilities:
             row += [f"{value:.4f}" for value in values]
         rows.append(tuple(row))
     return tuple(header), rows
-
-
-def write(rows: list[Row], output: Path | None) -> None:
-    """rows: the names of the columns first; empty if no image could be read."""
-    if output is not None:
-        write_whole(output, as_csv(rows))
-        print(f"{max(0, len(rows) - 1)} predictions in {output}")
-    elif rows:
-        print("\n".join(as_table(rows)))

@@ -10,13 +10,15 @@ A mention is
 
 In Python files the second word of a dotted path is a module of the package. What stays: the word
 in a sentence, as a key, as an index, and as a variable; lightbase/ and its tests; CHANGELOG.md,
-logs/, data/, and the files that git ignores.
+logs/, data/, and the files that git ignores. So it needs a git repository.
 """
 
+import contextlib
 import importlib.util
 import keyword
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from lightbase.cli.script import ScriptParser, short_errors
@@ -24,8 +26,6 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
 SKIPPED = ("lightbase/", "tests/lightbase/", "CHANGELOG.md", "logs/", "data/")
-# only in a repository without git: what .gitignore would leave out
-HIDDEN = re.compile(r"(^|/)(\.(?!ci/|github/|devcontainer/)|venv/|__pycache__/|[^/]*\.egg-info/)")
 
 
 def main() -> None:
@@ -36,8 +36,7 @@ def main() -> None:
         check_name(new)
         old = PROJECT.package
         num_places = num_files = 0
-        for path in text_files():
-            text = path.read_bytes().decode()
+        for path, text in list(texts()):
             renamed, num = mention(old, path.suffix).subn(new, text)
             if num:
                 path.write_bytes(renamed.encode())
@@ -55,25 +54,18 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} is taken: there is a folder or a Python module of that name", 2)
 
 
-def text_files() -> list[Path]:
-    root = PROJECT.root
-    if (root / ".git").exists():
-        git = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
-        output = subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout
-        names = output.split("\0")[:-1]
-    else:
-        names = [path.relative_to(root).as_posix() for path in root.rglob("*")]
-        names = [name for name in names if not HIDDEN.search(name)]
-    paths = [root / name for name in names if not name.startswith(SKIPPED)]
-    return [path for path in paths if path.is_file() and is_text(path)]
-
-
-def is_text(path: Path) -> bool:
-    try:
-        path.read_bytes().decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def texts() -> Iterator[tuple[Path, str]]:
+    """The text files that git tracks or would add, and what is in them."""
+    git = ["git", "-C", str(PROJECT.root), "ls-files", "-coz", "--exclude-standard"]
+    done = subprocess.run(git, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise UserError(f"rename.py changes what git lists: {done.stderr.strip()}\ntype git init")
+    for name in done.stdout.split("\0")[:-1]:
+        path = PROJECT.root / name
+        if name.startswith(SKIPPED) or not path.is_file():
+            continue
+        with contextlib.suppress(UnicodeDecodeError):
+            yield path, path.read_bytes().decode()
 
 
 def mention(name: str, suffix: str) -> re.Pattern[str]:

@@ -34,13 +34,10 @@ STRIPES = [f"stripes_{i}" for i in range(4)]
 evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+@pytest.fixture
+def run(trained: Any) -> tuple[Path, dict[str, Any]]:
     """A run's folder, which no test changes, and its metrics."""
-    root = tmp_path_factory.mktemp("run")
-    flags = ["--trainer.default_root_dir", str(root), "--trainer.max_epochs", "3"]
-    metrics = main(["--config", TINY, *flags])
-    return root / "tiny" / "version_0", metrics
+    return trained()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -73,12 +70,18 @@ def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
 # evaluate.py
 
 
-def test_evaluate_returns_the_numbers_of_the_training(run: Any, ckpt: Any, capsys: Any) -> None:
+def test_evaluate_returns_the_numbers_of_the_training_from_any_folder_and_writes_nothing(
+    run, ckpt, tmp_path, monkeypatch, capsys
+):
+    before = sorted(run[0].rglob("*"))
+    monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     evaluate(ckpt)
     metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert metrics == {key: value for key, value in run[1].items() if key.startswith("test/")}
     assert set(metrics) == {"test/acc", "test/loss", "test/num_samples"}
+    assert sorted(run[0].rglob("*")) == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluate_takes_flags_of_data_and_trainer(run: Any, ckpt: Any) -> None:
@@ -96,18 +99,31 @@ def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) ->
     assert evaluate(best_of(tmp_path)) == expected
 
 
-def test_evaluate_works_from_any_folder_and_writes_nothing(run, ckpt, tmp_path, monkeypatch):
-    before = sorted(run[0].rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    evaluate(ckpt)
-    assert sorted(run[0].rglob("*")) == before
-    assert not list(tmp_path.iterdir())
-
-
 def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
     assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
     wrong = [*ckpt, "--data.batchsize", "1"]
     assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
+
+
+def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):
+    flags = "--trainer.precision 64-true --trainer.max_epochs"
+    metrics = train(flags, 4, "--name straight")
+    train(flags, 2, "--name resumed")
+    train(flags, 4, "--name resumed --ckpt_path last")
+    runs = [tmp_path / name / "version_0" / "checkpoints" for name in ("straight", "resumed")]
+    weights = [torch.load(run / "last.ckpt", weights_only=True)["state_dict"] for run in runs]
+    assert weights[0]["net.layers.1.weight"].dtype == torch.float64
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    flag = ["--ckpt_path", str(runs[0] / "best.ckpt")]
+    assert evaluate(flag) == {name: metrics[name] for name in metrics if name[:5] == "test/"}
+    net = torch.export.load(export([*flag, "--format", "pt2"])).module()
+    images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    loaded: Any = load_run(Path(flag[1]))
+    with torch.no_grad():
+        inputs = loaded.datamodule.normalize(images).double()
+        expected = loaded.model.eval().net(inputs).softmax(1)
+    assert net(images).dtype == torch.float64
+    torch.testing.assert_close(net(images), expected, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("main", [evaluate, predict, export])
@@ -135,42 +151,19 @@ def test_exported_weights_give_the_same_outputs_in_plain_torch(ckpt: Any, tmp_pa
     assert export(ckpt) == Path(ckpt[1]).with_suffix(".pth")
 
 
-def test_export_refuses_an_output(ckpt: Any, capsys: Any) -> None:
-    before = Path(ckpt[1]).read_bytes()
-    command = [*ckpt, "--output", ckpt[1], "--format", "pth"]
-    assert "checkpoint itself" in fails(capsys, 2, lambda: export(command))
-    assert Path(ckpt[1]).read_bytes() == before
-    assert "nowhere" in fails(capsys, 2, lambda: export([*ckpt, "--output", "nowhere/x.pth"]))
-
-
-def test_a_full_disk_leaves_earlier_predictions_whole(ckpt, black, tmp_path, capsys, monkeypatch):
-    output = tmp_path / "predictions.csv"
-    output.write_text("earlier")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    command = [*ckpt, black, "--output", str(output)]
-    assert "No space left" in fails(capsys, 1, lambda: predict(command))
-    assert output.read_text() == "earlier"
-    assert not list(tmp_path.glob(".*.part"))
-
-
 @pytest.mark.linux
-def test_a_link_stays_and_its_target_is_written(ckpt: Any, tmp_path: Path, capsys: Any) -> None:
-    link, target = tmp_path / "link.pth", tmp_path / "elsewhere" / "weights.pth"
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "elsewhere" / "file"
     target.parent.mkdir()
     link.symlink_to(target)  # which does not exist yet
-    for _ in range(2):
-        export([*ckpt, "--output", str(link)])
+    for content in ("first", "second"):
+        write_whole(link, content)
         assert link.readlink() == target
-        assert torch.load(target, weights_only=True)
+        assert target.read_text() == content
         assert list(target.parent.iterdir()) == [target]
-        target.write_text("earlier")
     shutil.rmtree(target.parent)
-    error = fails(capsys, 1, lambda: export([*ckpt, "--output", str(link)]))
-    assert "link.pth cannot be written: No such file" in error
+    with pytest.raises(UserError, match="link cannot be written: No such file"):
+        write_whole(link, "third")
 
 
 @pytest.mark.linux
@@ -233,12 +226,26 @@ def test_predict_agrees_with_the_network(ckpt: Any, tmp_path: Path, capsys: Any)
     for file, image in zip(files, inputs, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
     with torch.no_grad():
-        expected = loaded.model.eval()(loaded.datamodule.normalize(inputs)).softmax(1).max(1)
+        expected = loaded.model.eval()(loaded.datamodule.normalize(inputs)).softmax(1)
+    order = expected.argsort(1, descending=True)
     capsys.readouterr()
     predict([*ckpt, *files])
     table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[1] for row in table] == [STRIPES[i] for i in expected.indices]
-    assert [float(row[2]) for row in table] == pytest.approx(expected.values.tolist(), abs=1e-4)
+    assert [row[1] for row in table] == [STRIPES[i] for i in order[:, 0]]
+    highest = expected.max(1).values.tolist()
+    assert [float(row[2]) for row in table] == pytest.approx(highest, abs=1e-4)
+    rows = rows_of(ckpt, tmp_path / "all.csv", *files, "--top_k", 3, "--probabilities")
+    likeliest = ["class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
+    assert list(rows[0]) == ["file", *likeliest, *(f"probability_{name}" for name in STRIPES)]
+    for row, values, indices in zip(rows, expected, order, strict=True):
+        assert [row[name] for name in likeliest[::2]] == [STRIPES[i] for i in indices[:3]]
+        each = [float(row[f"probability_{name}"]) for name in STRIPES]
+        assert each == pytest.approx(values.tolist(), abs=1e-4)
+        assert float(row["probability_3"]) == sorted(each)[1]
+    for wrong in ("0", "5", "-1"):
+        command = [*ckpt, files[0], "--top_k", wrong]
+        error = fails(capsys, 2, lambda command=command: predict(command))
+        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in error
 
 
 class PlainImages(LightningDataModule):
@@ -251,26 +258,12 @@ class PlainImages(LightningDataModule):
     val_dataloader = train_dataloader
 
 
-class FloatImages(BaseDataModule):
-    image_shape = (3, 8, 8)
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        return torch.rand(32, 3, 8, 8), torch.arange(32.0)
-
-
 @pytest.mark.parametrize(
-    ("data", "sizes", "model"),
-    [
-        ("small.Points", "[10,2]", "classifier.Classifier"),
-        ("test_scripts.PlainImages", "[192,4]", "classifier.Classifier"),
-        ("test_scripts.FloatImages", "[192,1]", "regressor.Regressor"),
-    ],
+    ("data", "sizes"), [("small.Points", "[10,2]"), ("test_scripts.PlainImages", "[192,4]")]
 )
-def test_predict_refuses_data_that_files_cannot_replace(
-    train, tmp_path, capsys, data, sizes, model
-):
-    flags = ("--model", f"example.{model}", "--data", data, "--model.net.sizes", sizes)
-    train(*flags, "--trainer.max_epochs", 1, "--trainer.limit_test_batches", 0)
+def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys, data, sizes):
+    limits = "--trainer.max_epochs 1 --trainer.limit_test_batches 0"
+    train("--data", data, "--model.net.sizes", sizes, limits)
     error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), "x.png"]))
     assert f"trained on {data.rpartition('.')[2]}: how an image file becomes such an" in error
 
@@ -313,13 +306,7 @@ class PlainWithStep(Plain):
         return self(batch[0]) + 1
 
 
-class Blind(Plain):
-    """Has neither predict_step nor forward."""
-
-    forward = LightningModule.forward  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1), ("Blind", 0)])
+@pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1)])
 def test_predict_goes_through_the_predict_step_of_any_module(tmp_path, capsys, model, a):
     config = tmp_path / "plain.yaml"
     config.write_text(
@@ -331,35 +318,9 @@ def test_predict_goes_through_the_predict_step_of_any_module(tmp_path, capsys, m
     main(["--config", str(config)])
     Image.new("RGB", (5, 5), (51, 102, 0)).save(tmp_path / "x.png")
     path = str(next(tmp_path.rglob("last.ckpt")))
-    command = ["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"]
-    if model == "Blind":
-        error = fails(capsys, 1, lambda: predict(command))
-        assert "Blind has neither predict_step nor forward" in error
-    else:
-        predict(command)
-        cells = capsys.readouterr().out.splitlines()[-1].split()
-        assert cells[1:] == ["b", f"{a + 0.1:.4f}", "a", f"{a:.4f}"]
-
-
-def test_predict_names_the_k_likeliest_and_all_probabilities(ckpt, tmp_path, capsys):
-    images = [tmp_path / f"{i}.png" for i in range(5)]
-    for i, image in enumerate(images):
-        Image.new("RGB", (8, 8), (40 * i, 250 - 40 * i, 99)).save(image)
-    usual = rows_of(ckpt, tmp_path / "1.csv", *images)
-    assert list(usual[0]) == ["file", "class", "probability"]
-    rows = rows_of(ckpt, tmp_path / "2.csv", *images, "--top_k", 3, "--probabilities")
-    pairs = ["class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
-    assert list(rows[0]) == ["file", *pairs, *(f"probability_{name}" for name in STRIPES)]
-    for row, one in zip(rows, usual, strict=True):
-        assert {key: row[key] for key in one} == one
-        all_classes = {name: row[f"probability_{name}"] for name in STRIPES}
-        assert sum(map(float, all_classes.values())) == pytest.approx(1, abs=1e-3)
-        ordered = sorted(all_classes.items(), key=lambda item: -float(item[1]))[:3]
-        assert [(row[a], row[b]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)] == ordered
-    for wrong in ("0", "5", "-1"):
-        command = [*ckpt, str(images[0]), "--top_k", wrong]
-        error = fails(capsys, 2, lambda c=command: predict(c))
-        assert f"--top_k {wrong}: SyntheticImages has 4 classes" in error
+    predict(["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"])
+    cells = capsys.readouterr().out.splitlines()[-1].split()
+    assert cells[1:] == ["b", f"{a + 0.1:.4f}", "a", f"{a:.4f}"]
 
 
 def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
@@ -458,17 +419,15 @@ def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: 
 PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]
 
 
-def test_prepare_data_says_what_is_there_and_needs_no_device(tmp_path, capsys):
-    script("prepare_data").main([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
+def test_prepare_data_says_what_is_there_needs_no_device_and_tells_of_damage(tmp_path, capsys):
+    prepare = script("prepare_data").main
+    prepare([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
     expected = f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
     assert capsys.readouterr().out == expected
-
-
-def test_prepare_data_wants_a_config_and_tells_of_damage(tmp_path, capsys):
-    assert "--config" in fails(capsys, 2, lambda: script("prepare_data").main([]))
     (tmp_path / "damaged").touch()
-    error = fails(capsys, 1, lambda: script("prepare_data").main([*PREPARE, str(tmp_path)]))
+    error = fails(capsys, 1, lambda: prepare([*PREPARE, str(tmp_path)]))
     assert str(tmp_path / "damaged") in error
+    assert "--config" in fails(capsys, 2, lambda: prepare([]))
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])

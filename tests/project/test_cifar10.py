@@ -58,13 +58,6 @@ def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monk
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_network(monkeypatch)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        CIFAR10(data_dir=str(tmp_path / "file")).prepare_data()
-
-
 def test_a_reflected_edge_is_smaller_than_the_image() -> None:
     CIFAR10(random_crop=31, crop_mode="reflect")
     with pytest.raises(ValueError, match="at most 31"):

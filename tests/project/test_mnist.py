@@ -1,5 +1,4 @@
 import gzip
-import struct
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,6 @@ def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monk
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_a_data_dir_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_network(monkeypatch)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        MNIST(data_dir=str(tmp_path / "file")).prepare_data()
-
-
 def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir, monkeypatch):
     refuse_network(monkeypatch)
     for file in (mnist_dir / name for name in FILES):
@@ -70,12 +62,3 @@ def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir, monkeypatch):
     data = MNIST(data_dir=str(mnist_dir))
     data.prepare_data()
     assert len(data.load("train")[0]) == 300
-
-
-def test_mnist_labels_and_images_must_be_as_many(mnist_dir: Path) -> None:
-    file = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte"
-    file.write_bytes(struct.pack(">2i", 0x801, 200) + bytes(200))
-    data = MNIST(data_dir=str(mnist_dir))
-    data.prepare_data()
-    with pytest.raises(UserError, match="300 inputs and 200 targets"):
-        data.setup("fit")

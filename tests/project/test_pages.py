@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,41 +99,6 @@ def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
             assert result["steps"] <= 6
     if gone:
         pytest.skip(f"config, module or run of {len(gone)} commands is deleted: {gone}")
-
-
-def test_a_command_is_gone_with_its_config_module_or_run(tmp_path: Path) -> None:
-    (tmp_path / "configs").mkdir()
-    net = "model: {net: %s.models.%s.Net}\n"
-    (tmp_path / "configs" / "old.yaml").write_text(net % (PACKAGE, "deleted"))
-    (tmp_path / "configs" / "new.yaml").write_text("model: {net: torch.nn.Linear}\n")
-    train = "python scripts/train.py --config configs"
-    assert not is_gone(f"{train}/new.yaml", tmp_path)
-    assert not is_gone(f"{train}/new.yaml --model {PACKAGE}.classifier.Classifier", tmp_path)
-    assert is_gone(f"{train}/old.yaml", tmp_path)
-    assert is_gone(f"{train}/none.yaml", tmp_path)
-    assert is_gone(f"{train}/new.yaml --data {PACKAGE}.data.deleted.Data", tmp_path)
-    assert is_gone("python scripts/train.py", tmp_path)
-    assert is_gone("python scripts/evaluate.py --ckpt_path logs/none/best.ckpt", tmp_path)
-
-
-def model_of(folder: Path, name: str) -> Any:
-    config = yaml.safe_load((folder / "logs" / name / "version_0" / "config.yaml").read_text())
-    return config["model"]["init_args"]
-
-
-@pytest.mark.slow
-def test_what_an_example_says_is_what_trains(user_folder, monkeypatch):
-    text = text_of("extending.md")
-    write_files(text, user_folder, monkeypatch)
-    examples = [c for c in commands(text) if "focal_f1" in c or "focal_class" in c]
-    for command in examples:
-        if is_gone(command, user_folder):
-            pytest.skip("an example's network or data is deleted")
-        result = run(command, user_folder)
-        assert {"test/loss", "test/f1", "test/num_samples"} <= result.keys()
-        assert "test/acc" not in result
-    assert model_of(user_folder, "focal_f1")["metrics"]["f1"]["init_args"]["num_classes"] == 10
-    assert model_of(user_folder, "focal_class")["gamma"] == 1.5
 
 
 @pytest.mark.slow

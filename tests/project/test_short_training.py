@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from pages import PACKAGE
 
 import lightbase
 from lightbase.tools import evaluate
@@ -37,3 +39,15 @@ def test_the_regressor_learns(tmp_path: Path) -> None:
     data = "--data small.Numbers --data.batch_size 10"
     result = train(tmp_path, f"--model project.regressor.Regressor {net} {data}")
     assert result["test/mae"] < 0.8  # 1.7 without learning
+
+
+@pytest.mark.parametrize("name", ["Classifier", "Regressor"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_loss_is_in_float32_or_float64(name: str, dtype: torch.dtype) -> None:
+    module = pytest.importorskip(f"{PACKAGE}.{name.lower()}")
+    net = torch.nn.Linear(3, 2).to(dtype)
+    dtype = torch.promote_types(dtype, torch.float32)
+    targets = torch.tensor([0, 1]) if name == "Classifier" else torch.ones(2, 2, dtype=dtype)
+    model = getattr(module, name)(net, **({"num_classes": 2} if name == "Classifier" else {}))
+    loss = model.training_step((torch.ones(2, 3, dtype=net.weight.dtype), targets), 0)
+    assert loss.dtype == dtype

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightbase import BaseModule, Batch, Metrics, collection
+from lightbase import BaseModule, Batch, Metrics, at_least_float32, collection
 
 
 class Classifier(BaseModule):
@@ -54,10 +54,10 @@ class Classifier(BaseModule):
         return logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self(batch[0]).float().softmax(1)
+        return at_least_float32(self(batch[0])).softmax(1)
 
     def _step(self, stage: Any, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.float()
+        logits = at_least_float32(logits)
         loss = self.criterion(logits, y)
         self.track(stage, loss, logits, y)
         return loss, logits

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
 
-from lightbase import BaseModule, Batch, Metrics, UserError
+from lightbase import BaseModule, Batch, Metrics, UserError, at_least_float32
 
 
 class Regressor(BaseModule):
@@ -34,13 +34,13 @@ class Regressor(BaseModule):
         return predicted
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self(batch[0]).float()
+        return at_least_float32(self(batch[0]))
 
     def _step(self, stage: Any, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if predicted.numel() != y.numel():
             shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
             raise UserError(f"model.net gives {shapes}: make them agree")
-        predicted = predicted.float().view_as(y)
+        predicted = at_least_float32(predicted).view_as(y)
         loss = self.criterion(predicted, y)
         self.track(stage, loss, predicted, y)
         return loss, predicted
