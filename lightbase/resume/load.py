@@ -138,9 +138,9 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     if is_own and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
-        config = read_config(file) if file.is_file() else None
-        for key in REMOVED if config else ():
-            config.pop(key, None)
+        config = None
+        if file.is_file():
+            config = {key: inner for key, inner in read_config(file).items() if key not in REMOVED}
         return Restart(name, root, config, folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]

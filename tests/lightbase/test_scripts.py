@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.resume.load import load_run
 from lightbase.run.train import main
