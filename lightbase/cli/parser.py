@@ -25,6 +25,7 @@ from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
+NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch, would be read
     # as 1.0, all batches
@@ -36,6 +37,7 @@ TRAINER_TYPES: dict[str, Any] = {
     # Lightning accepts numbers below zero here
     "min_epochs": NonNegativeInt | None,
     "min_steps": NonNegativeInt | None,
+    "max_time": dict[str, NonNegativeInt] | str | None,
     "log_every_n_steps": NonNegativeInt | None,
     "check_val_every_n_epoch": PositiveInt | None,
     "accumulate_grad_batches": PositiveInt,

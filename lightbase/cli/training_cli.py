@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
-from lightbase.cli.parser import Parser, Seed, explain
+from lightbase.cli.parser import NumThreads, Parser, Seed, explain
 from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
@@ -49,7 +49,7 @@ FLAGS: list[tuple[str, Any, Any, str]] = [
     ("steps_per_execution", PositiveInt, 1, "Steps in one call; 20 is faster for small nets."),
     ("try_network", bool, True, "On two samples, before the run starts."),
     ("stop_on_nan", bool, True, "End the run at a loss or weight that is NaN or infinite."),
-    ("num_threads", PositiveInt | None, None, "CPU threads; all cores by default."),
+    ("num_threads", NumThreads | None, None, "CPU threads; all cores by default."),
     ("device_monitor", bool, True, "Curves of the devices."),
     ("step_timer", bool, True, "Shares of a step's time."),
     ("gradient_norm", GradientNorm, False, "A curve; modules: one for each part of the network."),

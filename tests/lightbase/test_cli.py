@@ -51,6 +51,9 @@ WRONG_FLAGS = """
 --model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
 stray | unknown argument stray
 --data.batch_size -3 | data.batch_size: | -3 | >0
+--data.num_workers 1000 | data.num_workers 1000 | 256
+--num_threads 100000 | num_threads: | 100000 | <=1024
+--data lightbase.BaseDataModule | BaseDataModule has no method load
 --data.pin_memory 5 | data.pin_memory: '5' | bool
 --model.lr null | model.lr: | null
 --model.lr fast | model.lr: | 'fast' | Float
@@ -157,6 +160,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (f"a: {'[' * 900}{']' * 900}", "recursion"),
         (BOMB, "more than 100,000 values"),
         ("data: {batch_size: 010}", "010 would be read as 8: write 8"),
+        ("trainer: {max_time: {hours: -1}}", "trainer.max_time: | -1"),
         ("trainer: {max_time: 1:30}", "1:30 would be read as 90"),
         ("trainer: 5\n", "trainer | 5"),
         ("data: 5\n", "data | 5"),
