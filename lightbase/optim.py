@@ -175,7 +175,7 @@ def find_class(kind: str, name: str, module: Any, base: type) -> type:
     classes = {
         key: cls
         for key, cls in classes.items()
-        if isinstance(cls, type) and issubclass(cls, base) and cls is not base
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base and key[0] != "_"
     }
     if name in classes:
         return classes[name]

@@ -16,6 +16,7 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 from lightning import Trainer
+from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
@@ -60,6 +61,8 @@ HELP = {
     "trainer.default_root_dir": "Where runs are kept instead of logs/.",
     "trainer.fast_dev_run": "One batch of everything, nothing written.",
 }
+# "l1_unstructured" cannot be dumped as Lightning's Callable | str
+PRUNING_TYPES: dict[str, Any] = {"pruning_fn": str}
 USAGE = "python scripts/train.py [--config FILE] [--KEY VALUE] ..."
 DESCRIPTION = """\
 Train a network, then test its best checkpoint. Without --config: configs/default.yaml."""
@@ -93,8 +96,8 @@ class Parser(LightningArgumentParser):
         self, class_type: type, nested_key: str | None = None, **options: Any
     ) -> list[str]:
         # jsonargparse calls this for the Trainer, and for the class of each logger
-        types = TRAINER_TYPES if class_type is Trainer else {}
-        types = LOGGER_TYPES if issubclass(class_type, Logger) else types
+        types = LOGGER_TYPES if issubclass(class_type, Logger) else {}
+        types = {Trainer: TRAINER_TYPES, ModelPruning: PRUNING_TYPES}.get(class_type, types)
         parameters = inspect.signature(class_type).parameters
         names = types.keys() & parameters.keys()
         options["skip"] = {*(options.get("skip") or ()), *names}

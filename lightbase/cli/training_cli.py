@@ -211,6 +211,8 @@ class TrainingCLI(LightningCLI):
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)
+        if config["barebones"]:
+            raise UserError("trainer.barebones true: a run logs and saves; leave it out", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
         data_parallel.register()

@@ -40,6 +40,8 @@ def choose_selection(
     if config.monitor is None:
         say("Best epoch: the last one (monitor null)")
         return None
+    if config.monitor != (config.monitor.strip() or None):
+        raise UserError(f"--monitor {config.monitor!r} is no metric's name, such as val/loss", 2)
     is_auto = config.monitor == "auto"
     monitor = f"val/{first_metric(model)}" if is_auto else config.monitor
     mode = config.monitor_mode or better(monitor, model)

@@ -1,5 +1,6 @@
 """A training run from its command line to its test result."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ def fit_and_test(
     for place in places_of_curves(trainer.loggers) if run else []:
         say(f"Curves: {place}")
     recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
-    with short_flag_errors(), end_on_signal(trainer):
+    with short_flag_errors(trainer), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics = {}
@@ -169,7 +170,7 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 
 
 @contextmanager
-def short_flag_errors() -> Iterator[None]:
+def short_flag_errors(trainer: Trainer) -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError."""
     try:
         yield
@@ -177,7 +178,10 @@ def short_flag_errors() -> Iterator[None]:
         is_mistake = isinstance(error, MisconfigurationException)
         if not is_mistake and not any(text in str(error) for text in MISTAKES_IN_FLAGS):
             raise
-        raise UserError(first_line(error), 2 if isinstance(error, ValueError) else 1) from error
+        text = first_line(error)
+        if trainer.overfit_batches:  # type: ignore[attr-defined]  # which sets all limits
+            text = re.sub(r"limit_\w+_batches", "overfit_batches", text)
+        raise UserError(text, 2 if isinstance(error, ValueError) else 1) from error
 
 
 @contextmanager

@@ -54,6 +54,11 @@ stray | unknown argument stray
 --data.num_workers 1000 | data.num_workers 1000 | 256
 --num_threads 100000 | num_threads: | 100000 | <=1024
 --data lightbase.BaseDataModule | BaseDataModule has no method load
+--model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
+--model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
+--trainer.barebones true | trainer.barebones true: a run logs and saves
+--model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
+--monitor= | --monitor '' is no metric's name
 --data.pin_memory 5 | data.pin_memory: '5' | bool
 --model.lr null | model.lr: | null
 --model.lr fast | model.lr: | 'fast' | Float
@@ -124,6 +129,8 @@ DOES_NOT_FIT = """
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt
+--model.num_classes 9 | 4 outputs | model.num_classes 9
+--trainer.overfit_batches 0.05 | increase the `overfit_batches`
 --data.batch_size 1000 | 1000 | 315
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
 --model.net.sizes [192,3] | 3 outputs | 4 classes
@@ -339,6 +346,12 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
     assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
     config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
     assert "val_loss" in fails(capsys, 1, lambda: train(config=str(config)))
+
+
+def test_a_callback_whose_argument_may_be_a_function_or_a_text(train: Train) -> None:
+    pruning = '{"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured"}}'
+    train("--trainer.callbacks", f"[{pruning}]", "--trainer.max_epochs 1")
+    assert train("--ckpt_path last --trainer.max_epochs 2")["epochs"] == 2
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
