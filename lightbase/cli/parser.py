@@ -139,6 +139,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
     if reason.startswith(("module ", "No module named ")):
         reason += nearest_import(class_path)
+    if reason.endswith("are required: params"):  # of torch.optim.Optimizer
+        reason += "; annotate the argument with Lightning's OptimizerCallable"
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)

@@ -10,7 +10,9 @@ from urllib.error import URLError
 
 import programs
 import pytest
+import torch
 import yaml
+from lightning import LightningModule
 from paths import HERE, TINY, words
 from torch import nn
 
@@ -222,6 +224,27 @@ def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
     (tmp_path / "file").write_text("")
     path = root if root.startswith("/") else str(tmp_path / root)
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
+
+
+def test_a_path_that_is_too_long(capsys: Any) -> None:
+    for args in (["runs", "a" * 300], ["export", "--ckpt_path", "x", "--output", "a" * 300]):
+        error = fails(capsys, 1, lambda args=args: script(args[0])(args[1:]))
+        assert "File name too long" in error
+
+
+class TakesOptimizer(LightningModule):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+
+
+@pytest.mark.usefixtures("own")
+def test_an_optimizer_as_an_argument_needs_lightnings_annotation(capsys: Any) -> None:
+    args = [
+        "--model=test_cli.TakesOptimizer",
+        "--model.optimizer=Adam",
+        "--data=example.data.synthetic.SyntheticImages",
+    ]
+    assert "OptimizerCallable" in fails(capsys, 2, lambda: main(args))
 
 
 class Broken(nn.Module):
