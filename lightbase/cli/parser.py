@@ -134,6 +134,10 @@ def explain(message: str, parser: ArgumentParser) -> str:
         flags = [f"--{key}" for key in (*keys, f"model.{name}", f"data.{name}")]
         return f"unknown argument {flag}{did_you_mean(flag, flags)}"
     key, class_path, reason = deepest_reason(message)
+    if class_path.endswith("MetricCollection"):
+        return (
+            f"{key}: give the metrics by name, without MetricCollection: --model.metrics.f1 CLASS"
+        )
     unknown = re.fullmatch(r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*", reason)
     if unknown:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)

@@ -156,6 +156,8 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
 BOMB = "a0: &a0 [1, 1]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
 )
+F1 = "{a: {class_path: torchmetrics.F1Score, init_args: {num_classes: 4}}}"
+COLLECTION = f"{{class_path: torchmetrics.MetricCollection, init_args: {{metrics: {F1}}}}}"
 CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 
 
@@ -190,6 +192,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),
+        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give the metrics by name"),
     ],
 )
 def test_a_wrong_config(train, tmp_path, capsys, text, expected):
