@@ -179,7 +179,11 @@ class TrainingCLI(LightningCLI):
             is_refused = isinstance(failure, ValueError | AssertionError)
             is_missing = isinstance(failure, ImportError | OSError)  # a file, a server
             if is_missing or (is_refused and is_raised_on_purpose(failure)):
-                what = "the config does not fit, or what it names is not there"
+                what = (
+                    "what the config names is not there"
+                    if is_missing
+                    else "the config does not fit"
+                )
                 status = 1 if isinstance(failure, OSError) else 2
                 raise UserError(f"{what}: {first_line(failure)}", status) from failure
             raise failure from None  # a bug in the user's code
