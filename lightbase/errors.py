@@ -1,6 +1,7 @@
 """A user's mistake: the bad value, the way out, an exit status."""
 
 import difflib
+import inspect
 import pkgutil
 import re
 import traceback
@@ -61,7 +62,17 @@ def imported(argument: str, path: str) -> Any:
 def function_at(argument: str, path: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
     """The function, or the function at the import path."""
     function = imported(argument, path) if isinstance(path, str) else path
-    if function is not None and not callable(function):
-        kind = type(function).__name__
-        raise UserError(f"model.{argument} {path!r} is a {kind}, where a function belongs", 2)
+    if function is None:
+        return None
+    parameters = {"initializer": ("net", "inputs"), "test_views": ("inputs",)}[argument]
+    try:
+        is_function = callable(function) and not inspect.isclass(function)
+        inspect.signature(function).bind(*parameters)
+    except TypeError:  # another number of parameters
+        is_function = False
+    except ValueError:  # a function in C that does not tell its parameters
+        pass
+    if not is_function:
+        what = f"is no function of ({', '.join(parameters)})"
+        raise UserError(f"model.{argument} {path!r} {what}", 2)
     return function  # type: ignore[no-any-return]

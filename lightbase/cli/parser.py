@@ -16,6 +16,7 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 from lightning import Trainer
+from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
@@ -25,6 +26,7 @@ from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PROJECT
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
+NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch, would be read
     # as 1.0, all batches
@@ -36,6 +38,7 @@ TRAINER_TYPES: dict[str, Any] = {
     # Lightning accepts numbers below zero here
     "min_epochs": NonNegativeInt | None,
     "min_steps": NonNegativeInt | None,
+    "max_time": dict[str, NonNegativeInt] | str | None,
     "log_every_n_steps": NonNegativeInt | None,
     "check_val_every_n_epoch": PositiveInt | None,
     "accumulate_grad_batches": PositiveInt,
@@ -58,6 +61,8 @@ HELP = {
     "trainer.default_root_dir": "Where runs are kept instead of logs/.",
     "trainer.fast_dev_run": "One batch of everything, nothing written.",
 }
+# "l1_unstructured" cannot be dumped as Lightning's Callable | str
+PRUNING_TYPES: dict[str, Any] = {"pruning_fn": str}
 USAGE = "python scripts/train.py [--config FILE] [--KEY VALUE] ..."
 DESCRIPTION = """\
 Train a network, then test its best checkpoint. Without --config: configs/default.yaml."""
@@ -65,17 +70,8 @@ EPILOG = """\
 Lightning's other Trainer flags work too, and each argument of model and data: --model.lr 0.1.
 --print_config shows them all, --model.help CLASS and --data.help CLASS explain them. --version
 prints the versions."""
-# lines of an error of jsonargparse that say nothing: about unions, None as one of their types, and
-# classes that could have been a file
-NOISE = (
-    "Does not validate",
-    "Subtypes:",
-    "Errors:",
-    "Given value",
-    "Subclass types:",
-    "Expected a <class 'NoneType'>",
-    "Expected a path",
-)
+# lines of an error of jsonargparse that say nothing: of a union, None and a path of a file
+NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 
 
 class Parser(LightningArgumentParser):
@@ -91,8 +87,8 @@ class Parser(LightningArgumentParser):
         self, class_type: type, nested_key: str | None = None, **options: Any
     ) -> list[str]:
         # jsonargparse calls this for the Trainer, and for the class of each logger
-        types = TRAINER_TYPES if class_type is Trainer else {}
-        types = LOGGER_TYPES if issubclass(class_type, Logger) else types
+        types = LOGGER_TYPES if issubclass(class_type, Logger) else {}
+        types = {Trainer: TRAINER_TYPES, ModelPruning: PRUNING_TYPES}.get(class_type, types)
         parameters = inspect.signature(class_type).parameters
         names = types.keys() & parameters.keys()
         options["skip"] = {*(options.get("skip") or ()), *names}
@@ -129,11 +125,17 @@ def explain(message: str, parser: ArgumentParser) -> str:
         flags = [f"--{key}" for key in (*keys, f"model.{name}", f"data.{name}")]
         return f"unknown argument {flag}{did_you_mean(flag, flags)}"
     key, class_path, reason = deepest_reason(message)
+    if class_path.endswith("MetricCollection"):
+        return (
+            f"{key}: give the metrics by name, without MetricCollection: --model.metrics.f1 CLASS"
+        )
     unknown = re.fullmatch(r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*", reason)
     if unknown:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
     if reason.startswith(("module ", "No module named ")):
         reason += nearest_import(class_path)
+    if reason.endswith("are required: params"):  # of torch.optim.Optimizer
+        reason += "; annotate the argument with Lightning's OptimizerCallable"
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)

@@ -19,8 +19,12 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.ranks import rank
 
-# a disk that is full or over quota, a file system without permission or read-only, a file too large
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+# a disk that is full or over quota, a file system without permission or read-only, a file too
+# large, a path too long
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG),
+    errno.ENAMETOOLONG,
+)
 
 
 def versions() -> str:

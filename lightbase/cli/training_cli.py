@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
-from lightbase.cli.parser import Parser, Seed, explain
+from lightbase.cli.parser import NumThreads, Parser, Seed, explain
 from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
@@ -43,7 +43,7 @@ FLAGS: list[tuple[str, Any, Any, str]] = [
     ("steps_per_execution", PositiveInt, 1, "Steps in one call; 20 is faster for small nets."),
     ("try_network", bool, True, "On two samples, before the run starts."),
     ("stop_on_nan", bool, True, "End the run at a loss or weight that is NaN or infinite."),
-    ("num_threads", PositiveInt | None, None, "CPU threads; all cores by default."),
+    ("num_threads", NumThreads | None, None, "CPU threads; all cores by default."),
     ("device_monitor", bool, True, "Curves of the devices."),
     ("step_timer", bool, True, "Shares of a step's time."),
     ("figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures."),
@@ -170,7 +170,11 @@ class TrainingCLI(LightningCLI):
             is_refused = isinstance(failure, ValueError | AssertionError)
             is_missing = isinstance(failure, ImportError | OSError)  # a file, a server
             if is_missing or (is_refused and is_raised_on_purpose(failure)):
-                what = "the config does not fit, or what it names is not there"
+                what = (
+                    "what the config names is not there"
+                    if is_missing
+                    else "the config does not fit"
+                )
                 status = 1 if isinstance(failure, OSError) else 2
                 raise UserError(f"{what}: {first_line(failure)}", status) from failure
             raise failure from None  # a bug in the user's code
@@ -204,6 +208,8 @@ class TrainingCLI(LightningCLI):
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)
+        if config["barebones"]:
+            raise UserError("trainer.barebones true: a run logs and saves; leave it out", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
         data_parallel.register()

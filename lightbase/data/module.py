@@ -26,6 +26,7 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
 Values = Tensor | np.ndarray | list  # of numbers
+MAX_WORKERS = 256
 Loaded = tuple[Values, Values] | Dataset
 
 
@@ -79,6 +80,9 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size: PositiveInt | None = None,
     ) -> None:
         super().__init__()
+        if num_workers > MAX_WORKERS:
+            what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
+            raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -103,7 +107,8 @@ class BaseDataModule(LightningDataModule):
         """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
         `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
         `augment` changes training samples only."""
-        raise NotImplementedError
+        what = f"{type(self).__name__} has no method load(split), which reads the samples"
+        raise UserError(f"data: {what}", 2)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """The network's inputs, float32, from a batch (N, ...) on its device."""

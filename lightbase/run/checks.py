@@ -167,15 +167,18 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> Any:
 def check_num_outputs(
     name: str, outputs: Any, data: BaseDataModule, num_trained: int | None
 ) -> None:
-    """Raise UserError if the network has fewer outputs than the data has classes, or more than the
-    model was built for. name: of the network. num_trained: None does not check for more."""
+    """Raise UserError if the network has fewer outputs than the data has classes, or others than
+    the model was built for. name: of the network. num_trained: None does not check for more."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
         return
     num_outputs = outputs.shape[1]
-    is_too_few = num_outputs < (data.num_classes or 0)
+    num_classes = data.num_classes or 0
+    is_too_few = num_classes and num_outputs < max(num_classes, num_trained or 0)
     is_too_many = num_outputs > (num_trained or num_outputs)
     if num_outputs and (is_too_few or is_too_many):
-        classes = f"the {data.num_classes or num_trained} classes of {type(data).__name__}"
+        classes = f"the {num_classes or num_trained} classes of {type(data).__name__}"
+        if num_trained and num_trained != num_classes:
+            classes += f" and model.num_classes {num_trained}"
         way_out = "change the arguments of model.net or of data, or use --try_network false"
         raise UserError(f"{name} has {num_outputs} outputs for {classes}\n{way_out}")
 
@@ -213,6 +216,8 @@ def choose_selection(
             raise UserError(f"{what}: {reason}", 2)
         say(f"best.ckpt is the last epoch ({reason})")
         return None
+    if not monitor or monitor != monitor.strip():
+        raise UserError(f"--monitor {monitor!r} is no metric's name, such as val/loss", 2)
     mode = config.monitor_mode or better(monitor, model)
     say(f"Best epoch: the one with the {'lowest' if mode == 'min' else 'highest'} {monitor}")
     return Selection(monitor, mode)

@@ -1,5 +1,6 @@
 """A training run from its command line to its test result."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -139,7 +140,7 @@ def fit_and_test(
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
     recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
-    with short_flag_errors(), end_on_signal(trainer):
+    with short_flag_errors(trainer), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested) if has_test(model, data) else {}
@@ -159,16 +160,19 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 
 
 @contextmanager
-def short_flag_errors() -> Iterator[None]:
+def short_flag_errors(trainer: Trainer) -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError."""
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         texts = ("`val_check_interval`", "Early stopping conditioned on metric")
         is_of_flag = any(text in str(error) for text in texts)
-        if isinstance(error, MisconfigurationException) or is_of_flag:
-            raise UserError(first_line(error), 2) from error
-        raise
+        if not isinstance(error, MisconfigurationException) and not is_of_flag:
+            raise
+        text = first_line(error)
+        if trainer.overfit_batches:  # type: ignore[attr-defined]  # which sets all limits
+            text = re.sub(r"limit_\w+_batches", "overfit_batches", text)
+        raise UserError(text, 2) from error
 
 
 @contextmanager

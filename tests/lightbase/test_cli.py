@@ -10,7 +10,9 @@ from urllib.error import URLError
 
 import programs
 import pytest
+import torch
 import yaml
+from lightning import LightningModule
 from paths import HERE, TINY, words
 from torch import nn
 
@@ -51,6 +53,14 @@ WRONG_FLAGS = """
 --model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
 stray | unknown argument stray
 --data.batch_size -3 | data.batch_size: | -3 | >0
+--data.num_workers 1000 | data.num_workers 1000 | 256
+--num_threads 100000 | num_threads: | 100000 | <=1024
+--data lightbase.BaseDataModule | BaseDataModule has no method load
+--model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
+--model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
+--trainer.barebones true | trainer.barebones true: a run logs and saves
+--model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
+--monitor= | --monitor '' is no metric's name
 --data.pin_memory 5 | data.pin_memory: '5' | bool
 --model.lr null | model.lr: | null
 --model.lr fast | model.lr: | 'fast' | Float
@@ -121,6 +131,8 @@ DOES_NOT_FIT = """
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt
+--model.num_classes 9 | 4 outputs | model.num_classes 9
+--trainer.overfit_batches 0.05 | increase the `overfit_batches`
 --data.batch_size 1000 | 1000 | 315
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
 --model.net.sizes [192,3] | 3 outputs | 4 classes
@@ -144,6 +156,8 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
 BOMB = "a0: &a0 [1, 1]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
 )
+F1 = "{a: {class_path: torchmetrics.F1Score, init_args: {num_classes: 4}}}"
+COLLECTION = f"{{class_path: torchmetrics.MetricCollection, init_args: {{metrics: {F1}}}}}"
 CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 
 
@@ -157,6 +171,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (f"a: {'[' * 900}{']' * 900}", "recursion"),
         (BOMB, "more than 100,000 values"),
         ("data: {batch_size: 010}", "010 would be read as 8: write 8"),
+        ("trainer: {max_time: {hours: -1}}", "trainer.max_time: | -1"),
         ("trainer: {max_time: 1:30}", "1:30 would be read as 90"),
         ("trainer: 5\n", "trainer | 5"),
         ("data: 5\n", "data | 5"),
@@ -177,6 +192,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),
+        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give the metrics by name"),
     ],
 )
 def test_a_wrong_config(train, tmp_path, capsys, text, expected):
@@ -211,6 +227,27 @@ def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
     (tmp_path / "file").write_text("")
     path = root if root.startswith("/") else str(tmp_path / root)
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
+
+
+def test_a_path_that_is_too_long(capsys: Any) -> None:
+    for args in (["runs", "a" * 300], ["export", "--ckpt_path", "x", "--output", "a" * 300]):
+        error = fails(capsys, 1, lambda args=args: script(args[0])(args[1:]))
+        assert "File name too long" in error
+
+
+class TakesOptimizer(LightningModule):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+
+
+@pytest.mark.usefixtures("own")
+def test_an_optimizer_as_an_argument_needs_lightnings_annotation(capsys: Any) -> None:
+    args = [
+        "--model=test_cli.TakesOptimizer",
+        "--model.optimizer=Adam",
+        "--data=example.data.synthetic.SyntheticImages",
+    ]
+    assert "OptimizerCallable" in fails(capsys, 2, lambda: main(args))
 
 
 class Broken(nn.Module):
@@ -335,6 +372,12 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
     assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
     config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
     assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
+
+
+def test_a_callback_whose_argument_may_be_a_function_or_a_text(train: Train) -> None:
+    pruning = '{"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured"}}'
+    train("--trainer.callbacks", f"[{pruning}]", "--trainer.max_epochs 1")
+    assert train("--ckpt_path last --trainer.max_epochs 2")["epochs"] == 2
 
 
 def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:

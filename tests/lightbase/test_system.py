@@ -388,7 +388,7 @@ def test_test_and_prediction_average_the_views_and_training_and_validation_do_no
     ("flag", "value", "message"),
     [
         ("initializer", "nowhere.function", "'nowhere.function' cannot be imported"),
-        ("initializer", f"{HERE}.HERE", "is a str, where a function belongs"),
+        ("initializer", f"{HERE}.HERE", "is no function of (net, inputs)"),
         ("test_views", f"{HERE}.none_at_all", "returns a list, where a list of tensors belongs"),
     ],
 )

@@ -296,7 +296,13 @@ def test_runs_prints_no_control_characters(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "change", [logger("CSVLogger", save_dir="\x1b[2Jhere"), of_model(optimizer="\x1b[2Jhere")]
+    "change",
+    [
+        logger("CSVLogger", save_dir="\x1b[2Jhere"),
+        of_model(optimizer="\x1b[2Jhere"),
+        of_model(net=named("\x1b[2Jhere.Net")),
+        lambda config, _: config["model"].update(class_path="example.\x1b[2Jhere.Net"),
+    ],
 )
 def test_an_error_quotes_no_control_characters(change, bad, capsys):
     bad(change)
