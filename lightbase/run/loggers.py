@@ -31,6 +31,7 @@ from torch import Tensor
 
 from lightbase.cli.config import configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
+from lightbase.compat import logged_step_of
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, short, write_whole
 
@@ -163,7 +164,8 @@ def make_loggers(
     if run is None:
         return [RunTensorBoard(root, version="")]  # writes nothing
     is_resumed = checkpoint is not None and not run.is_new
-    first_step = checkpoint["global_step"] if checkpoint is not None and is_resumed else 0
+    # not its global_step, which counts each of several optimizers
+    first_step = logged_step_of(checkpoint) if checkpoint is not None and is_resumed else 0
     loggers, counts = [], Counter[str]()
     for config in configs_of_loggers(cli.config.trainer.logger) or [DEFAULT]:
         name = config.class_path.rpartition(".")[2]

@@ -193,7 +193,12 @@ def test_logged_step_is_the_step_of_loggers() -> None:
     def log(trainer: Trainer, model: LightningModule, *_: Any) -> None:
         model.log("logged_step", float(compat.logged_step(trainer)))
 
-    fit(Net(), FourNumbers(), max_epochs=2, logger=logger, on_train_batch_end=log)
+    def check_checkpoint(trainer: Trainer, *_: Any) -> None:
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint()
+        assert compat.logged_step_of(checkpoint) == compat.logged_step(trainer)
+
+    hooks = {"on_train_batch_end": log, "on_train_epoch_end": check_checkpoint}
+    fit(Net(), FourNumbers(), max_epochs=2, logger=logger, **hooks)
     steps = [(step, row["logged_step"]) for step, row in logger.rows if "logged_step" in row]
     assert steps == [(step, step) for step in range(8)]
 
