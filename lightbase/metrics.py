@@ -204,8 +204,19 @@ def in_keys(classes: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
-def collection(metrics: Metrics | Metric | None) -> MetricCollection:
-    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order."""
+def collection(
+    metrics: Metrics | Metric | None, more: Mapping[str, Any] | None = None
+) -> MetricCollection:
+    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order.
+
+    more: Metrics to add, by name. Raises UserError for a name that is taken.
+    """
+    if more:
+        metrics = collection(metrics)
+        for name in more.keys() & metrics.keys():
+            what = f"model.metrics.{name}: another argument adds a metric of this name"
+            raise UserError(f"{what}; give yours another one", 2)
+        metrics.add_metrics(dict(more))
     if isinstance(metrics, MetricCollection):
         return metrics
     if not isinstance(metrics, dict):
