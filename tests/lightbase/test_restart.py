@@ -118,7 +118,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, t
 
 
 def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
-    train()
+    train("--trust_checkpoint", "true")
+    message = "--trust_checkpoint has no effect without --ckpt_path"
+    assert message in capsys.readouterr().out
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
         train("--ckpt_path", "best")
