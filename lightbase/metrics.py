@@ -119,8 +119,7 @@ class Accumulator:
         self.flush()
         metrics: dict[str, Any] = {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
-            # Only such metrics can be merged. The others begin anew after a resume.
-            if metric.full_state_update is False and not metric.dist_sync_on_step:
+            if can_be_merged(metric):
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
         return move_data_to_device(state, torch.device("cpu"))
@@ -134,6 +133,11 @@ class Accumulator:
         self.metrics.to(device)
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
+
+
+def can_be_merged(metric: Any) -> bool:
+    """Whether the state of a metric can go on from a checkpoint. Others begin anew."""
+    return metric.full_state_update is False and not metric.dist_sync_on_step
 
 
 def concatenated(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
