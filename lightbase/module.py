@@ -227,7 +227,9 @@ class BaseModule(LightningModule):
                 what = "model.parameter_groups: an optimizer that is an object has its groups"
                 raise UserError(f"{what}; leave them out", 2)
             return self.optimizer
-        parameters: Any = grouped(self.named_parameters(), self.parameter_groups)
+        parameters: Any = self.parameters()
+        if self.parameter_groups:
+            parameters = grouped(self.named_parameters(), self.parameter_groups)
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)

@@ -129,7 +129,7 @@ def build_scheduler(
             what = f"model.scheduler_args.max_lr {args['max_lr']}"
             raise UserError(f"{what}: the highest rate is --model.lr, {lr}", 2)
         rates = [group["lr"] for group in optimizer.param_groups]
-        args = {**args, "max_lr": rates if len(rates) > 1 else lr}
+        args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
     return build("scheduler", cls, length | args, optimizer)
 
 

@@ -4,7 +4,6 @@ breaks nothing."""
 import importlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ class OwnOptimizer(Classifier):
         self.lr, self.optimizer_args = (0.05, {}) if kind != "object" else (1.0, {})
         choices: dict[str, Callable[[], Any]] = {
             "name": lambda: "SGD",
-            "partial": lambda: partial(SGD, momentum=0.5),
+            "function": lambda: lambda parameters, lr: SGD([*parameters], lr, momentum=0.5),
             "object": lambda: SGD(self.parameters(), lr=0.05),
         }
         self.optimizer = choices[kind]()
@@ -131,7 +130,7 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags"), [("name", PLAIN), ("partial", MOMENTUM), ("object", PLAIN)]
+    ("kind", "flags"), [("name", PLAIN), ("function", MOMENTUM), ("object", PLAIN)]
 )
 def test_the_optimizer_that_is_assigned_trains_and_resumes(train, trained, tmp_path, kind, flags):
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
