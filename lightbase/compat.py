@@ -118,6 +118,12 @@ def logged_step(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def logged_step_of(checkpoint: dict[str, Any]) -> int:
+    """The same number in a checkpoint that was written between two batches."""
+    number: int = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+    return number
+
+
 def increase_logged_step(trainer: Any) -> None:
     """Count a step that SeveralSteps has made, for the same reason."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1

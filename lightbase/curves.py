@@ -72,7 +72,10 @@ def gather(value: Any) -> list[Any]:
 
 
 def newest_step(trainer: Any) -> int:
-    """The last optimizer step, from 0: where Lightning's own curves have its point."""
+    """The last optimizer step, from 0: where Lightning's own curves have its point. With manual
+    optimization it is the last batch: global_step would count each of several optimizers."""
+    if not trainer.lightning_module.automatic_optimization:
+        return max(0, trainer.fit_loop.total_batch_idx)
     return max(0, trainer.global_step - 1)
 
 

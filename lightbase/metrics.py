@@ -116,8 +116,7 @@ class Accumulator:
         self.flush()
         metrics: dict[str, Any] = {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
-            # Only such metrics can be merged. The others begin anew after a resume.
-            if metric.full_state_update is False and not metric.dist_sync_on_step:
+            if can_be_merged(metric):
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
         return move_data_to_device(state, torch.device("cpu"))
@@ -131,6 +130,11 @@ class Accumulator:
         self.metrics.to(device)
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
+
+
+def can_be_merged(metric: Any) -> bool:
+    """Whether the state of a metric can go on from a checkpoint. Others begin anew."""
+    return metric.full_state_update is False and not metric.dist_sync_on_step
 
 
 def concatenated(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -200,8 +204,19 @@ def in_keys(classes: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
 
 
-def collection(metrics: Metrics | Metric | None) -> MetricCollection:
-    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order."""
+def collection(
+    metrics: Metrics | Metric | None, more: Mapping[str, Any] | None = None
+) -> MetricCollection:
+    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order.
+
+    more: Metrics to add, by name. Raises UserError for a name that is taken.
+    """
+    if more:
+        metrics = collection(metrics)
+        for name in more.keys() & metrics.keys():
+            what = f"model.metrics.{name}: another argument adds a metric of this name"
+            raise UserError(f"{what}; give yours another one", 2)
+        metrics.add_metrics(dict(more))
     if isinstance(metrics, MetricCollection):
         return metrics
     if not isinstance(metrics, dict):

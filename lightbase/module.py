@@ -125,6 +125,9 @@ class BaseModule(LightningModule):
             if compile_net not in backends:
                 what = f"compile_net {compile_net!r} is no backend of torch.compile"
                 raise ValueError(f"{what}; inductor is the usual one")
+        if compile_mode is not None and compile_net is None:
+            what = f"model.compile_mode {compile_mode} has no effect without a backend"
+            raise UserError(f"{what}: --model.compile_net inductor", 2)
         if weights is not None and initializer is not None:
             what = "model.weights and model.initializer both set weights"
             raise UserError(f"{what}: --model.initializer null", 2)
@@ -192,8 +195,9 @@ class BaseModule(LightningModule):
                 if not is_lazy(parameter) and parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         if self.compile_net and not self.is_compiled:
-            # torch.compile(net) would rename the weights
-            self.net.compile(backend=self.compile_net, mode=self.compile_mode)
+            # torch.compile(net) would rename the weights. dynamic=False: after an evaluation with
+            # another batch size the training would get slower code for all sizes.
+            self.net.compile(backend=self.compile_net, mode=self.compile_mode, dynamic=False)
             self.is_compiled = True
 
     def configure_callbacks(self) -> list[Callback]:
@@ -223,7 +227,9 @@ class BaseModule(LightningModule):
                 what = "model.parameter_groups: an optimizer that is an object has its groups"
                 raise UserError(f"{what}; leave them out", 2)
             return self.optimizer
-        parameters: Any = grouped(self.named_parameters(), self.parameter_groups)
+        parameters: Any = self.parameters()
+        if self.parameter_groups:
+            parameters = grouped(self.named_parameters(), self.parameter_groups)
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
@@ -238,7 +244,8 @@ def mean_over_views(net: nn.Module, test_views: Callable[[Tensor], Any], x: Tens
     if not isinstance(views, list | tuple) or not views or not all(map(torch.is_tensor, views)):
         what = f"it returns a {type(views).__name__}, where a list of tensors belongs"
         raise UserError(f"model.test_views: {what}, each with all samples", 2)
-    return torch.stack([net(view) for view in views]).mean(0)
+    # the clone: a compiled network may use the memory of its outputs again
+    return torch.stack([net(view).clone() for view in views]).mean(0)
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:

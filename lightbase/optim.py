@@ -129,7 +129,7 @@ def build_scheduler(
             what = f"model.scheduler_args.max_lr {args['max_lr']}"
             raise UserError(f"{what}: the highest rate is --model.lr, {lr}", 2)
         rates = [group["lr"] for group in optimizer.param_groups]
-        args = {**args, "max_lr": rates if len(rates) > 1 else lr}
+        args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
     return build("scheduler", cls, length | args, optimizer)
 
 
@@ -187,7 +187,7 @@ def build(kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywor
         raise UserError(f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2)
     try:
         return cls(*positional, **keywords, **args)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         accepted = ", ".join([*inspect.signature(cls).parameters][1:])
         what = f"model.{kind} {cls.__name__} with {args}: {first_line(error)}"
         raise UserError(f"{what}\nit takes {accepted}", 2) from error
@@ -265,6 +265,9 @@ def schedule_at(
         group["params"] = [parameter]
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
+    if model.scheduler is None and model.scheduler_args:
+        what = f"model.scheduler_args {model.scheduler_args} have no effect"
+        raise UserError(f"{what} without --model.scheduler", 2)
     scheduler = None
     try:
         if isinstance(model.scheduler, str):

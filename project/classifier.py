@@ -49,9 +49,7 @@ class Classifier(BaseModule):
             more["class_acc"] = accuracy(average=None)
         if top_k:
             more[f"top{top_k}"] = accuracy(average="micro", top_k=top_k)
-        if more:
-            metrics = collection(metrics)
-            metrics.add_metrics(more)
+        metrics = collection(metrics, more) if more else metrics
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 

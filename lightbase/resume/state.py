@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,6 +15,7 @@ from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_b
 from lightbase.curves import NEVER, gather
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
+from lightbase.metrics import can_be_merged, collection
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
@@ -159,6 +160,7 @@ class ResumedOptimizer(Callback):
             # the epoch and the loader's state are restored; without them Lightning makes them anew,
             # and restores both
             forget_train_loader(trainer)
+            say_unsaved(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -174,6 +176,17 @@ class ResumedOptimizer(Callback):
         if has_named_optimizer(pl_module):
             check_schedule(checkpoint["schedule"], pl_module)
             change_length(checkpoint, pl_module)
+
+
+def say_unsaved(trainer: Any, model: LightningModule) -> None:
+    """Print a line with the callbacks and metrics that do not continue. A BaseFinetuning freezes at
+    its start, and thaws in a later epoch, which may be past."""
+    names = [type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, BaseFinetuning)]
+    if isinstance(model, BaseModule):
+        metrics = collection(model.metrics).items()
+        names += [f"metric {name}" for name, metric in metrics if not can_be_merged(metric)]
+    if names:
+        say(f"Resume: no checkpoint holds the state of {', '.join(names)}; they begin anew")
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:

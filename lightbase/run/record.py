@@ -19,6 +19,7 @@ from torch.utils.tensorboard.summary import hparams
 
 import lightbase
 from lightbase.cli.config import LOOKS_ON
+from lightbase.compat import logged_step_of
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
@@ -55,7 +56,8 @@ class RunRecorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if self.run and not self.run.is_new:
-            self.first_step = checkpoint["global_step"]
+            # not its global_step, which counts each of several optimizers
+            self.first_step = logged_step_of(checkpoint)
 
     def train_seconds(self) -> float:
         if self.start is None:

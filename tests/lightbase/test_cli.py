@@ -68,6 +68,10 @@ stray | unknown argument stray
 --model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
 --model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
+--model.optimizer_args.fused true --model.optimizer_args.foreach true | fused | foreach
+--model.scheduler_args.step_size 3 | scheduler_args {'step_size': 3} | --model.scheduler
+--model.compile_mode default | compile_mode default | --model.compile_net inductor
+--model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
 --model.optimizer_args 5 | model.optimizer_args: '5' | dict
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | example.models.mlp?

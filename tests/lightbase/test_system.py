@@ -1,9 +1,9 @@
 """What a user's subclass of the Classifier or BaseModule assigns and overrides takes effect, and
 breaks nothing."""
 
+import importlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 
 from lightbase.data.batches import EpochBatchSampler
+from lightbase.module import mean_over_views
 from lightbase.resume.load import load_run
 
 Train = Callable[..., dict[str, Any]]
@@ -118,7 +119,7 @@ class OwnOptimizer(Classifier):
         self.lr, self.optimizer_args = (0.05, {}) if kind != "object" else (1.0, {})
         choices: dict[str, Callable[[], Any]] = {
             "name": lambda: "SGD",
-            "partial": lambda: partial(SGD, momentum=0.5),
+            "function": lambda: lambda parameters, lr: SGD([*parameters], lr, momentum=0.5),
             "object": lambda: SGD(self.parameters(), lr=0.05),
         }
         self.optimizer = choices[kind]()
@@ -129,7 +130,7 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags"), [("name", PLAIN), ("partial", MOMENTUM), ("object", PLAIN)]
+    ("kind", "flags"), [("name", PLAIN), ("function", MOMENTUM), ("object", PLAIN)]
 )
 def test_the_optimizer_that_is_assigned_trains_and_resumes(train, trained, tmp_path, kind, flags):
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
@@ -278,6 +279,36 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
     trainer.fit(model, data)
     assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()
     assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
+
+
+class ReusesMemory(nn.Module):
+    """As a network of CUDA graphs does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.outputs = x.clone() if not hasattr(self, "outputs") else self.outputs.copy_(x)
+        return self.outputs
+
+
+def test_a_view_does_not_write_over_the_one_before() -> None:
+    mean = mean_over_views(ReusesMemory(), halved, torch.tensor([4.0]))
+    assert mean.item() == 3
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_the_compiled_training_as_it_is() -> None:
+    sizes = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        sizes.extend(value for value in inputs if isinstance(value, torch.SymInt))
+        return graph.forward
+
+    torch.compiler.reset()
+    importlib.import_module("torch._dynamo").register_backend(backend, name="sizes")
+    model = Classifier(MLP([12, 4]), num_classes=4, compile_net="sizes")
+    model.prepare_net(trains=True)
+    for num_samples in (4, 8, 4, 3):
+        model.net(torch.rand(num_samples, 3, 2, 2))
+    assert sizes == []
 
 
 # what the arguments name

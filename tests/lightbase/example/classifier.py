@@ -33,11 +33,9 @@ class Classifier(BaseModule):
 
         metrics = metrics or {"acc": accuracy("micro")}
         if per_class:
-            metrics = collection(metrics)
-            metrics.add_metrics({"class_acc": accuracy(None)})
+            metrics = collection(metrics, {"class_acc": accuracy(None)})
         if top_k:
-            metrics = collection(metrics)
-            metrics.add_metrics({f"top{top_k}": accuracy("micro", top_k)})
+            metrics = collection(metrics, {f"top{top_k}": accuracy("micro", top_k)})
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 
