@@ -197,7 +197,8 @@ class Curves(Callback):
 
 def is_of_class(name: str) -> bool:
     """Whether a curve is of a single class. The terminal does not show them: they are too many."""
-    return re.match("(train|val|test)_[^/]+/", name) is not None
+    # Lightning adds dataloader_idx_1 to the values of a second loader
+    return re.match("(train|val|test)_[^/]+/(?!dataloader_idx_)", name) is not None
 
 
 def batches_between_points(trainer: Trainer) -> int:
