@@ -71,9 +71,17 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def num_steps(trainer: Any) -> int:
+    """Steps so far, as the curves count them. With manual optimization these are batches, because
+    `global_step` counts the steps of each optimizer."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step  # type: ignore[no-any-return]
+    return trainer.fit_loop.total_batch_idx + 1  # type: ignore[no-any-return]
+
+
 def newest_step(trainer: Any) -> int:
-    """The last optimizer step, from 0: where Lightning's own curves have its point."""
-    return max(0, trainer.global_step - 1)
+    """The last step, from 0: where Lightning's own curves have its point."""
+    return max(0, num_steps(trainer) - 1)
 
 
 def log_values(trainer: Any, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -157,13 +165,12 @@ class Curves(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         every = batches_between_points(trainer)
-        until_next = -trainer.global_step * trainer.accumulate_grad_batches % every if every else 0
+        until_next = -logged_step(trainer) * trainer.accumulate_grad_batches % every if every else 0
         # Shortly before a log step, the samples are kept for its point.
         keep = trainer.num_training_batches > every and until_next < every / 2
         if point := self.result(trainer, "train", keep=keep):  # empty right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
-            # Lightning's counter: with several optimizers global_step is larger
-            log_values(trainer, values, logged_step(trainer) - 1)
+            log_values(trainer, values)
         # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
             pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
@@ -208,10 +215,8 @@ def batches_between_points(trainer: Trainer) -> int:
 def is_log_step(module: Any) -> bool:
     """Whether this batch is the last of an optimizer step after which Lightning logs."""
     trainer = module.trainer
-    num_steps = module.global_step
-    if not module.automatic_optimization:
-        num_steps = trainer.fit_loop.total_batch_idx
-    if not trainer.log_every_n_steps or (num_steps + 1) % trainer.log_every_n_steps:
+    every = trainer.log_every_n_steps
+    if not every or (logged_step(trainer) + 1) % every:
         return False
     num_batches = trainer.fit_loop.batch_idx + 1
     is_step = num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch

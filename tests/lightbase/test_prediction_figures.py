@@ -139,6 +139,38 @@ def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(tr
     assert not equal(off, plain)
 
 
+class ByHand(Classifier):
+    """Manual optimisation with two optimizers: Lightning's global_step counts both."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        layers = [layer for layer in self.net.modules() if isinstance(layer, torch.nn.Linear)]
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        first, second = self.optimizers()
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        first.step()
+        second.step()
+
+
+def test_with_two_optimizers_all_curves_and_pictures_count_batches(train, tmp_path):
+    watching = ("--step_timer", "true", "--device_monitor", "true")
+    result = train(*ON, *watching, "--model", "test_prediction_figures.ByHand")
+    assert result["steps"] == 2 * 19
+    folder = tmp_path / "tiny" / "version_0"
+    steps = {name: [step for step, _ in points] for name, points in curves(folder).items()}
+    assert steps["val/loss"] == [18, 37]
+    for name in ("train/loss", "watch/device/memory_gib", "watch/step_time/step_ms"):
+        assert steps[name][-1] == 37
+    assert [event.step for event in events(folder).Images("view/mistakes/val")] == [37]
+
+
 class NoLogits(Classifier):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         super().validation_step(batch, batch_idx)
