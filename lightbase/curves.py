@@ -16,7 +16,7 @@ from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
-from lightbase.metrics import Accumulator, collection
+from lightbase.metrics import Accumulator, check_names, collection
 from lightbase.ranks import say
 
 
@@ -108,6 +108,7 @@ class Curves(Callback):
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the last step
+        self.logged: set[str] = set()  # names that the module gives to self.log
         self.saw_views = False  # whether test_views had an effect
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
@@ -140,6 +141,7 @@ class Curves(Callback):
             # the values of single classes are a group in TensorBoard: val_class_acc/cat
             is_of_one_class = name.partition("/")[2] in means.classes
             points[f"{stage}_{name}" if is_of_one_class else f"{stage}/{name}"] = value
+        check_names([*points, *self.logged])
         return points
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -152,9 +154,9 @@ class Curves(Callback):
             # One transfer to the CPU: Lightning reads the values of the progress bar after every
             # batch, and would wait for the GPU.
             values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
-            pl_module.log("lr", torch.as_tensor(self.lr))
+            LightningModule.log(pl_module, "lr", torch.as_tensor(self.lr))
             for name, value in zip(point, values, strict=True):
-                pl_module.log(name, value, prog_bar=not is_of_class(name))
+                LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -173,18 +175,20 @@ class Curves(Callback):
             log_values(trainer, values)
         # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
-            pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
+            options: Any = {"prog_bar": not is_of_class(name), "logger": False}
+            LightningModule.log(pl_module, name, value, sync_dist=True, **options)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         points = self.result(trainer, "val")
         for name, value in points.items():
             in_bar = name != "val/loss" and not is_of_class(name)
-            pl_module.log(name, value, prog_bar=in_bar, sync_dist=True)
+            LightningModule.log(pl_module, name, value, prog_bar=in_bar, sync_dist=True)
         if points and trainer.state.fn == "fit" and not trainer.sanity_checking:
             step_plateau(trainer, points)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
+        for name, value in self.result(trainer, "test").items():
+            LightningModule.log(pl_module, name, value, sync_dist=True)
         if pl_module.test_views is not None and not self.saw_views:
             name = type(pl_module).__name__
             say(f"model.test_views had no effect: test_step of {name} does not call self(x)")
