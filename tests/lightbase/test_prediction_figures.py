@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
+from example.regressor import Regressor
 from lightning import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
@@ -169,6 +170,29 @@ def test_with_two_optimizers_all_curves_and_pictures_count_batches(train, tmp_pa
     for name in ("train/loss", "watch/device/memory_gib", "watch/step_time/step_ms"):
         assert steps[name][-1] == 37
     assert [event.step for event in events(folder).Images("view/mistakes/val")] == [37]
+
+
+class SameMemory(Regressor):
+    """Writes all outputs into the same memory, as a network in CUDA graphs."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        outputs = super().validation_step(batch, batch_idx)
+        if batch_idx == 0:
+            self.memory = torch.empty_like(outputs)
+        return self.memory[: len(outputs)].copy_(outputs)
+
+
+def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
+    drawn: list[Tensor] = []
+    monkeypatch.setattr(figures, "log_figure", lambda *_: None)
+    monkeypatch.setattr(
+        figures, "true_against_predicted", lambda _, predicted, __: drawn.append(predicted)
+    )
+    data = ("--data", "small.Numbers", "--model.net.sizes", "[10,1]", "--data.val_fraction", 0.3)
+    for name in ("example.regressor.Regressor", "test_prediction_figures.SameMemory"):
+        train("--model", name, *data, *ON, "--trainer.limit_test_batches", 0)
+    assert len(drawn[0]) == 90
+    assert torch.equal(*drawn)
 
 
 class NoLogits(Classifier):
