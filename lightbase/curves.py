@@ -16,7 +16,7 @@ from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
-from lightbase.metrics import Accumulator, collection
+from lightbase.metrics import Accumulator, check_names, collection
 from lightbase.ranks import say
 
 
@@ -71,12 +71,17 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def num_steps(trainer: Any) -> int:
+    """Steps so far, as the curves count them. With manual optimization these are batches, because
+    `global_step` counts the steps of each optimizer."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step  # type: ignore[no-any-return]
+    return trainer.fit_loop.total_batch_idx + 1  # type: ignore[no-any-return]
+
+
 def newest_step(trainer: Any) -> int:
-    """The last optimizer step, from 0: where Lightning's own curves have its point. With manual
-    optimization it is the last batch: global_step would count each of several optimizers."""
-    if not trainer.lightning_module.automatic_optimization:
-        return max(0, trainer.fit_loop.total_batch_idx)
-    return max(0, trainer.global_step - 1)
+    """The last step, from 0: where Lightning's own curves have its point."""
+    return max(0, num_steps(trainer) - 1)
 
 
 def log_values(trainer: Any, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -103,6 +108,7 @@ class Curves(Callback):
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the last step
+        self.logged: set[str] = set()  # names that the module gives to self.log
         self.saw_views = False  # whether test_views had an effect
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
@@ -135,6 +141,7 @@ class Curves(Callback):
             # the values of single classes are a group in TensorBoard: val_class_acc/cat
             is_of_one_class = name.partition("/")[2] in means.classes
             points[f"{stage}_{name}" if is_of_one_class else f"{stage}/{name}"] = value
+        check_names([*points, *self.logged])
         return points
 
     def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -147,9 +154,9 @@ class Curves(Callback):
             # One transfer to the CPU: Lightning reads the values of the progress bar after every
             # batch, and would wait for the GPU.
             values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
-            pl_module.log("lr", torch.as_tensor(self.lr))
+            LightningModule.log(pl_module, "lr", torch.as_tensor(self.lr))
             for name, value in zip(point, values, strict=True):
-                pl_module.log(name, value, prog_bar=not is_of_class(name))
+                LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -160,27 +167,28 @@ class Curves(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         every = batches_between_points(trainer)
-        until_next = -trainer.global_step * trainer.accumulate_grad_batches % every if every else 0
+        until_next = -logged_step(trainer) * trainer.accumulate_grad_batches % every if every else 0
         # Shortly before a log step, the samples are kept for its point.
         keep = trainer.num_training_batches > every and until_next < every / 2
         if point := self.result(trainer, "train", keep=keep):  # empty right after a log step
             values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
-            # Lightning's counter: with several optimizers global_step is larger
-            log_values(trainer, values, logged_step(trainer) - 1)
+            log_values(trainer, values)
         # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
-            pl_module.log(name, value, prog_bar=not is_of_class(name), logger=False, sync_dist=True)
+            options: Any = {"prog_bar": not is_of_class(name), "logger": False}
+            LightningModule.log(pl_module, name, value, sync_dist=True, **options)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         points = self.result(trainer, "val")
         for name, value in points.items():
             in_bar = name != "val/loss" and not is_of_class(name)
-            pl_module.log(name, value, prog_bar=in_bar, sync_dist=True)
+            LightningModule.log(pl_module, name, value, prog_bar=in_bar, sync_dist=True)
         if points and trainer.state.fn == "fit" and not trainer.sanity_checking:
             step_plateau(trainer, points)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        pl_module.log_dict(self.result(trainer, "test"), sync_dist=True)
+        for name, value in self.result(trainer, "test").items():
+            LightningModule.log(pl_module, name, value, sync_dist=True)
         if pl_module.test_views is not None and not self.saw_views:
             name = type(pl_module).__name__
             say(f"model.test_views had no effect: test_step of {name} does not call self(x)")
@@ -200,7 +208,8 @@ class Curves(Callback):
 
 def is_of_class(name: str) -> bool:
     """Whether a curve is of a single class. The terminal does not show them: they are too many."""
-    return re.match("(train|val|test)_[^/]+/", name) is not None
+    # Lightning adds dataloader_idx_1 to the values of a second loader
+    return re.match("(train|val|test)_[^/]+/(?!dataloader_idx_)", name) is not None
 
 
 def batches_between_points(trainer: Trainer) -> int:
@@ -210,10 +219,8 @@ def batches_between_points(trainer: Trainer) -> int:
 def is_log_step(module: Any) -> bool:
     """Whether this batch is the last of an optimizer step after which Lightning logs."""
     trainer = module.trainer
-    num_steps = module.global_step
-    if not module.automatic_optimization:
-        num_steps = trainer.fit_loop.total_batch_idx
-    if not trainer.log_every_n_steps or (num_steps + 1) % trainer.log_every_n_steps:
+    every = trainer.log_every_n_steps
+    if not every or (logged_step(trainer) + 1) % every:
         return False
     num_batches = trainer.fit_loop.batch_idx + 1
     is_step = num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch

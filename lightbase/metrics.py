@@ -193,7 +193,8 @@ def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
         what = f"two curves have the name {twice[0]!r}, and one would replace the other"
-        way_out = "rename the metric, or the value of track(); loss and num_samples are taken"
+        way_out = "rename the metric, or the value of track() or self.log()"
+        way_out += "; loss and num_samples are taken"
         raise UserError(f"{what}:\n{way_out}", 2)
 
 

@@ -172,6 +172,11 @@ class BaseModule(LightningModule):
             if is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
+    def log(self, name: str, *args: Any, **options: Any) -> None:
+        """As Lightning's. Curves refuses a name that `track` writes: both would be averaged."""
+        self.curves_callback.logged.add(name)
+        super().log(name, *args, **options)
+
     def prepare_weights(self) -> None:
         """Load and freeze weights. Called before each fit, and before a run makes its folder: a
         mistake ends the run early."""

@@ -20,6 +20,7 @@ from torch.utils.tensorboard.summary import hparams
 import lightbase
 from lightbase.cli.config import LOOKS_ON
 from lightbase.compat import logged_step_of
+from lightbase.curves import num_steps
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
@@ -125,7 +126,7 @@ class RunRecorder(Callback):
             return
         values = {
             "epochs": trainer.fit_loop.epoch_progress.current.processed,
-            "steps": trainer.global_step,
+            "steps": num_steps(trainer),
             "train_seconds": round(self.train_seconds(), 3),
         }
         best = best_callback(trainer)
@@ -141,7 +142,7 @@ class RunRecorder(Callback):
         num_batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if 0 < num_batches < trainer.num_training_batches < math.inf:  # max_steps ended the epoch
             epochs -= 1 - num_batches / trainer.num_training_batches
-        totals = (epochs, trainer.global_step, self.train_seconds())
+        totals = (epochs, num_steps(trainer), self.train_seconds())
         self.totals.copy_(torch.tensor(totals, dtype=torch.float64))
 
     def on_save_checkpoint(

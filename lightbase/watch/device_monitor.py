@@ -9,7 +9,7 @@ import pynvml
 import torch
 from lightning import LightningModule
 
-from lightbase.curves import MayMissSteps, log_values
+from lightbase.curves import MayMissSteps, log_values, num_steps
 from lightbase.devices.devices import devices_of
 from lightbase.ranks import say
 
@@ -49,19 +49,19 @@ class DeviceMonitor(MayMissSteps):
         for gpu in devices_of(trainer.strategy):
             if gpu.type == "cuda":
                 self.readers |= gpu_readers(gpu)
-        self.totals, self.recent, self.written_at = {}, {}, trainer.global_step
+        self.totals, self.recent, self.written_at = {}, {}, num_steps(trainer)
         self.stopped.clear()
         self.thread = threading.Thread(target=self._watch, name="device monitor", daemon=True)
         self.thread.start()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         # written here and not by the thread: loggers need not bear a second thread
-        if trainer.global_step - self.written_at >= trainer.log_every_n_steps:
+        if num_steps(trainer) - self.written_at >= trainer.log_every_n_steps:
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._stop()
-        if trainer.global_step > self.written_at:
+        if num_steps(trainer) > self.written_at:
             self._write(trainer)
 
     def on_exception(self, *_: Any) -> None:
@@ -81,7 +81,7 @@ class DeviceMonitor(MayMissSteps):
 
     def _write(self, trainer: Any) -> None:
         if trainer.log_every_n_steps and self.recent:
-            recent, self.recent, self.written_at = self.recent, {}, trainer.global_step
+            recent, self.recent, self.written_at = self.recent, {}, num_steps(trainer)
             means = {f"watch/device/{name}": sum(x) / len(x) for name, x in list(recent.items())}
             log_values(trainer, means)
 

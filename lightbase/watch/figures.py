@@ -73,7 +73,8 @@ class PredictionFigures(Callback):
             of_true = log_probabilities.gather(1, targets[:, None])[:, 0]
             self.batches.append((targets, predicted, best, of_true))
         elif outputs.shape == targets.shape and targets.is_floating_point():
-            self.batches.append((targets, outputs))
+            # a compiled network may use the memory of its outputs again
+            self.batches.append((targets, outputs.clone()))
 
     def on_test_batch_end(self, *args: Any) -> None:
         self.on_validation_batch_end(*args)

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 from lightbase.curves import MayMissSteps, is_of_class
 from lightbase.data.module import BaseDataModule
+from lightbase.module import BaseModule
 
 REFRESH_S = 0.2
 
@@ -72,8 +73,10 @@ class EpochLines(Callback):
             return
         metrics = trainer.callback_metrics
         is_old = self.validated_epoch != trainer.current_epoch  # the values of the validation
-        names = [name for name in metrics if name != "lr" and not is_of_class(name)]
+        has_classes = isinstance(pl_module, BaseModule)  # in another module val_x/y is its own name
+        names = [name for name in metrics if not (has_classes and is_of_class(name))]
         names = [name for name in names if not (is_old and name.startswith("val"))]
+        names = [name for name in names if name != "lr"]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         text = ", ".join(parts + self.pace.texts(trainer))

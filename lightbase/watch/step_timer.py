@@ -10,7 +10,7 @@ import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lightbase.curves import log_values, newest_step
+from lightbase.curves import log_values, newest_step, num_steps
 from lightbase.devices.steps import StepProfiler
 from lightbase.ranks import say
 from lightbase.watch import figures
@@ -225,7 +225,7 @@ class StepTimer(Callback):
         self.num_steps = 0  # before the epoch
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.epochs, self.num_steps = [], trainer.global_step
+        self.epochs, self.num_steps = [], num_steps(trainer)
         if not trainer.is_global_zero:
             return
         if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
@@ -237,11 +237,11 @@ class StepTimer(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if trainer.profiler is not self.clock:
             return
-        num_steps, self.num_steps = trainer.global_step - self.num_steps, trainer.global_step
-        row = {**self.clock.take(), "num_steps": num_steps}
+        row = {**self.clock.take(), "num_steps": num_steps(trainer) - self.num_steps}
+        self.num_steps = num_steps(trainer)
         self.epochs.append(row)
         percents = {f"{phase}_percent": 100 * share for phase, share in shares(row).items()}
-        values = percents | ({"step_ms": step_ms(row)} if num_steps else {})
+        values = percents | ({"step_ms": step_ms(row)} if row["num_steps"] else {})
         log_values(trainer, {f"watch/step_time/{name}": value for name, value in values.items()})
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:

@@ -236,9 +236,24 @@ class TracksAcc(Classifier):
         self.track("val", self.criterion(logits, batch[1]), logits, batch[1], acc=7.0)
 
 
+class LogsLoss(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val/loss", 100.0)
+        return super().validation_step(batch, batch_idx)
+
+
+class LogsTrainLoss(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        return loss
+
+
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
+        ("val/loss", ("--model", "test_curves.LogsLoss")),
+        ("train/loss", ("--model", "test_curves.LogsTrainLoss")),
         ("loss", ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy")),
         ("acc", ("--model", "test_curves.TracksAcc")),
     ],

@@ -109,6 +109,7 @@ def watched(
         log_every_n_steps=1,
         loggers=[SimpleNamespace(log_metrics=log_metrics)],
         strategy=SimpleNamespace(parallel_devices=gpus),
+        lightning_module=SimpleNamespace(automatic_optimization=True),
     )
     monitor = DeviceMonitor(interval_s=0.01)
     monitor.on_train_start(trainer, None)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
+from example.regressor import Regressor
 from lightning import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
@@ -137,6 +138,61 @@ def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(tr
     off, on, plain = (weights(tmp_path / name / "version_0") for name in ("off", "on", "plain"))
     assert equal(off, on)
     assert not equal(off, plain)
+
+
+class ByHand(Classifier):
+    """Manual optimisation with two optimizers: Lightning's global_step counts both."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        layers = [layer for layer in self.net.modules() if isinstance(layer, torch.nn.Linear)]
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        first, second = self.optimizers()
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        first.step()
+        second.step()
+
+
+def test_with_two_optimizers_all_curves_and_pictures_count_batches(train, tmp_path):
+    watching = ("--step_timer", "true", "--device_monitor", "true")
+    result = train(*ON, *watching, "--model", "test_prediction_figures.ByHand")
+    assert result["steps"] == 2 * 19
+    folder = tmp_path / "tiny" / "version_0"
+    steps = {name: [step for step, _ in points] for name, points in curves(folder).items()}
+    assert steps["val/loss"] == [18, 37]
+    for name in ("train/loss", "watch/device/memory_gib", "watch/step_time/step_ms"):
+        assert steps[name][-1] == 37
+    assert [event.step for event in events(folder).Images("view/mistakes/val")] == [37]
+
+
+class SameMemory(Regressor):
+    """Writes all outputs into the same memory, as a network in CUDA graphs."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        outputs = super().validation_step(batch, batch_idx)
+        if batch_idx == 0:
+            self.memory = torch.empty_like(outputs)
+        return self.memory[: len(outputs)].copy_(outputs)
+
+
+def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
+    drawn: list[Tensor] = []
+    monkeypatch.setattr(figures, "log_figure", lambda *_: None)
+    monkeypatch.setattr(
+        figures, "true_against_predicted", lambda _, predicted, __: drawn.append(predicted)
+    )
+    data = ("--data", "small.Numbers", "--model.net.sizes", "[10,1]", "--data.val_fraction", 0.3)
+    for name in ("example.regressor.Regressor", "test_prediction_figures.SameMemory"):
+        train("--model", name, *data, *ON, "--trainer.limit_test_batches", 0)
+    assert len(drawn[0]) == 90
+    assert torch.equal(*drawn)
 
 
 class NoLogits(Classifier):

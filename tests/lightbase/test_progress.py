@@ -11,10 +11,12 @@ import pytest
 import test_training
 from lightning.pytorch.callbacks import Timer
 from small import Points
+from test_steps import Plain, PlainData
 
 from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar, clock
 
 Train = Callable[..., dict[str, Any]]
+ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
 
 
@@ -66,6 +68,28 @@ def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys)
     train("--trainer.check_val_every_n_epoch", 2, "--trainer.max_epochs", 5)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert ["val/" in line for line in lines] == [False, True, False, True, False]
+
+
+class TwoLoaders(PlainData):
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), super().val_dataloader()]
+
+
+class Validates(Plain):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        loss = self.training_step(batch, batch_idx)
+        self.log_dict({"val_loss": loss, "val_loss/twice": 2 * loss})
+
+
+def test_the_values_of_two_loaders_are_in_the_line(train, tmp_path, capsys):
+    config = tmp_path / "plain.yaml"
+    config.write_text("model: test_progress.Validates\ndata: test_progress.TwoLoaders\n")
+    every = ("--trainer.log_every_n_steps", 5)
+    train("--monitor", "null", *ONE, *every, config=str(config))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1 ")]
+    for i in range(2):
+        assert f"val_loss/dataloader_idx_{i} " in line
+        assert f"val_loss/twice/dataloader_idx_{i} " in line
 
 
 def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,15 @@ def test_known_warnings_of_gpus_are_left_out(text: str) -> None:
         warnings.warn(STRIDES.format(3), stacklevel=1)
 
 
+def test_a_warning_is_one_line_with_the_place_of_the_users_code_only() -> None:
+    quiet_lightning()
+    show = warnings.formatwarning
+    assert show("few batches", UserWarning, "/x/site-packages/lightning/loop.py", 3) == (
+        "Warning: few batches\n"
+    )
+    assert show("odd", UserWarning, "net.py", 3) == "Warning: odd (net.py:3, UserWarning)\n"
+
+
 def test_tensor_cores_are_left_to_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
