@@ -83,6 +83,9 @@ def drop_objects(config: Any) -> None:
         return
     values = vars(config.init_args)
     objects = [name for name, value in values.items() if is_object(value)]
+    if inspect.isroutine(pkgutil.resolve_name(config.class_path)):
+        # a default that is a class, as of swin_t: jsonargparse would hand over a partial of it
+        objects += [name for name, value in values.items() if "class_path" in entries(value)]
     if objects:
         parser = ArgumentParser(exit_on_error=False)
         add_arguments_of(pkgutil.resolve_name(config.class_path), parser)
