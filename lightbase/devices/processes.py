@@ -112,10 +112,10 @@ def short_process_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         first = first_line(error)
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in first:
             what = ". ".join(first.split(". ")[:2])  # advice on torch's allocator follows
             way_out = (
-                "another program may use the memory (nvidia-smi); else try a smaller "
+                "another program may use the memory (nvidia-smi); else try a smaller network, "
                 "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
             )
         elif isinstance(error, dist.DistError) or "gloo/transport" in str(error):

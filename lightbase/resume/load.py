@@ -56,6 +56,8 @@ def check_weights(checkpoint: dict[str, Any], model: LightningModule, path: Path
         if any(is_lazy(value) for value in pair):
             continue  # has no shape yet
         old, new = (tuple(value.shape) if torch.is_tensor(value) else "missing" for value in pair)
+        if old == new and not torch.can_cast(saved[name].dtype, built[name].dtype):
+            old, new = saved[name].dtype, built[name].dtype
         if old != new:
             config = checkpoint["config"]["model"]
             net = config.get("init_args", {}).get("net", {})

@@ -44,7 +44,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         line = CommandLine(sys.argv[1:] if args is None else args)
-        cli = build(line)
+        with short_flag_errors(), short_process_errors():
+            cli = build(line)
         if not line.names_experiment and not (cli.restart and cli.restart.config):
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
             name = short(PROJECT.default_config)
@@ -146,6 +147,7 @@ def fit_and_test(
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested) if has_test(model, data) else {}
     values = test_metrics | recorder.metrics()
+    SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
