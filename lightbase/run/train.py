@@ -238,8 +238,5 @@ def say_results(
         say("No test: the model or the data has none, or no batch of it")
     for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
         say(f"  {key:<40}{texts[key]}")  # the worst class first
-    say(
-        f"Run folder: {short(run.folder)}"
-        if run
-        else "fast_dev_run: one batch of each, nothing written"
-    )
+    place = f"Run folder: {short(run.folder)}" if run else "fast_dev_run: nothing written"
+    say(place)

@@ -53,7 +53,7 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
         (
             "--model.net.sizes [192,10000000,10000000,4]",
             1,
-            ["allocate memory", "a smaller network"],
+            ["allocate memory"],
         ),
         (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
