@@ -240,6 +240,9 @@ class BaseModule(LightningModule):
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
         is_mixed = str(self.trainer.precision).endswith("-mixed")
         fused = not (self.trainer.gradient_clip_val and is_mixed)
+        if self.optimizer_args.get("fused") and not fused:
+            what = f"model.optimizer_args.fused true in {self.trainer.precision}"
+            raise UserError(f"{what}: leave it or trainer.gradient_clip_val out", 2)
         return build_optimizer(self.optimizer, self.optimizer_args, parameters, self.lr, fused)
 
 

@@ -76,6 +76,9 @@ def drop_objects(config: Any) -> None:
         return
     values = vars(config.init_args)
     objects = {k: v for k, v in values.items() if isinstance(v, Enum) or not isinstance(v, PLAIN)}
+    if inspect.isroutine(pkgutil.resolve_name(config.class_path)):
+        # a default that is a class, as of swin_t: jsonargparse would hand over a partial of it
+        objects |= {k: v for k, v in values.items() if "class_path" in entries(v)}
     defaults = parser_of(config.class_path).get_defaults() if objects else Namespace()
     for name, value in objects.items():
         if repr(defaults.get(name)) == repr(value):

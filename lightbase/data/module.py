@@ -101,6 +101,9 @@ class BaseDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int | None:
+        if self.classes is None:
+            what = f"classes of {type(self).__name__} is None"
+            raise UserError(f"{what}: give a list of names, or leave it out", 2)
         return len(self.classes) or None
 
     def load(self, split: Literal["train", "test"]) -> Loaded:

@@ -108,9 +108,12 @@ def short_memory_errors() -> Iterator[None]:
     """Put a full memory of a device into two lines: what happened, and the way out."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        what = ". ".join(first_line(error).split(". ")[:2])  # advice on torch's allocator follows
-        way_out = "another program may use the memory (nvidia-smi); else try a smaller "
+    except RuntimeError as error:
+        text = first_line(error)
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in text:
+            raise
+        what = ". ".join(text.split(". ")[:2])  # advice on torch's allocator follows
+        way_out = "another program may use the memory (nvidia-smi); else try a smaller network, "
         way_out += "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
         raise UserError(f"{what}\n{way_out}") from error
 

@@ -1,6 +1,7 @@
 """Checks before a run starts: of the data, of the network on two samples, of the optimizer, and of
 the metric that compares epochs."""
 
+import math
 import os
 import traceback
 from pathlib import Path
@@ -40,6 +41,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
         check_resident(data, config.trainer)
+        check_limit(data, config.trainer.limit_test_batches)
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam starts CUDA even on the CPU, and a process that forks must not start it
@@ -98,6 +100,15 @@ def check_resident(data: BaseDataModule, trainer: Any) -> None:
         raise UserError(f"{what}: leave one out", 2)
 
 
+def check_limit(data: BaseDataModule, limit: int | float | None) -> None:
+    """Raise UserError if limit_test_batches leaves no batch: Lightning finds it after training."""
+    num_samples = len(data.splits.get("test", ()))
+    num_batches = math.ceil(num_samples / (data.eval_batch_size or data.batch_size))
+    if isinstance(limit, float) and 0 < limit * num_batches < 1:
+        what = f"--trainer.limit_test_batches {limit} of {num_batches} batches is none"
+        raise UserError(f"{what}; give a number of batches, such as 1", 2)
+
+
 def trial_device(trainer: Any) -> torch.device | None:
     """Return the device that the network will train on; None if the processes that train are forked
     from this one, which then must not start CUDA. trainer: the Trainer's flags."""
@@ -128,11 +139,10 @@ def try_network(
         # cuBLAS reads it at its first use, which is here; Lightning sets it later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
-    training_modules = [module for module in net.modules() if module.training]
     with short_memory_errors():
         inputs = data.normalize(inputs.to(device))
         try:
-            outputs = run_network(model, inputs, str(trainer.precision))
+            outputs, in_training = run_network(model, inputs, str(trainer.precision))
         except (RuntimeError, ValueError, AssertionError) as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_of_package(error):
                 raise
@@ -140,28 +150,42 @@ def try_network(
             way_out = "change the arguments of model.net or of data, or use --try_network false"
             raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
-    for module in training_modules:  # frozen modules stay in eval mode
-        module.training = True
+    # a named tuple, as of torchvision's googlenet
+    if isinstance(in_training, tuple) and type(in_training) is not tuple:
+        what = f"{name} returns {type(in_training).__name__} in training, not one tensor"
+        way_out = "change the arguments of model.net, aux_logits false for instance"
+        raise UserError(f"{what}\n{way_out}, or use --try_network false")
     # a test set may have fewer classes than the network was trained with
     num_trained = model.num_classes if isinstance(model, KnowsClasses) else None
     check_num_outputs(name, outputs, data, num_trained if split == "train" else None)
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
 
 
-def run_network(model: BaseModule, inputs: Tensor, precision: str) -> Any:
-    """Return the outputs of `model.net` in eval mode, their mean over the test_views if any."""
-    net: nn.Module = model.net.to(inputs.device).eval()
+def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any, Any]:
+    """Return the outputs of `model.net` in eval mode, their mean over the test_views if any, and
+    the outputs in training mode. The network's buffers stay."""
+    net: nn.Module = model.net.to(inputs.device)
+    training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
     inputs = for_network(inputs, net)
     gpus = [inputs.device] if inputs.device.type == "cuda" else []
     with (
         torch.autocast(inputs.device.type, dtype, enabled=is_half),
-        torch.random.fork_rng(gpus),  # the views may draw random numbers
+        torch.random.fork_rng(gpus),  # views and dropout draw random numbers
     ):
-        if model.test_views is not None:
-            return mean_over_views(net, model.test_views, inputs)
-        return net(inputs)
+        net.eval()
+        views = model.test_views
+        outputs = net(inputs) if views is None else mean_over_views(net, views, inputs)
+        for module in training_modules:  # frozen modules stay in eval mode
+            module.training = True
+        if len(inputs) == 1:  # too few for BatchNorm
+            return outputs, None
+        buffers = [buffer.clone() for buffer in net.buffers()]
+        in_training = net(inputs)
+        for buffer, before in zip(net.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        return outputs, in_training
 
 
 def check_num_outputs(

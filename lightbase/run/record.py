@@ -50,8 +50,7 @@ class RunRecorder(Callback):
         return {"train_seconds": self.train_seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.start is None:  # not when the test loads the best checkpoint
-            self.seconds_before = state_dict["train_seconds"]
+        self.seconds_before = state_dict["train_seconds"]
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -118,6 +117,7 @@ class RunRecorder(Callback):
             logger.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seconds_before, self.start = self.train_seconds(), None
         self.write_progress(trainer)
 
     def write_progress(self, trainer: Any) -> None:

@@ -44,7 +44,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         line = CommandLine(sys.argv[1:] if args is None else args)
-        cli = build(line)
+        with short_flag_errors(), short_process_errors():
+            cli = build(line)
         if not line.names_experiment and not (cli.restart and cli.restart.config):
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
             name = short(PROJECT.default_config)
@@ -145,6 +146,7 @@ def fit_and_test(
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested) if has_test(model, data) else {}
     values = test_metrics | recorder.metrics()
+    SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
@@ -238,8 +240,5 @@ def say_results(
         say("No test: the model or the data has none, or no batch of it")
     for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
         say(f"  {key:<40}{texts[key]}")  # the worst class first
-    say(
-        f"Run folder: {short(run.folder)}"
-        if run
-        else "fast_dev_run: one batch of each, nothing written"
-    )
+    place = f"Run folder: {short(run.folder)}" if run else "fast_dev_run: nothing written"
+    say(place)
