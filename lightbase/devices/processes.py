@@ -1,13 +1,11 @@
 """How several processes of one run, on one machine or many, stop and end together."""
 
-import contextlib
 import functools
 import multiprocessing
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +18,10 @@ from lightbase.compat import replace_signal_exchange, started_processes, stop_af
 from lightbase.curves import MayMissSteps
 from lightbase.devices.devices import num_processes_started
 from lightbase.devices.signals import SIGNALS
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError
 from lightbase.ranks import STARTED_BY, rank
+
+EXIT_S = 30  # for the end of a process whose work is done
 
 
 def end_with_parent(is_worker: bool = False) -> None:
@@ -103,27 +103,16 @@ def is_child(trainer: Trainer) -> bool:
     return trainer.local_rank > 0 and num_processes_started() == (0, 0)
 
 
-@contextlib.contextmanager
-def short_memory_errors() -> Iterator[None]:
-    """Put a full memory of a device into two lines: what happened, and the way out."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        what = ". ".join(first_line(error).split(". ")[:2])  # advice on torch's allocator follows
-        way_out = "another program may use the memory (nvidia-smi); else try a smaller "
-        way_out += "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
-        raise UserError(f"{what}\n{way_out}") from error
-
-
 def leave(trainer: Trainer) -> None:
     """End the process group; raise UserError if a process that this one started has failed."""
     if dist.is_initialized():
         trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     for process in started_processes(trainer):  # those of ddp_spawn have ended already
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-        if process.returncode != 0:
-            process.kill()
-            status = f"ended with status {process.returncode}"
-            raise UserError(f"process {process.pid} of this run {status}")
+        try:
+            status = process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # at the barrier its work was done
+            status = 0
+        if status:
+            raise UserError(f"process {process.pid} of this run ended with status {status}")

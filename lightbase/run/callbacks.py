@@ -8,6 +8,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightbase.cli.config import write_config
 from lightbase.cli.training_cli import TrainingCLI
@@ -195,11 +196,14 @@ class SayLimits(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         limits = []
-        if not isinstance(trainer.train_dataloader, ResumableLoader):
+        loader = trainer.train_dataloader
+        if not isinstance(loader, ResumableLoader):
             reason = "its training loader keeps no state"
             limits.append(f"a resumed run may end with other weights ({reason})")
             if trainer.world_size > 1:
                 limits.append("an evaluation may count samples twice")
+                if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+                    limits.append("each process trains on all samples of the IterableDataset")
         if trainer.lr_scheduler_configs and not has_named_optimizer(pl_module):
             limits.append("a resume with another length does not stretch the schedule")
         draws = any(isinstance(callback, PredictionFigures) for callback in trainer.callbacks)

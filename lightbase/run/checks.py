@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import num_gpus, parse_devices
-from lightbase.devices.processes import short_memory_errors
+from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, has_named_optimizer, mean_over_views
@@ -124,7 +123,7 @@ def try_network(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
     training_modules = [module for module in net.modules() if module.training]
-    with short_memory_errors():
+    with short_device_errors():
         with torch.no_grad():
             inputs = data.normalize(inputs.to(device))
         try:

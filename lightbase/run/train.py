@@ -16,8 +16,8 @@ from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
-from lightbase.devices.devices import cpu_threads, describe_devices
-from lightbase.devices.processes import end_with_parent, is_child, leave, short_memory_errors
+from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
+from lightbase.devices.processes import end_with_parent, is_child, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
@@ -100,7 +100,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run, restart.checkpoint)
-        with ended(loggers), short_memory_errors():
+        with ended(loggers), short_device_errors():
             checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
             restart.checkpoint = None  # the memory is free when Lightning has restored it
             trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])

@@ -91,7 +91,7 @@ def training() -> Iterator[Check]:
     yield Check("several steps a call", [f"{TINY} --steps_per_execution 4"])
     features = "scripts/train.py --config configs/small_net.yaml --trainer.max_epochs 2"
     yield Check("features", [f"{features} {{root}} {{device}}"])
-    groups = "--model.parameter_groups.norms_and_biases.weight_decay 0"
+    groups = "--model.parameter_groups.norms_and_biases '{weight_decay: 0}'"
     yield Check("views and parameter groups", [f"{CNN} {VIEWS} {groups}"])
     yield Check("workers, pinned", [f"{TINY} --data.num_workers 2"])
     yield Check("not resident, pinned", [f"{TINY} --data.resident false"])
