@@ -27,6 +27,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     run has a folder. A plain LightningModule or LightningDataModule is not checked."""
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
+        check_compiling(model, config.trainer)
         model.prepare_weights()
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
@@ -36,6 +37,17 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     # a step of torch's Adam starts CUDA even on the CPU, and a process that forks must not start it
     if has_named_optimizer(model) and trial_device(config.trainer) is not None:
         schedule_at(3, model, num_steps=100)
+
+
+def check_compiling(model: BaseModule, trainer: Any) -> None:
+    """Raise UserError if CUDA graphs would overwrite the gradients of the batch before (pytorch
+    issue 169545). trainer: the Trainer's flags."""
+    is_graph = model.compile_net and model.compile_mode in ("reduce-overhead", "max-autotune")
+    num_batches = trainer.accumulate_grad_batches
+    if is_graph and num_batches > 1 and trial_device(trainer) != torch.device("cpu"):
+        what = f"model.compile_mode {model.compile_mode} launches CUDA graphs, which cannot add up"
+        what += f" the gradients of trainer.accumulate_grad_batches {num_batches}"
+        raise UserError(f"{what}:\nleave one out", 2)
 
 
 def has_test(model: LightningModule, data: LightningDataModule) -> bool:
