@@ -22,6 +22,7 @@ from lightbase.optim import schedule_at
 from lightbase.ranks import say
 
 
+@short_device_errors()
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
     """Load weights and data, and try network and optimizer. A mistake is found here, before the
     run has a folder. A plain LightningModule or LightningDataModule is not checked."""
@@ -35,7 +36,10 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam starts CUDA even on the CPU, and a process that forks must not start it
-    if has_named_optimizer(model) and trial_device(config.trainer) is not None:
+    device = trial_device(config.trainer)
+    if device is not None:
+        torch.empty(0, device=device)  # does torch take the driver?
+    if has_named_optimizer(model) and device is not None:
         schedule_at(3, model, num_steps=100)
 
 

@@ -218,11 +218,12 @@ def test_what_a_device_refuses_is_two_lines(
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or not torch.version.cuda, reason="has a driver")
-def test_a_gpu_whose_driver_torch_cannot_use_is_two_lines(train, monkeypatch, capsys):
+@pytest.mark.parametrize("tried", ["true", "false"])
+def test_a_gpu_whose_driver_torch_cannot_use_is_two_lines(train, monkeypatch, capsys, tried):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(SystemExit):
-        train("--trainer.accelerator", "gpu")
+        train("--trainer.accelerator", "gpu", "--try_network", tried)
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: Found no NVIDIA driver on your system"
     assert "--trainer.accelerator cpu" in second
