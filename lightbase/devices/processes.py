@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
-from lightbase.devices.devices import num_processes_started
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
 from lightbase.ranks import STARTED_BY, rank
@@ -67,7 +66,7 @@ class StopOnSignal(MayMissSteps):
         # with a validation.
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
             return
-        if num_batches(trainer) % trainer.accumulate_grad_batches == 0:
+        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,7 +80,8 @@ class StopOnSignal(MayMissSteps):
             leave(trainer)
 
     def _stop_together(self, trainer: Trainer) -> None:
-        if num_batches(trainer) % (self.every_n_steps * trainer.accumulate_grad_batches) == 0:
+        every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
+        if (trainer.fit_loop.batch_idx + 1) % every_n_batches == 0:
             self._stop_if_received(trainer)
 
     def _stop_if_received(self, trainer: Trainer) -> None:
@@ -91,16 +91,6 @@ class StopOnSignal(MayMissSteps):
         SIGNALS.received = int(number.item())
         if SIGNALS.received:
             raise SIGTERMException
-
-
-def num_batches(trainer: Trainer) -> int:
-    """Batches trained in this epoch."""
-    return trainer.fit_loop.batch_idx + 1
-
-
-def is_child(trainer: Trainer) -> bool:
-    """Whether Lightning has started this process, and not the user, torchrun or SLURM."""
-    return trainer.local_rank > 0 and num_processes_started() == (0, 0)
 
 
 def leave(trainer: Trainer) -> None:

@@ -16,8 +16,13 @@ from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
-from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
-from lightbase.devices.processes import end_with_parent, is_child, leave
+from lightbase.devices.devices import (
+    cpu_threads,
+    describe_devices,
+    num_processes_started,
+    short_device_errors,
+)
+from lightbase.devices.processes import end_with_parent, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
@@ -190,8 +195,8 @@ def end_on_signal(trainer: Trainer) -> Iterator[None]:
     except SIGTERMException as error:
         SIGNALS.waits = False
         leave(trainer)
-        if is_child(trainer):  # Lightning kills the whole run if such a process fails
-            sys.exit(0)
+        if trainer.local_rank > 0 and num_processes_started() == (0, 0):
+            sys.exit(0)  # Lightning has started this process, and kills the run if one fails
         raise Stopped(SIGNALS.received) from error
 
 

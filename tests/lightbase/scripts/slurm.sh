@@ -32,7 +32,8 @@ if compgen -G "logs/$name/version_*/checkpoints/last.ckpt" > /dev/null; then
 fi
 
 # srun of SLURM 22.05 and newer does not take --cpus-per-task from the job
-srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python scripts/train.py "$@" --name "$name" "${resume[@]}"
+srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
+    python scripts/train.py "$@" --name "$name" "${resume[@]}"
 status=$?
 
 if [ "$status" = 143 ]; then # stopped by SIGTERM
