@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,15 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSA
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
 from lightbase.errors import UserError
+
+WAYS_OUT = {
+    "out of memory|allocate memory": "another program may use the memory (nvidia-smi); else try "
+    "a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false",
+    "NVIDIA driver": f"torch {torch.__version__} is built for CUDA {torch.version.cuda}: install "
+    "another driver or another torch (docs/devices.md), or use --trainer.accelerator cpu",
+    r"C(\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
+}
+"""{pattern in an error of torch: what the user can do}."""
 
 
 @runtime_checkable
@@ -136,6 +146,22 @@ def check_launcher(devices: Any, num_nodes: int) -> None:
         launched = f"{started[0]} processes on each of {started[1]} machines"
         way_out = f"torchrun or SLURM has started {launched}; leave the two flags out"
         raise UserError(f"trainer.devices {devices} and {flag}: {way_out}")
+
+
+@contextlib.contextmanager
+def short_device_errors() -> Iterator[None]:
+    """Put what torch says about a full memory, a missing compiler or an NVIDIA driver that is
+    missing or too old into two lines."""
+    try:
+        yield
+    except RuntimeError as error:
+        for pattern, way_out in WAYS_OUT.items():
+            lines = [line for line in str(error).splitlines() if re.search(pattern, line)]
+            if lines:
+                # what follows are links, and advice on torch's allocator
+                what = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
+                raise UserError(f"{what}\n{way_out}") from error
+        raise
 
 
 @contextlib.contextmanager

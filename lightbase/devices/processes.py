@@ -1,13 +1,11 @@
 """How several processes of one run, on one machine or many, stop and end together."""
 
-import contextlib
 import functools
 import multiprocessing
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,10 +16,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps
-from lightbase.devices.devices import num_processes_started
 from lightbase.devices.signals import SIGNALS
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError
 from lightbase.ranks import STARTED_BY, rank
+
+EXIT_S = 30  # for the end of a process whose work is done
 
 
 def end_with_parent(is_worker: bool = False) -> None:
@@ -67,7 +66,7 @@ class StopOnSignal(MayMissSteps):
         # with a validation.
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
             return
-        if num_batches(trainer) % trainer.accumulate_grad_batches == 0:
+        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,7 +80,8 @@ class StopOnSignal(MayMissSteps):
             leave(trainer)
 
     def _stop_together(self, trainer: Trainer) -> None:
-        if num_batches(trainer) % (self.every_n_steps * trainer.accumulate_grad_batches) == 0:
+        every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
+        if (trainer.fit_loop.batch_idx + 1) % every_n_batches == 0:
             self._stop_if_received(trainer)
 
     def _stop_if_received(self, trainer: Trainer) -> None:
@@ -93,40 +93,16 @@ class StopOnSignal(MayMissSteps):
             raise SIGTERMException
 
 
-def num_batches(trainer: Trainer) -> int:
-    """Batches trained in this epoch."""
-    return trainer.fit_loop.batch_idx + 1
-
-
-def is_child(trainer: Trainer) -> bool:
-    """Whether Lightning has started this process, and not the user, torchrun or SLURM."""
-    return trainer.local_rank > 0 and num_processes_started() == (0, 0)
-
-
-@contextlib.contextmanager
-def short_memory_errors() -> Iterator[None]:
-    """Put a full memory of a device into two lines: what happened, and the way out."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = first_line(error)
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in text:
-            raise
-        what = ". ".join(text.split(". ")[:2])  # advice on torch's allocator follows
-        way_out = "another program may use the memory (nvidia-smi); else try a smaller network, "
-        way_out += "--data.batch_size, --trainer.precision bf16-mixed or --data.resident false"
-        raise UserError(f"{what}\n{way_out}") from error
-
-
 def leave(trainer: Trainer) -> None:
     """End the process group; raise UserError if a process that this one started has failed."""
     if dist.is_initialized():
         trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     for process in started_processes(trainer):  # those of ddp_spawn have ended already
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-        if process.returncode != 0:
-            process.kill()
-            status = f"ended with status {process.returncode}"
-            raise UserError(f"process {process.pid} of this run {status}")
+        try:
+            status = process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # at the barrier its work was done
+            status = 0
+        if status:
+            raise UserError(f"process {process.pid} of this run ended with status {status}")

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -45,10 +45,6 @@ MODEL_HOOKS = (
     "lr_scheduler_step",
 )
 FP16 = ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
-
-
-class StepProfiler(Profiler):
-    """A profiler that also understands several steps in one call."""
 
 
 class SeveralSteps(SingleDeviceStrategy):
@@ -203,7 +199,7 @@ def flag_obstacles(trainer: Any) -> list[str]:
         "gradient_clip_val": bool(trainer.gradient_clip_val),
         "val_check_interval": trainer.val_check_interval != 1.0,
         "precision": trainer.precision in FP16,
-        "profiler": not isinstance(trainer.profiler, PassThroughProfiler | StepProfiler),
+        "profiler": not isinstance(trainer.profiler, PassThroughProfiler),
     }
     flags = [flag for flag, is_needed in needs_each_step.items() if is_needed]
     return [f"trainer.{flag} {getattr(trainer, flag)}" for flag in flags]

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import TensorBatches, for_network
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import num_gpus, parse_devices
-from lightbase.devices.processes import short_memory_errors
+from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
@@ -26,14 +25,17 @@ from lightbase.optim import schedule_at
 from lightbase.ranks import say
 
 
+@short_device_errors()
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
     """Load weights and data, and try network and optimizer. A mistake is found here, before the
     run has a folder. A plain LightningModule or LightningDataModule is not checked."""
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
+        check_compiling(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
-        limits = "a resume may end with other weights; several processes may count samples twice"
+        limits = "a resume may end with other weights; several processes may count samples twice, "
+        limits += "and each trains on all of an IterableDataset"
         say(f"{type(data).__name__} has its own DataLoaders: {limits}")
     if not has_named_optimizer(model):
         limit = "a resume with another length does not stretch the schedule"
@@ -45,8 +47,22 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam starts CUDA even on the CPU, and a process that forks must not start it
-    if has_named_optimizer(model) and trial_device(config.trainer) is not None:
+    device = trial_device(config.trainer)
+    if device is not None:
+        torch.empty(0, device=device)  # does torch take the driver?
+    if has_named_optimizer(model) and device is not None:
         schedule_at(3, model, num_steps=100)
+
+
+def check_compiling(model: BaseModule, trainer: Any) -> None:
+    """Raise UserError if CUDA graphs would overwrite the gradients of the batch before (pytorch
+    issue 169545). trainer: the Trainer's flags."""
+    is_graph = model.compile_net and model.compile_mode in ("reduce-overhead", "max-autotune")
+    num_batches = trainer.accumulate_grad_batches
+    if is_graph and num_batches > 1 and trial_device(trainer) != torch.device("cpu"):
+        what = f"model.compile_mode {model.compile_mode} launches CUDA graphs, which cannot add up"
+        what += f" the gradients of trainer.accumulate_grad_batches {num_batches}"
+        raise UserError(f"{what}:\nleave one out", 2)
 
 
 def has_test(model: LightningModule, data: LightningDataModule) -> bool:
@@ -139,7 +155,7 @@ def try_network(
         # cuBLAS reads it at its first use, which is here; Lightning sets it later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
-    with short_memory_errors():
+    with short_device_errors():
         inputs = data.normalize(inputs.to(device))
         try:
             outputs, in_training = run_network(model, inputs, str(trainer.precision))

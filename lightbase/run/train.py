@@ -18,8 +18,13 @@ from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
-from lightbase.devices.devices import cpu_threads, describe_devices
-from lightbase.devices.processes import end_with_parent, is_child, leave, short_memory_errors
+from lightbase.devices.devices import (
+    cpu_threads,
+    describe_devices,
+    num_processes_started,
+    short_device_errors,
+)
+from lightbase.devices.processes import end_with_parent, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
@@ -44,7 +49,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         line = CommandLine(sys.argv[1:] if args is None else args)
-        with short_flag_errors(), short_process_errors():
+        with short_flag_errors(), short_device_errors():
             cli = build(line)
         if not line.names_experiment and not (cli.restart and cli.restart.config):
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
@@ -92,7 +97,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run)
-        with ended(loggers), short_memory_errors():
+        with ended(loggers), short_device_errors():
             checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
             restart.checkpoint = None  # the memory is free when Lightning has restored it
             trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
@@ -162,7 +167,7 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 
 
 @contextmanager
-def short_flag_errors(trainer: Trainer) -> Iterator[None]:
+def short_flag_errors(trainer: Trainer | None = None) -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError."""
     try:
         yield
@@ -172,7 +177,7 @@ def short_flag_errors(trainer: Trainer) -> Iterator[None]:
         if not isinstance(error, MisconfigurationException) and not is_of_flag:
             raise
         text = first_line(error)
-        if trainer.overfit_batches:  # type: ignore[attr-defined]  # which sets all limits
+        if trainer and trainer.overfit_batches:  # type: ignore[attr-defined]  # it sets all limits
             text = re.sub(r"limit_\w+_batches", "overfit_batches", text)
         raise UserError(text, 2) from error
 
@@ -186,8 +191,8 @@ def end_on_signal(trainer: Trainer) -> Iterator[None]:
     except SIGTERMException as error:
         SIGNALS.waits = False
         leave(trainer)
-        if is_child(trainer):  # Lightning kills the whole run if such a process fails
-            sys.exit(0)
+        if trainer.local_rank > 0 and num_processes_started() == (0, 0):
+            sys.exit(0)  # Lightning has started this process, and kills the run if one fails
         raise Stopped(SIGNALS.received) from error
 
 

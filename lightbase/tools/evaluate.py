@@ -26,8 +26,8 @@ from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.curves import gather
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import cpu_threads, describe_devices
-from lightbase.devices.processes import StopOnSignal, end_with_parent, leave, short_memory_errors
+from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
+from lightbase.devices.processes import StopOnSignal, end_with_parent, leave
 from lightbase.errors import UserError
 from lightbase.folder import json_text, short, write_whole
 from lightbase.ranks import rank, say
@@ -74,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             run.datamodule.setup("test")
             if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")
-        with short_memory_errors(), cpu_threads(run.config.num_threads):
+        with short_device_errors(), cpu_threads(run.config.num_threads):
             metrics = []
             if has_test(run.model, run.datamodule):
                 metrics = trainer.test(run.model, run.datamodule, verbose=False)

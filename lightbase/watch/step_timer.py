@@ -11,7 +11,6 @@ from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightbase.curves import log_values, newest_step, num_steps
-from lightbase.devices.steps import StepProfiler
 from lightbase.ranks import say
 from lightbase.watch import figures
 
@@ -81,7 +80,7 @@ def action_of(name: str) -> Action | None:
     return ACTIONS.get(word)
 
 
-class PhaseClock(StepProfiler):
+class PhaseClock(PassThroughProfiler):
     """A profiler, which Lightning calls when an action begins or ends, that times the phases.
 
     Every moment of the steps belongs to one phase: an inner phase interrupts the outer one.
@@ -228,7 +227,7 @@ class StepTimer(Callback):
         self.epochs, self.num_steps = [], num_steps(trainer)
         if not trainer.is_global_zero:
             return
-        if isinstance(trainer.profiler, PassThroughProfiler | PhaseClock):
+        if isinstance(trainer.profiler, PassThroughProfiler):
             trainer.profiler = self.clock
             self.clock.begin(trainer.strategy.root_device)
         else:

@@ -168,23 +168,62 @@ def test_what_cannot_be_resident_on_a_gpu_is_refused(train, monkeypatch, capsys)
     assert "data.resident true keeps arrays on the GPU" in capsys.readouterr().err
 
 
-class TooLarge(MLP):
+MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
+DRIVER = "The NVIDIA driver on your system is too old (found version 12020). Please update your"
+COMPILER = "In a subprocess:\nRuntimeError: Failed to find C compiler. Please specify via CC"
+
+
+def test_cuda_graphs_do_not_accumulate_gradients(train, monkeypatch, capsys):
+    flags = "--model.compile_net eager --model.compile_mode reduce-overhead"
+    flags += " --trainer.accumulate_grad_batches 2"
+    monkeypatch.setattr(checks, "trial_device", lambda trainer: torch.device("cuda", 0))
+    with pytest.raises(SystemExit) as caught:
+        train(*flags.split())
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "compile_mode reduce-overhead" in error
+    assert "trainer.accumulate_grad_batches 2" in error
+
+
+class Fails(MLP):
     fails_in = (True,)
+    text = MEMORY
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training in self.fails_in:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
-            )
+            raise RuntimeError(self.text)
         return super().forward(x)
 
 
-@pytest.mark.parametrize("fails_in", [(True,), (True, False)], ids=["training", "trial"])
-def test_a_full_gpu_is_two_lines(train, monkeypatch, capsys, fails_in):
-    monkeypatch.setattr(TooLarge, "fails_in", fails_in)
+@pytest.mark.parametrize(
+    ("fails_in", "text", "what", "way_out"),
+    [
+        ((True,), MEMORY, "CUDA out of memory. Tried to allocate 1 TiB", "--data.batch_size"),
+        ((True, False), MEMORY, "CUDA out of memory. Tried to allocate 1 TiB", "--data.batch_size"),
+        ((True, False), DRIVER, DRIVER.partition(".")[0], "is built for CUDA"),
+        ((True,), COMPILER, "RuntimeError: Failed to find C compiler", "install gcc and g++"),
+    ],
+)
+def test_what_a_device_refuses_is_two_lines(
+    train, monkeypatch, capsys, fails_in, text, what, way_out
+):
+    monkeypatch.setattr(Fails, "fails_in", fails_in)
+    monkeypatch.setattr(Fails, "text", text)
     with pytest.raises(SystemExit) as caught:
-        train("--model.net", "test_devices.TooLarge")
+        train("--model.net", "test_devices.Fails")
     assert caught.value.code == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "error: CUDA out of memory. Tried to allocate 1 TiB"
-    assert "--data.batch_size" in second
+    assert first == f"error: {what}"
+    assert way_out in second
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or not torch.version.cuda, reason="has a driver")
+@pytest.mark.parametrize("tried", ["true", "false"])
+def test_a_gpu_whose_driver_torch_cannot_use_is_two_lines(train, monkeypatch, capsys, tried):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit):
+        train("--trainer.accelerator", "gpu", "--try_network", tried)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: Found no NVIDIA driver on your system"
+    assert "--trainer.accelerator cpu" in second

@@ -1,5 +1,6 @@
 """Runs of several processes. Functions without `test_` run on the ranks of `tests/ranks.py`."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -26,15 +27,14 @@ from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from paths import HERE, TINY, script
 from ranks import RunRanks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_curves import epoch_lines
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
 from lightbase.data.batches import EpochBatchSampler, ResumableLoader, as_it_is
 from lightbase.data.module import BaseDataModule, Batch
-from lightbase.devices import signals
+from lightbase.devices import processes, signals
 from lightbase.devices.processes import StopOnSignal
 from lightbase.run.train import main
 
@@ -125,6 +125,16 @@ class StockImages(SyntheticImages):
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.splits["val"], batch_size=16, collate_fn=as_it_is)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return ((torch.zeros(3, 8, 8), 0) for _ in range(32))
+
+
+class StreamedImages(SyntheticImages):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Stream(), batch_size=16)
 
 
 class WithBuffer(nn.Module):
@@ -294,6 +304,11 @@ def test_each_loader_is_shared_out_once(on_ranks, tmp_path, data, sampler):
     assert len(together(notes, "test", 0)) == 26
 
 
+def test_each_process_trains_on_all_of_an_iterable_dataset_and_a_line_says_so(on_ranks, tmp_path):
+    outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StreamedImages")
+    assert "each process trains on all samples of the IterableDataset" in outputs[0]
+
+
 @pytest.mark.slow
 def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks, tmp_path):
     flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
@@ -337,18 +352,14 @@ TAGS = ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auro
 @pytest.mark.slow
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
     args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2, *WITH_METRICS)
-    lines = []
     for num_ranks, batch_size in ((1, 32), (2, 16)):
         folder = tmp_path / str(num_ranks)
-        outputs = run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
-        lines.append(epoch_lines(outputs[0]))
+        run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
     torch.testing.assert_close(weights(tmp_path / "2"), weights(tmp_path / "1"), **CLOSE)
     for tag in (*TAGS, "lr", "test/loss", "test/auroc"):
         expected = curve(tmp_path / "1", tag)
         assert curve(tmp_path / "2", tag) == pytest.approx(expected, rel=1e-4), tag
     assert len(curve(tmp_path / "1", "train/loss")) > 1
-    assert len(lines[0]) == 3
-    assert all(lines[1][epoch] == pytest.approx(line, abs=2e-4) for epoch, line in lines[0].items())
 
 
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
@@ -728,6 +739,25 @@ def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(start_com
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert "a bug on rank 1" in output
+    assert_none_left(process.pid)
+
+
+class ExitsSlowly(Callback):
+    """The second process takes a minute to exit."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        processes.EXIT_S = 1
+        if trainer.global_rank == 1:
+            atexit.register(time.sleep, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_finished_run_does_not_wait_for_a_process_that_exits_slowly(start_command):
+    process = start_command("--trainer.callbacks", "test_distributed.ExitsSlowly")
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "Run folder: " in output
     assert_none_left(process.pid)
 
 

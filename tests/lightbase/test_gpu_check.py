@@ -4,30 +4,38 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_checks
 import pytest
 from paths import HERE
+
+COMMAND = [sys.executable, "gpu_checks.py", "--output"]
 
 
 @pytest.mark.slow
 def test_its_dry_run_trains_watches_and_reports(tmp_path: Path) -> None:
-    only = ("--only", "optimiser SGD", "waits", "strategy dp")
-    command = [sys.executable, "gpu_checks.py", "--dry", "--output", tmp_path, *only]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    only = ("--dry", "--only", "several", "augmentations", "out of memory", "waits", "strategy dp")
+    done = subprocess.run([*COMMAND, tmp_path, *only], cwd=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text()
-    assert "| optimiser SGD | passed |" in table
-    assert "| waits | passed |" in table
+    for name in ("several steps a call", "augmentations", "out of memory", "waits"):
+        assert f"| {name} | passed |" in table
     assert "| strategy dp | not run |  | needs a GPU |" in table
     assert "0 on others" in (tmp_path / "waits.txt").read_text()
-    assert "2 passed, 0 failed, 1 not run" in done.stdout
+    assert "4 passed, 0 failed, 1 not run" in done.stdout
 
 
 @pytest.mark.slow
 def test_a_check_that_fails_is_in_the_table_and_the_status(tmp_path: Path) -> None:
-    command = [sys.executable, "gpu_checks.py", "--output", tmp_path, "--only", "optimiser SGD"]
-    done = subprocess.run(
-        command, cwd=HERE, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""}
-    )
+    command, environment = [*COMMAND, tmp_path, "--only", "several"], {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
-    assert "| optimiser SGD | **failed** |" in done.stdout
+    assert "| several steps a call | **failed** |" in done.stdout
     assert "no GPU was found; use --trainer.accelerator cpu" in done.stdout
+
+
+def test_results_that_differ_are_named() -> None:
+    trained = "Test of the best checkpoint x: test/acc {}, test/loss 0.5\n"
+    assert gpu_checks.same_numbers(trained.format(0.5) + trained.format(0.5)) == ""
+    assert "['test/acc'] differ" in gpu_checks.same_numbers(trained.format(0) + trained.format(1))
+    evaluated = '{"test/acc": 0.4}\n{"test/acc": 0.3}\n'
+    assert "['test/acc'] differ" in gpu_checks.same_numbers(trained.format(0.4) + evaluated)

@@ -441,13 +441,15 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n')
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    environment["SLURM_CPUS_PER_TASK"] = "4"
     command = ["bash", str(HERE / "scripts" / "slurm.sh"), "--config", "a b.yaml"]
     assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status
     (tmp_path / "logs" / "slurm_7" / "version_0" / "checkpoints").mkdir(parents=True)
     (tmp_path / "logs" / "slurm_7" / "version_0" / "checkpoints" / "last.ckpt").touch()
     assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status
     calls = (tmp_path / "calls").read_text().splitlines()
-    started = "srun --kill-on-bad-exit=1 python scripts/train.py --config a b.yaml --name slurm_7"
+    started = "srun --kill-on-bad-exit=1 --cpus-per-task=4 python scripts/train.py"
+    started += " --config a b.yaml --name slurm_7"
     back = ["scontrol requeue 7"] * requeued
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
 

@@ -31,7 +31,9 @@ if compgen -G "logs/$name/version_*/checkpoints/last.ckpt" > /dev/null; then
     resume=(--ckpt_path last)
 fi
 
-srun --kill-on-bad-exit=1 python scripts/train.py "$@" --name "$name" "${resume[@]}"
+# srun of SLURM 22.05 and newer does not take --cpus-per-task from the job
+srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
+    python scripts/train.py "$@" --name "$name" "${resume[@]}"
 status=$?
 
 if [ "$status" = 143 ]; then # stopped by SIGTERM
