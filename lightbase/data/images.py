@@ -111,7 +111,9 @@ class ResizedImages(Dataset[tuple[Tensor, Any]]):
         try:
             return read_image(image, self.shape), target
         except UserError as error:
-            raise UserError(f"{image} cannot be read: {error}; mend or remove it") from error
+            raise UserError(
+                f"{image} cannot be read: {error}; mend, shrink or remove it"
+            ) from error
 
 
 class ImageFolder(BaseDataModule):

@@ -1,5 +1,6 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
+import os
 from collections.abc import Collection, Sized
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +81,8 @@ class BaseDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
+        if self.data_dir.is_file():
+            raise UserError(f"data.data_dir {self.data_dir} is a file; give a folder", 2)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.resident = resident
@@ -93,17 +96,17 @@ class BaseDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
-        self.on_gpu: dict[str, TensorBatches] = {}
+        self.on_gpu: dict[TensorBatches, TensorBatches] = {}  # by the samples in CPU memory
 
     @property
     def num_classes(self) -> int | None:
-        return len(self.classes) or None
+        return len(self.classes or []) or None
 
     def load(self, split: Literal["train", "test"]) -> Loaded:
         """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
         `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
         `augment` changes training samples only."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__name__} has no method `load`: docs/extending.md shows one")
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """The network's inputs, float32, from a batch (N, ...) on its device."""
@@ -115,6 +118,12 @@ class BaseDataModule(LightningDataModule):
         return inputs
 
     def setup(self, stage: str) -> None:
+        num_cores = os.cpu_count() or 1
+        if self.num_workers > 16 * num_cores:
+            what = f"data.num_workers {self.num_workers}: too many for {num_cores} CPU cores"
+            raise UserError(f"{what}; give {num_cores}, for instance", 2)
+        if self.classes is None:
+            self.classes = []
         trains = stage in ("fit", "validate")
         if trains and "train" not in self.splits:
             self._load_train_and_val()
@@ -218,7 +227,7 @@ class BaseDataModule(LightningDataModule):
         if pins is None:
             pins = self.trainer.strategy.root_device.type == "cuda"
         if isinstance(samples, TensorBatches):
-            samples = self._resident(split, samples)
+            samples = self._resident(samples)
             pins = pins and samples.device.type == "cpu"  # torch cannot pin other memory
             if not self.num_workers:
                 order["batches_at_once"] = samples.batches_at_once(batch_size)
@@ -234,18 +243,18 @@ class BaseDataModule(LightningDataModule):
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )
 
-    def _resident(self, split: str, samples: TensorBatches) -> TensorBatches:
+    def _resident(self, samples: TensorBatches) -> TensorBatches:
         """The samples on the GPU, if they are to be kept there; otherwise the samples as they
         are."""
         device = self.trainer.strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
-        if split not in self.on_gpu:
+        if samples not in self.on_gpu:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             if not self.resident and 4 * samples.num_bytes > free_bytes:
                 return samples
-            self.on_gpu[split] = samples.to(device)
-        return self.on_gpu[split]
+            self.on_gpu[samples] = samples.to(device)
+        return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
@@ -291,10 +300,9 @@ def as_samples(loaded: Any, name: str) -> Samples:
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
         return DatasetSamples(loaded)
-    raise UserError(
-        f"{name} is a {type(loaded).__name__}:\nload returns (inputs, targets) or a map-style "
-        "Dataset of them (__len__, __getitem__); for others write a LightningDataModule"
-    )
+    needs = "load returns (inputs, targets), or a Dataset of them with __len__ and __getitem__"
+    way_out = "for a stream write a LightningDataModule"
+    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
 
 
 def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int) -> None:

@@ -60,7 +60,9 @@ def test_a_broken_image_ends_the_training_with_its_name(image_folder, num_worker
         return
     with pytest.raises(UserError) as caught:
         read(data.train_dataloader())
-    assert re.fullmatch(f"{broken} cannot be read: .*; mend or remove it", str(caught.value))
+    assert re.fullmatch(
+        f"{broken} cannot be read: .*; mend, shrink or remove it", str(caught.value)
+    )
 
 
 def split_sizes(data: ImageFolder) -> dict[str, int]:
