@@ -1,6 +1,5 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
-import os
 from collections.abc import Collection, Sized
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
 Values = Tensor | np.ndarray | list  # of numbers
+MAX_WORKERS = 256
 Loaded = tuple[Values, Values] | Dataset
 
 
@@ -80,6 +80,9 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size: PositiveInt | None = None,
     ) -> None:
         super().__init__()
+        if num_workers > MAX_WORKERS:
+            what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
+            raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
         if self.data_dir.is_file():
             raise UserError(f"data.data_dir {self.data_dir} is a file; give a folder", 2)
@@ -106,7 +109,8 @@ class BaseDataModule(LightningDataModule):
         """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
         `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
         `augment` changes training samples only."""
-        raise UserError(f"{type(self).__name__} has no method `load`: docs/extending.md shows one")
+        what = f"{type(self).__name__} has no method load(split), which reads the samples"
+        raise UserError(f"data: {what}", 2)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """The network's inputs, float32, from a batch (N, ...) on its device."""
@@ -118,10 +122,6 @@ class BaseDataModule(LightningDataModule):
         return inputs
 
     def setup(self, stage: str) -> None:
-        num_cores = os.cpu_count() or 1
-        if self.num_workers > 16 * num_cores:
-            what = f"data.num_workers {self.num_workers}: too many for {num_cores} CPU cores"
-            raise UserError(f"{what}; give {num_cores}, for instance", 2)
         if self.classes is None:
             self.classes = []
         trains = stage in ("fit", "validate")

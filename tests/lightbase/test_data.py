@@ -404,15 +404,11 @@ def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
     assert not list(tmp_path.rglob("version_*"))
 
 
-def test_values_that_cannot_be_are_refused_before_the_data_is_read(tmp_path):
+def test_a_file_as_the_folder_of_the_data_is_refused(tmp_path):
     file = tmp_path / "x.csv"
     file.touch()
     with pytest.raises(UserError, match=r"data.data_dir .*x\.csv is a file; give a folder"):
         Numbers((x, y), data_dir=str(file))
-    with pytest.raises(UserError, match=r"data\.num_workers 9999: too many for \d+ CPU cores"):
-        Numbers(None, num_workers=9999).setup("fit")
-    with pytest.raises(UserError, match="BaseDataModule has no method `load`"):
-        BaseDataModule().setup("fit")
 
 
 def test_classes_may_be_none_and_a_seed_of_any_size() -> None:
