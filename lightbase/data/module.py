@@ -125,7 +125,7 @@ class BaseDataModule(LightningDataModule):
         if self.classes is None:
             self.classes = []
         trains = stage in ("fit", "validate")
-        if trains and "train" not in self.splits:
+        if (trains or self.fold) and "train" not in self.splits:
             self._load_train_and_val()
         if not trains:
             self._load_test()
@@ -150,12 +150,7 @@ class BaseDataModule(LightningDataModule):
             self.splits["val"] = self.splits["test"]
 
     def _load_test(self) -> None:
-        if "test" in self.splits:
-            return
-        if self.fold:
-            samples = self._samples("train")
-            self.splits["test"], _ = split_fold(samples, self.fold, bool(self.classes))
-        elif "test" in self.own_splits:
+        if "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._samples("test")
 
     def _samples(self, split: Any) -> Samples:
