@@ -1,4 +1,4 @@
-"""Image files of any size and mode: how they are found, checked, and read as tensors."""
+"""Image files of any size and mode: how they are found, and read as tensors."""
 
 import os
 from collections.abc import Iterable
