@@ -1,4 +1,4 @@
-"""Image files of any size and mode: how they are found, checked, and read as tensors."""
+"""Image files of any size and mode: how they are found, and read as tensors."""
 
 import os
 from collections.abc import Iterable
@@ -111,7 +111,9 @@ class ResizedImages(Dataset[tuple[Tensor, Any]]):
         try:
             return read_image(image, self.shape), target
         except UserError as error:
-            raise UserError(f"{image} cannot be read: {error}; mend or remove it") from error
+            raise UserError(
+                f"{image} cannot be read: {error}; mend, shrink or remove it"
+            ) from error
 
 
 class ImageFolder(BaseDataModule):

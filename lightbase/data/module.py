@@ -84,6 +84,8 @@ class BaseDataModule(LightningDataModule):
             what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
             raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
+        if self.data_dir.is_file():
+            raise UserError(f"data.data_dir {self.data_dir} is a file; give a folder", 2)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.resident = resident
@@ -97,14 +99,11 @@ class BaseDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
-        self.on_gpu: dict[str, TensorBatches] = {}
+        self.on_gpu: dict[TensorBatches, TensorBatches] = {}  # by the samples in CPU memory
 
     @property
     def num_classes(self) -> int | None:
-        if self.classes is None:
-            what = f"classes of {type(self).__name__} is None"
-            raise UserError(f"{what}: give a list of names, or leave it out", 2)
-        return len(self.classes) or None
+        return len(self.classes or []) or None
 
     def load(self, split: Literal["train", "test"]) -> Loaded:
         """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
@@ -123,8 +122,10 @@ class BaseDataModule(LightningDataModule):
         return inputs
 
     def setup(self, stage: str) -> None:
+        if self.classes is None:
+            self.classes = []
         trains = stage in ("fit", "validate")
-        if trains and "train" not in self.splits:
+        if (trains or self.fold) and "train" not in self.splits:
             self._load_train_and_val()
         if not trains:
             self._load_test()
@@ -149,12 +150,7 @@ class BaseDataModule(LightningDataModule):
             self.splits["val"] = self.splits["test"]
 
     def _load_test(self) -> None:
-        if "test" in self.splits:
-            return
-        if self.fold:
-            samples = self._samples("train")
-            self.splits["test"], _ = split_fold(samples, self.fold, bool(self.classes))
-        elif "test" in self.own_splits:
+        if "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._samples("test")
 
     def _samples(self, split: Any) -> Samples:
@@ -226,7 +222,7 @@ class BaseDataModule(LightningDataModule):
         if pins is None:
             pins = self.trainer.strategy.root_device.type == "cuda"
         if isinstance(samples, TensorBatches):
-            samples = self._resident(split, samples)
+            samples = self._resident(samples)
             pins = pins and samples.device.type == "cpu"  # torch cannot pin other memory
             if not self.num_workers:
                 order["batches_at_once"] = samples.batches_at_once(batch_size)
@@ -242,18 +238,18 @@ class BaseDataModule(LightningDataModule):
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )
 
-    def _resident(self, split: str, samples: TensorBatches) -> TensorBatches:
+    def _resident(self, samples: TensorBatches) -> TensorBatches:
         """The samples on the GPU, if they are to be kept there; otherwise the samples as they
         are."""
         device = self.trainer.strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
-        if split not in self.on_gpu:
+        if samples not in self.on_gpu:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             if not self.resident and 4 * samples.num_bytes > free_bytes:
                 return samples
-            self.on_gpu[split] = samples.to(device)
-        return self.on_gpu[split]
+            self.on_gpu[samples] = samples.to(device)
+        return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
@@ -299,10 +295,9 @@ def as_samples(loaded: Any, name: str) -> Samples:
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
         return DatasetSamples(loaded)
-    raise UserError(
-        f"{name} is a {type(loaded).__name__}:\nload returns (inputs, targets) or a map-style "
-        "Dataset of them (__len__, __getitem__); for others write a LightningDataModule"
-    )
+    needs = "load returns (inputs, targets), or a Dataset of them with __len__ and __getitem__"
+    way_out = "for a stream write a LightningDataModule"
+    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
 
 
 def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int) -> None:

@@ -45,6 +45,8 @@ class Features(BaseDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
+        if csv_path is None and label_column != "label":
+            raise UserError(f"data.label_column {label_column}: there is no data.csv_path", 2)
         self.csv_path = csv_path
         self.label_column = label_column
         self.num_features = num_features
@@ -76,7 +78,7 @@ class Features(BaseDataModule):
         return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
-        generator = torch.Generator().manual_seed(self.data_seed)
+        generator = torch.Generator().manual_seed(self.data_seed % 2**63)
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
         # about 3.5 standard deviations apart, for any number of features
         centres *= 2.5 / self.num_features**0.5

@@ -43,7 +43,7 @@ def open_or_download(
     for path, (size, md5) in (published or {}).items():
         file = data_dir / path
         if file.is_file() and file.stat().st_size == size and not check_integrity(file, md5):
-            raise UserError(f"{file} is damaged: delete it to download it again")
+            raise UserError(f"{file} is damaged: move it away to download it again")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         can_write = os.access(data_dir, os.W_OK)
@@ -57,7 +57,7 @@ def open_or_download(
     ) as error:  # of files, archives, the network, or arguments, as torchvision has it
         reason = (str(error) or type(error).__name__).splitlines()[-1]
         what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
-        way_out = "delete what has come in half, and start the command again"
+        way_out = "move away what has come in half, and start the command again"
         raise UserError(f"{what}\n{way_out}; without a network, put {files}") from error
 
 

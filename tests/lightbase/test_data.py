@@ -60,6 +60,14 @@ class Jittered(Dataset[tuple[Tensor, float]]):
         ), float(index)
 
 
+def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> None:
+    """A stand-in for a GPU, whose memory is on the device meta."""
+    monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(kind, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
+    on_meta = lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets)  # noqa: E731
+    monkeypatch.setattr(TensorBatches, "to", on_meta)
+
+
 def test_training_and_validation_share_the_training_set_and_the_split_is_seeded() -> None:
     data = labelled(200)
     train, val = data.splits["train"].inputs.tolist(), data.splits["val"].inputs.tolist()
@@ -81,7 +89,11 @@ def test_the_split_copies_no_data() -> None:
     assert moved.all_inputs.nbytes + moved.all_targets.nbytes == few.num_bytes
 
 
-def test_without_validation_all_trains_and_the_curve_is_of_the_test_set() -> None:
+def test_without_validation_all_trains_and_the_curve_is_of_the_test_set(monkeypatch) -> None:
+    data = labelled(50, val_fraction=0)
+    gpu_of(data, monkeypatch)
+    assert data.val_dataloader().dataset is data.test_dataloader().dataset  # one copy on the GPU
+    assert data.train_dataloader().dataset is not data.test_dataloader().dataset
     data = labelled(50, val_fraction=0)
     assert len(data.splits["train"]) == 50
     assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
@@ -157,20 +169,16 @@ def test_the_batches_of_an_evaluation(eval_batch_size, size):
 
 @pytest.mark.parametrize("pin_memory", [None, True, False])
 def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
-    gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
-    on_gpu = TensorBatches(torch.zeros(5, device="meta"), torch.zeros(5))
-    monkeypatch.setattr(TensorBatches, "to", lambda self, _: on_gpu)
     for device, resident, pins in (
-        (gpu, None, False),
-        (gpu, False, True),
-        (torch.device("mps"), None, False),
+        ("cuda", None, False),
+        ("cuda", False, True),
+        ("mps", None, False),
     ):
         data = labelled(50, pin_memory=pin_memory, resident=resident)
-        monkeypatch.setattr(data.trainer.strategy, "_root_device", device)
+        gpu_of(data, monkeypatch, device)
         loader = data.val_dataloader()
-        is_resident = device == gpu and resident is None
-        assert (loader.dataset is on_gpu) == is_resident
+        is_resident = device == "cuda" and resident is None
+        assert (loader.dataset.device.type == "meta") == is_resident
         # torch pins dense CPU tensors alone; for mps it would say that it does not
         assert loader.pin_memory == (
             (pin_memory or (pin_memory is None and pins)) and not is_resident
@@ -319,8 +327,8 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
     (TensorDataset(x, y.float()), ("a", "b"), None, "torch.float32 targets"),
     ((x, y), (), (1, 28, 28), r"\(3,\) and image_shape \(1, 28, 28\)"),
     (Jittered(), (), (1, 28, 28), r"\(4,\) and image_shape \(1, 28, 28\)"),
-    (Stream(), (), None, "Stream:\nload returns .* map-style"),
-    (Endless(), (), None, "Endless:\nload returns .* map-style"),
+    (Stream(), (), None, "Stream:\nload returns .* write a LightningDataModule"),
+    (Endless(), (), None, "Endless:\nload returns .* __len__"),
     (None, (), None, "NoneType:\nload returns"),
     (x, (), None, "Tensor:\nload returns"),
 ]
@@ -394,3 +402,17 @@ def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
     assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err
     assert not list(tmp_path.rglob("version_*"))
+
+
+def test_a_file_as_the_folder_of_the_data_is_refused(tmp_path):
+    file = tmp_path / "x.csv"
+    file.touch()
+    with pytest.raises(UserError, match=r"data.data_dir .*x\.csv is a file; give a folder"):
+        Numbers((x, y), data_dir=str(file))
+
+
+def test_classes_may_be_none_and_a_seed_of_any_size() -> None:
+    data = Numbers((x, y.float()), split_seed=10**23)
+    data.classes = None  # type: ignore[assignment]
+    assert data.num_classes is None
+    assert attach(data).state_dict()["classes"] == []

@@ -99,3 +99,8 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once(tmp_path: 
     assert data.classes == ["x", "y", "z"]
     path.unlink()
     attach(data, "fit")
+
+
+def test_a_label_column_without_a_file_is_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.label_column kind: there is no data\.csv_path"):
+        Features(label_column="kind")

@@ -1,6 +1,8 @@
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pytest
@@ -130,6 +132,25 @@ def test_without_a_network_the_message_says_where_files_go(name, folder, tmp_pat
         TorchvisionSet(name, data_dir=str(tmp_path)).prepare_data()
     assert str(tmp_path / folder) in str(caught.value).splitlines()[1]
     assert len(str(caught.value).splitlines()) == 2
+
+
+# the network, an archive that is cut short, and a stream in it
+@pytest.mark.parametrize("error", [OSError("no route"), BadZipFile("no zip file"), zlib.error()])
+def test_a_failed_download_is_two_lines(train, tmp_path, capsys, monkeypatch, error):
+    def init(self: Any, root: Path, train: bool, download: bool = False) -> None:
+        raise error if download else RuntimeError("Dataset not found")
+
+    monkeypatch.setattr(datasets.CIFAR10, "__init__", init)
+    data = ["--data", "lightbase.TorchvisionSet", "--data.dataset", "CIFAR10"]
+    with pytest.raises(SystemExit) as caught:
+        train(*data, "--data.data_dir", tmp_path / "data")
+    assert caught.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    reason = str(error) or "error"
+    what = f"CIFAR10 is not in {tmp_path / 'data'}, or damaged, and cannot be downloaded: {reason}"
+    assert first == f"error: {what}"
+    assert "without a network, put " in second
+    assert not (tmp_path / "tiny").exists()
 
 
 def test_a_set_that_needs_more_than_its_name(tmp_path: Path) -> None:

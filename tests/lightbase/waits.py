@@ -278,8 +278,8 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
     """The same of the stand-in, with data that is resident there where `resident` is true, and
     pinned elsewhere."""
 
-    def resident(self: BaseDataModule, split: str, data: TensorBatches) -> TensorBatches:
-        return self.on_gpu.setdefault(split, data.to(DEVICE)) if self.resident else data
+    def resident(self: BaseDataModule, data: TensorBatches) -> TensorBatches:
+        return self.on_gpu.setdefault(data, data.to(DEVICE)) if self.resident else data
 
     # the loader asks torch whether there is an accelerator to pin memory for
     fake = ModuleType("torch")
