@@ -226,6 +226,20 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
     return row["status"], row["epochs"]
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/version_0", "\udce4", "\x1b[31m"])
+def test_a_name_that_is_no_folder_of_runs_is_refused(train, tmp_path, capsys, name):
+    with pytest.raises(SystemExit):
+        train(f"--name={name}")
+    assert "is no name for a folder below" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_flag_without_a_value_is_refused(train: Train, tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        train("--trainer.default_root_dir=")
+    assert "--trainer.default_root_dir= has no value" in capsys.readouterr().err
+
+
 class Failing(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise UserError("failed")
