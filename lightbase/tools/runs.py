@@ -28,7 +28,7 @@ import yaml
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
-from lightbase.ranks import printable
+from lightbase.ranks import printable, say
 
 # No torch here: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -291,12 +291,12 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
             axes.set(title=f"{stage}/{measure}", xlabel="step")
             for i, (path, one_run) in enumerate(curves.items()):
                 steps, values = one_run.get((measure, stage), ([], []))
-                axes.plot(steps, values, color=colors(i), marker=".", label=path)
+                axes.plot(steps, values, color=colors(i), marker=".", label=printable(path))
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(file)
     print(f"Learning curves of {len(curves)} runs: {file}")
     if missing:
-        print(f"Without curves: {', '.join(missing)}")
+        say(f"Without curves: {', '.join(missing)}")
 
 
 def file_ending(*endings: str) -> Callable[[str], Path]:
@@ -328,7 +328,7 @@ def main(args: Sequence[str] | None = None) -> None:
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
         if options.best:
-            print(short(best_checkpoint(runs)))
+            say(short(best_checkpoint(runs)))
             return
         if options.plot:
             draw_curves(runs, options.plot)

@@ -199,6 +199,21 @@ def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: 
     assert "version_10" in capsys.readouterr().out
 
 
+def test_what_is_printed_has_no_control_characters(tmp_path: Path, capsys: Any) -> None:
+    for name in ("\x1b[31mred", "\x1b[31mblue"):
+        folder = write_run(tmp_path, f"{name}/version_0")
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_scalar("val/loss", 1, 0)
+    (folder / "metrics.json").write_text("damaged")
+    (folder / "config.yaml").write_text('{"note": "a\\eb"}')
+    for args in ([], ["--csv"], ["--best"], ["--plot", str(tmp_path / "x.svg")]):
+        call(tmp_path, *args)
+        shown = capsys.readouterr()
+        assert "\\x1b[31m" in shown.out
+        assert "metrics.json is damaged" in shown.err
+        assert "\x1b" not in shown.out + shown.err
+
+
 def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys: Any) -> None:
     write_run(root, "=cmd/version_0", best=0.123456789)
     file = tmp_path / "runs.csv"
