@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,8 @@ def make_loggers(
         return [RunTensorBoard(root, version="")]  # writes nothing
     is_resumed = checkpoint is not None and not run.is_new
     first_step = checkpoint["global_step"] if checkpoint is not None and is_resumed else 0
+    if is_resumed:
+        put_event_files_first(run.folder)
     loggers, counts = [], Counter[str]()
     for config in configs_of_loggers(cli.config.trainer.logger) or [DEFAULT]:
         name = config.class_path.rpartition(".")[2]
@@ -183,6 +186,15 @@ def make_loggers(
             logger.first_step = first_step
         loggers.append(logger)
     return loggers
+
+
+def put_event_files_first(folder: Path) -> None:
+    """Let TensorBoard, which sorts event files by the time in their names, read those of earlier
+    starts first, even if the clock has been set back."""
+    files = [(file, file.name.split(".", 4)) for file in folder.glob("events.out.tfevents.*")]
+    ahead = max((int(parts[3]) for _, parts in files), default=0) - int(time.time())
+    for file, (*kind, seconds, rest) in files if ahead >= 0 else []:
+        file.rename(folder / ".".join([*kind, f"{int(seconds) - ahead - 1:010d}", rest]))
 
 
 def make_logger(cli: TrainingCLI, config: Any, run: Run, run_id: str | None) -> Logger:
