@@ -160,8 +160,9 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
         raise UserError(f"--best: these runs have {metrics}: name runs with one of them", 2)
     if not measured and len(runs) > 1:
         raise UserError("--best: no run has a value of a monitored metric; name a single run")
-    choose = max if runs[0].mode == "max" else min
-    best = choose(measured or runs, key=lambda run: run.best or 0.0)
+    measured = measured or list(runs)
+    choose = max if measured[0].mode == "max" else min
+    best = choose(measured, key=lambda run: run.best or 0.0)
     file = best.folder / "checkpoints" / "best.ckpt"
     if not file.is_file():
         raise UserError(f"--best: {short(best.folder)} is the best, but has no best.ckpt")
@@ -169,12 +170,11 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
 
 
 def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
-    """Rows with the same columns; None where a run has no value."""
+    """Rows with the same columns, the reason last; None where a run has no value."""
     results = [name for run in runs for name in run.results]
-    columns = dict.fromkeys([*results, *setting_columns(runs)])
+    columns = sorted([*results, *setting_columns(runs)], key=lambda name: name == "reason")
     rows = [run.searched | run.settings | run.results for run in runs]
-    in_order = sorted(columns, key=lambda name: name == "reason")  # the reason last
-    return [{name: row.get(name) for name in in_order} for row in rows]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
@@ -230,9 +230,8 @@ def as_text(value: Any, column: str) -> str:
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: The names of the columns first. None is an empty cell."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        writer.writerow(["" if cell is None else for_spreadsheet(str(cell)) for cell in row])
+    cells = [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
 
 

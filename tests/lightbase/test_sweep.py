@@ -1,6 +1,7 @@
 """sweep.py: searches, grids and cross-validations, which continue after a kill without losing or
 repeating a trial."""
 
+import json
 import os
 import re
 import shlex
@@ -99,11 +100,10 @@ def sweep(tmp_path: Path) -> Run:
 
 
 def make_sweep(root: Path, num_trials: int = 4) -> Sweep:
-    search = ["model.lr=0.1,0.2,0.3,0.4"]
-    sweep = Sweep([read_search(search[0])], [], num_trials, True, root, "tried")
-    sweep.begin(
-        {"seed_everything": 1, "search": search, "monitor": "val/loss", "monitor_mode": "min"}
-    )
+    sweep = Sweep([read_search("model.lr=0.1,0.2,0.3,0.4")], [], num_trials, True, root, "tried")
+    record = {"seed_everything": 1, "monitor": "val/loss", "monitor_mode": "min"}
+    sweep.folder.mkdir()
+    (sweep.folder / "sweep.json").write_text(json.dumps(record))
     return sweep
 
 
@@ -213,21 +213,6 @@ def test_a_signal_between_two_trials_ends_the_sweep(sweep, capsys, monkeypatch):
     assert caught.value.code == 143
     message = "Stopped by SIGTERM; 1 of 2 trials have ended, the same command continues"
     assert message in capsys.readouterr().err
-
-
-def test_a_trial_is_taken_once(tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path, num_trials=2)
-    taken = [sweep.take_trial(), sweep.take_trial()]
-    (first, first_lock), (second, _) = [pair for pair in taken if pair]
-    assert (first.folder.name, second.folder.name) == ("trial_000", "trial_001")
-    first_lock.release()  # its process has died
-    again = sweep.take_trial()
-    assert again is not None
-    assert again[0] == first
-    for trial in (first, second):
-        trial.state = "finished"
-        sweep.end(trial)
-    assert sweep.take_trial() is None
 
 
 def test_a_trial_below_the_median_is_stopped(tmp_path: Path) -> None:
