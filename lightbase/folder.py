@@ -75,10 +75,13 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = ""
 
 
 def root_folder(config: Any) -> Path:
-    """The folder of all runs. Raises UserError where `name` is no folder below it."""
+    """The folder of all runs. Raises UserError where `name` is no folder below it, or one that
+    cannot be written as text, such as bytes of another encoding than the locale's."""
     root = Path(config.trainer.default_root_dir or PROJECT.logs)
-    name = Path(config.name)
-    if not config.name or name.is_absolute() or ".." in name.parts:
+    parts = Path(config.name).parts
+    is_text = config.name.isprintable() and not Path(config.name).is_absolute()
+    # runs.py would take version_N for a run, and .. and . for no name
+    if not parts or not is_text or any(re.fullmatch(r"\.\.|version_\d+", part) for part in parts):
         raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
     return root
 

@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -87,14 +92,19 @@ def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None)
 
 def check_callbacks(callbacks: Any, model: LightningModule) -> None:
     """Raise UserError for a ModelCheckpoint of the config that would write over best.ckpt or
-    last.ckpt, and for a BackboneFinetuning without a backbone. callbacks: the value of
-    trainer.callbacks, an object, a list or None."""
+    last.ckpt, for a finder, which trains with other settings than the run records, and for a
+    BackboneFinetuning without a backbone.
+
+    callbacks: the value of trainer.callbacks, an object, a list or None.
+    """
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, BackboneFinetuning) and not hasattr(model, "backbone"):
-            what = (
-                f"BackboneFinetuning needs {type(model).__name__}.backbone, a part of the network"
-            )
+            name = type(model).__name__
+            what = f"BackboneFinetuning needs {name}.backbone, a part of the network"
             raise UserError(f"{what}\nassign it in a subclass, or use --model.freeze", 2)
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            what = f"trainer.callbacks: a {type(callback).__name__} changes a setting of the run"
+            raise UserError(f"{what}; search before the run, with scripts/tune.py", 2)
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
             continue
         if callback.save_last or callback.filename in ("best", "last"):

@@ -4,6 +4,7 @@ resumed run: the points after the checkpoint, which are written again, are dropp
 import csv
 import io
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,8 +125,19 @@ def make_loggers(cli: TrainingCLI, root: Path, run: Run | None) -> list[Logger] 
         return False
     if run is None:
         return [RunTensorBoard(root, version="")]  # writes nothing
+    if not run.is_new:
+        put_event_files_first(run.folder)
     configs = configs_of_loggers(cli.config.trainer.logger) or [DEFAULT]
     return [make_logger(cli, config, run) for config in configs]
+
+
+def put_event_files_first(folder: Path) -> None:
+    """Let TensorBoard, which sorts event files by the time in their names, read those of earlier
+    starts first, even if the clock has been set back."""
+    files = [(file, file.name.split(".", 4)) for file in folder.glob("events.out.tfevents.*")]
+    ahead = max((int(parts[3]) for _, parts in files), default=0) - int(time.time())
+    for file, (*kind, seconds, rest) in files if ahead >= 0 else []:
+        file.rename(folder / ".".join([*kind, f"{int(seconds) - ahead - 1:010d}", rest]))
 
 
 def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:

@@ -29,7 +29,7 @@ from lightbase.cli.command_line import checked
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
-from lightbase.ranks import printable
+from lightbase.ranks import printable, say
 
 # No torch here: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -161,8 +161,9 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
         raise UserError(f"--best: these runs have {metrics}: name runs with one of them", 2)
     if not measured and len(runs) > 1:
         raise UserError("--best: no run has a value of a monitored metric; name a single run")
-    choose = max if runs[0].mode == "max" else min
-    best = choose(measured or runs, key=lambda run: run.best or 0.0)
+    measured = measured or list(runs)
+    choose = max if measured[0].mode == "max" else min
+    best = choose(measured, key=lambda run: run.best or 0.0)
     file = best.folder / "checkpoints" / "best.ckpt"
     if not file.is_file():
         raise UserError(f"--best: {short(best.folder)} is the best, but has no best.ckpt")
@@ -170,12 +171,11 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
 
 
 def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
-    """Rows with the same columns; None where a run has no value."""
+    """Rows with the same columns, the reason last; None where a run has no value."""
     results = [name for run in runs for name in run.results]
-    columns = dict.fromkeys([*results, *setting_columns(runs)])
+    columns = sorted([*results, *setting_columns(runs)], key=lambda name: name == "reason")
     rows = [run.searched | run.settings | run.results for run in runs]
-    in_order = sorted(columns, key=lambda name: name == "reason")  # the reason last
-    return [{name: row.get(name) for name in in_order} for row in rows]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
@@ -231,9 +231,8 @@ def as_text(value: Any, column: str) -> str:
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: The names of the columns first. None is an empty cell."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        writer.writerow(["" if cell is None else for_spreadsheet(str(cell)) for cell in row])
+    cells = [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
 
 
@@ -292,12 +291,12 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
             axes.set(title=f"{stage}/{measure}", xlabel="step")
             for i, (path, one_run) in enumerate(curves.items()):
                 steps, values = one_run.get((measure, stage), ([], []))
-                axes.plot(steps, values, color=colors(i), marker=".", label=path)
+                axes.plot(steps, values, color=colors(i), marker=".", label=printable(path))
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(file)
     print(f"Learning curves of {len(curves)} runs: {file}")
     if missing:
-        print(f"Without curves: {', '.join(missing)}")
+        say(f"Without curves: {', '.join(missing)}")
 
 
 def file_ending(*endings: str) -> Callable[[str], Path]:
@@ -329,7 +328,7 @@ def main(args: Sequence[str] | None = None) -> None:
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
         if options.best:
-            print(short(best_checkpoint(runs)))
+            say(short(best_checkpoint(runs)))
             return
         if options.plot:
             draw_curves(runs, options.plot)

@@ -197,21 +197,6 @@ class Sweep:
         grid without a validation."""
         return dict(json.loads((self.folder / "sweep.json").read_text()))
 
-    def begin(self, record: dict[str, Any]) -> None:
-        """Write sweep.json, or see that it has the same record. Raises UserError."""
-        text = json.dumps(record, indent=2) + "\n"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.lock:
-            if not (self.folder / "sweep.json").exists():
-                write_whole(self.folder / "sweep.json", text)
-        now = json.loads(text)
-        for key in self.record | now:
-            old, new = self.record.get(key), now.get(key)
-            if old != new:
-                way_out = f"give the same, or another --name; {short(self.folder)} has the trials"
-                what = f"--{key} {new}: this sweep was begun with {old}"
-                raise UserError(f"{what}\n{way_out}", 2)
-
     def trials(self) -> list[Trial]:
         """In the order of their names."""
         return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
@@ -537,7 +522,8 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
 
 
 def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
-    """Check all values, prepare the data, and write sweep.json, before the first trial."""
+    """Check all values, prepare the data, and write sweep.json, or see that it has the same search
+    and config. Raises UserError."""
     num_values = max(len(dimension.texts) for dimension in sweep.dimensions)
     for i in reversed(range(num_values)):
         values = [f"--{flag}={texts[i % len(texts)]}" for flag, texts, _ in sweep.dimensions]
@@ -553,4 +539,15 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     config = flatten(write_config(cli.parser, cli.config)[0])
     record = {key: value for key, value in config.items() if key not in PLACE}
     monitor, mode = selection[:2] if selection else (None, None)
-    sweep.begin({**record, "search": search, "monitor": monitor, "monitor_mode": mode})
+    record |= {"search": search, "monitor": monitor, "monitor_mode": mode}
+    text = json.dumps(record, indent=2) + "\n"
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with sweep.lock:
+        if not (sweep.folder / "sweep.json").exists():
+            write_whole(sweep.folder / "sweep.json", text)
+    now, before = json.loads(text), sweep.record
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            what = f"--{key} {now.get(key)}: this sweep was begun with {before.get(key)}"
+            way_out = f"give the same, or another --name; {short(sweep.folder)} has the trials"
+            raise UserError(f"{what}\n{way_out}", 2)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,22 +24,22 @@ Train = Callable[..., dict[str, Any]]
 
 
 def write_run(
-    root: Path, path: str, lr: float = 0.1, best: float | None = 0.5, test: float | None = None
+    root: Path, path: str, lr: float = 0.1, metric: str = "val/acc", **results: float | None
 ) -> Path:
-    """A run's folder as train.py leaves it. test: None for one that was stopped."""
+    """A run's folder as train.py leaves it. results: `best`, and `test` unless it was stopped."""
     folder = root / path
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "best.ckpt").touch()
-    model = {"class_path": "M", "init_args": {"lr": lr}}
-    config = {"name": path.rpartition("/")[0], "ckpt_path": None, "model": model}
+    config = {"name": "x", "ckpt_path": None, "model": {"class_path": "M", "init_args": {"lr": lr}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     progress: dict[str, Any] = {"epochs": 3, "train_seconds": 90.0}
-    if best is not None:
-        progress |= {"monitor": "val/acc", "mode": "max", "best": best}
+    if "best" in results:
+        mode = "min" if metric == "val/loss" else "max"
+        progress |= {"monitor": metric, "mode": mode, "best": results["best"]}
     (folder / "progress.json").write_text(json.dumps(progress))
-    if test is not None:
-        metrics = {"test/acc": test, "test/num_samples": 10, "epochs": 4, "train_seconds": 120.0}
-        (folder / "metrics.json").write_text(json.dumps(metrics))
+    if "test" in results:
+        metrics = {"test/acc": results["test"], "test/num_samples": 10, "epochs": 4}
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"train_seconds": 120.0}))
     return folder
 
 
@@ -47,7 +48,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "logs"
     write_run(root, "mlp/version_0", lr=0.1, best=0.8, test=0.7)
     write_run(root, "mlp/version_2", lr=0.01, best=0.9, test=0.6)
-    write_run(root, "mlp/version_10", lr=0.1, best=None)
+    write_run(root, "mlp/version_10", lr=0.1)
     write_run(root, "sweep/trial_3/version_0", lr=1.0, best=0.2, test=0.1)
     return root
 
@@ -114,17 +115,14 @@ def test_mistakes(root: Path, tmp_path: Path, capsys: Any) -> None:
 
 
 def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -> None:
-    (root / "mlp" / "version_0" / "config.yaml").write_bytes(b"\xff\x00\x80")
-    (root / "mlp" / "version_2" / "metrics.json").write_text('{"test/acc": 0.')
-    (root / "mlp" / "version_10" / "progress.json").write_text('["epochs", 1]')
-    metrics = '{"test/acc": "x", "epochs": null}'
-    (root / "sweep" / "trial_3" / "version_0" / "metrics.json").write_text(metrics)
+    (root / "mlp/version_0/config.yaml").write_bytes(b"\xff\x00\x80")
+    (root / "mlp/version_2/metrics.json").write_text('{"test/acc": 0.')
+    (root / "mlp/version_10/progress.json").write_text('["epochs", 1]')
+    (root / "sweep/trial_3/version_0/metrics.json").write_text('{"test/acc": "x", "epochs": null}')
     write_run(root, "mlp/version_9", best=math.nan)
-    (root / "mlp" / "version_11").mkdir()
-    (root / "mlp" / "version_12").mkdir()
-    (root / "mlp" / "version_12" / ".lock").touch()  # killed before it wrote anything
-    (root / "mlp" / "version_13").write_text("a file")
-    (root / "version_0").mkdir()
+    (root / "mlp/version_12").mkdir()
+    (root / "mlp/version_12/.lock").touch()  # killed before it wrote anything
+    (root / "mlp/version_13").write_text("a file")
     call(root, "--sort", "minutes")
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 7
@@ -134,25 +132,24 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     assert sorted(shown.err.splitlines()) == notes
 
 
-def write_trial(
-    root: Path, name: str, values: dict[str, str], state: str = "running", reason: str = ""
-) -> Path:
+def write_trial(root: Path, number: int, lr: str, state: str = "running", reason: str = "") -> Path:
     """A trial's folder as sweep.py leaves it."""
-    (root / name).mkdir(parents=True, exist_ok=True)
-    record = {"values": values, "state": state, "reason": reason}
-    (root / name / "trial.json").write_text(json.dumps(record))
-    return root / name
+    folder = root / "tried" / f"trial_{number:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"values": {"model.lr": lr}, "state": state, "reason": reason}
+    (folder / "trial.json").write_text(json.dumps(record))
+    return folder
 
 
 def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path, "tried/trial_000/version_0", lr=0.1, best=0.8, test=0.7)
-    write_trial(tmp_path, "tried/trial_000", {"model.lr": "0.1"}, "finished")
+    write_trial(tmp_path, 0, "0.1", "finished")
     write_run(tmp_path, "tried/trial_001/version_0", lr=0.1, best=0.5, test=0.4)
-    write_trial(tmp_path, "tried/trial_001", {"model.lr": "0.10"}, "pruned")
-    write_trial(tmp_path, "tried/trial_002", {"model.lr": "fast"}, "failed", "error: no number")
+    write_trial(tmp_path, 1, "0.10", "pruned")
+    write_trial(tmp_path, 2, "fast", "failed", "error: no number")
     write_run(tmp_path, "tried/trial_010/version_0", lr=0.2, best=0.3)
-    write_trial(tmp_path, "tried/trial_010", {"model.lr": "0.2"})
-    with FileLock(write_trial(tmp_path, "tried/trial_011", {"model.lr": "0.3"}) / ".lock"):
+    write_trial(tmp_path, 10, "0.2")
+    with FileLock(write_trial(tmp_path, 11, "0.3") / ".lock"):
         rows = table(capsys, tmp_path, "tried")
     assert [list(row.values()) for row in rows] == [
         ["tried/trial_000", "0", "finished", "4", "2.0", "0.8", "0.7", "0.1", ""],
@@ -172,31 +169,40 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("lr") == ["2m", "0m", "10m", "0s"]
     assert order("status") == ["0m", "2m", "0s", "10m"]
     assert order("version") == ["0m", "0s", "2m", "10m"]
-    progress = root / "mlp" / "version_0" / "progress.json"
-    progress.write_text(progress.read_text().replace("val/acc", "val/loss").replace("max", "min"))
-    assert order("val/loss") == ["0m", "2m", "10m", "0s"]
-    assert "which column? best val/loss, best val/acc" in fails(capsys, root, 2, "--sort", "best")
+    write_run(root, "mlp/version_3", metric="val/loss", best=0.3)
+    write_run(root, "mlp/version_4", metric="val/loss", best=0.2)
+    assert order("val/loss") == ["4m", "3m", "0m", "2m", "10m", "0s"]
+    assert "which column? best val/acc, best val/loss" in fails(capsys, root, 2, "--sort", "best")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(root.parent)
-    call(root, "mlp", "--best")
-    assert (
-        capsys.readouterr().out == "logs/mlp/version_2/checkpoints/best.ckpt\n"
-    )  # not version_0, best by test
-    for path in ("mlp/version_0", "mlp/version_2"):
-        progress = root / path / "progress.json"
-        progress.write_text(
-            progress.read_text().replace("val/acc", "val/loss").replace("max", "min")
-        )
-    call(root, "mlp", "--best")
-    assert "mlp/version_0" in capsys.readouterr().out
-    error = fails(capsys, root, 2, "--best")
-    assert "val/acc (max) and val/loss (min)" in error
-    (root / "mlp" / "version_0" / "checkpoints" / "best.ckpt").unlink()
-    assert "has no best.ckpt" in fails(capsys, root, 1, "mlp", "--best")
+    write_run(root, "first/version_0")  # without a value
+    for number, best in ((0, 0.3), (1, 0.5)):
+        write_run(root, f"loss/version_{number}", metric="val/loss", best=best)
+    for names, run in ((["first", "mlp"], "mlp/version_2"), (["loss"], "loss/version_0")):
+        call(root, *names, "--best")
+        assert capsys.readouterr().out == f"logs/{run}/checkpoints/best.ckpt\n", "not by test"
+    assert "val/acc (max) and val/loss (min)" in fails(capsys, root, 2, "--best")
+    (root / "loss/version_0/checkpoints/best.ckpt").unlink()
+    assert "has no best.ckpt" in fails(capsys, root, 1, "loss", "--best")
     call(root, "mlp/version_10", "--best")  # the only one, without a metric
     assert "version_10" in capsys.readouterr().out
+
+
+def test_what_is_printed_has_no_control_characters(tmp_path: Path, capsys: Any) -> None:
+    for name in ("\x1b[31mred", "\x1b[31mblue"):
+        folder = write_run(tmp_path, f"{name}/version_0", best=0.5)
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_scalar("val/loss", 1, 0)
+    (folder / "metrics.json").write_text("damaged")
+    (folder / "config.yaml").write_text('{"note": "a\\eb"}')
+    for args in ([], ["--csv"], ["--best"], ["--plot", str(tmp_path / "x.svg")]):
+        call(tmp_path, *args)
+        shown = capsys.readouterr()
+        assert "\\x1b[31m" in shown.out
+        assert "metrics.json is damaged" in shown.err
+        assert "\x1b" not in shown.out + shown.err
 
 
 def test_csv_opens_as_text_and_has_all_digits(root: Path, tmp_path: Path, capsys: Any) -> None:
@@ -226,6 +232,20 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
     return row["status"], row["epochs"]
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/version_0", "\udce4", "\x1b[31m"])
+def test_a_name_that_is_no_folder_of_runs_is_refused(train, tmp_path, capsys, name):
+    with pytest.raises(SystemExit):
+        train(f"--name={name}")
+    assert "is no name for a folder below" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_flag_without_a_value_is_refused(train: Train, tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        train("--trainer.default_root_dir=")
+    assert "--trainer.default_root_dir= has no value" in capsys.readouterr().err
+
+
 class Failing(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise UserError("failed")
@@ -243,6 +263,8 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
     assert float(row["best val/acc"]) > 0  # of before
+    for file in (tmp_path / "tiny" / "version_0").glob("events*"):  # the clock is set back
+        file.rename(re.sub(r"tfevents\.\d", "tfevents.9", str(file)))
     metrics = train(*further)
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
@@ -251,6 +273,7 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     assert {"loss", "acc"} == {measure for measure, _ in curves}
     steps, values = curves["acc", "val"]
     assert len(steps) == 3
+    assert steps == sorted(steps)
     assert float(row["best val/acc"]) == pytest.approx(max(values))
 
 

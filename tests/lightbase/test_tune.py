@@ -118,6 +118,15 @@ def test_mistakes_and_too_small_a_range_are_told_in_two_lines(find, capsys, flag
     assert error.count("\n") <= 2
 
 
+@pytest.mark.parametrize("finder", ["BatchSizeFinder", "LearningRateFinder"])
+def test_a_finder_within_a_run_is_refused(train, tmp_path, capsys, finder):
+    with pytest.raises(SystemExit):
+        train(f"--trainer.callbacks lightning.pytorch.callbacks.{finder}")
+    error = capsys.readouterr().err
+    assert f"a {finder} changes a setting of the run; search before the run" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_tenth_of_the_rate_of_the_lowest_loss() -> None:
     rates = np.logspace(-6, 0, 200)
     noise = 0.02 * np.random.default_rng(0).normal(size=200)
