@@ -556,7 +556,9 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     assert config["trainer"]["log_every_n_steps"] == 100  # the default experiment has 50
     assert main([*flags, "--trainer.max_epochs", "2", "--ckpt_path", "last"])["epochs"] == 2
     path = str(folder / "checkpoints" / "best.ckpt")
-    assert "has no test" in fails(capsys, 1, lambda: script("evaluate")(["--ckpt_path", path]))
+    assert "the data has none" in fails(
+        capsys, 1, lambda: script("evaluate")(["--ckpt_path", path])
+    )
     script("export")(["--ckpt_path", path])
 
 

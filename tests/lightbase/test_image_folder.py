@@ -189,7 +189,7 @@ def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(
             ["--ckpt_path", str(tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt")]
         )
     assert caught.value.code == 1
-    assert capsys.readouterr().err.startswith("error: nothing was tested")
+    assert capsys.readouterr().err.startswith("error: No test: the data has no batch")
 
 
 def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import csv
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import programs
 import pytest
 import torch
+from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
 from paths import HERE, TINY, script
@@ -98,6 +100,33 @@ def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) ->
     metrics = train(*flags, "--data.batch_size", 5)
     expected = {key: value for key, value in metrics.items() if key.startswith("test/")}
     assert evaluate(best_of(tmp_path)) == expected
+
+
+class Draws(Classifier):
+    """Draws random numbers in its test, as a VAE or a BootStrapper does."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        numbers = (torch.rand(()), np.random.rand(), random.random())
+        self.log_dict({f"test/{i}": float(number) for i, number in enumerate(numbers)})
+
+
+class Silent(Classifier):
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        pass
+
+
+def test_evaluate_draws_the_random_numbers_of_the_training(train, tmp_path):
+    metrics = train("--model test_scripts.Draws --trainer.max_epochs 1")
+    expected = {name: value for name, value in metrics.items() if name[:5] == "test/"}
+    assert len(expected) == 3
+    assert evaluate(best_of(tmp_path)) == expected
+
+
+def test_a_test_that_logs_nothing_says_so(train, tmp_path, capsys):
+    train("--model test_scripts.Silent --trainer.max_epochs 1")
+    line = "No test: test_step of Silent logs nothing with self.track or self.log"
+    assert f"\n{line}\n" in capsys.readouterr().out
+    assert fails(capsys, 1, lambda: evaluate(best_of(tmp_path))) == f"error: {line}"
 
 
 def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
