@@ -116,7 +116,7 @@ class Silent(Classifier):
 
 
 def test_evaluate_draws_the_random_numbers_of_the_training(train, tmp_path):
-    metrics = train("--model test_scripts.Draws --trainer.max_epochs 1")
+    metrics = train("--model test_scripts.Draws --data small.Augmented --trainer.max_epochs 1")
     expected = {name: value for name, value in metrics.items() if name[:5] == "test/"}
     assert len(expected) == 3
     assert evaluate(best_of(tmp_path)) == expected
@@ -382,7 +382,7 @@ def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
     assert [line.split()[0] for line in table] == ["file", "caf\\udce9.png", "two\\nlines.png"]
     Path("bad\nname.png").write_bytes(b"")
     error = fails(capsys, 1, lambda: predict([*ckpt, "bad\nname.png"]))
-    assert error == "cannot read bad\\nname.png: not an image, or cut short"
+    assert error == "error: cannot read bad\\nname.png: not an image, or cut short"
 
 
 def test_numbers_are_no_formulas() -> None:
