@@ -4,14 +4,18 @@ import gc
 import http.server
 import tarfile
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small import Points
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
+
+from lightbase import short_download_errors
 
 # urllib leaves the socket of a refused connection to the garbage collector
 pytestmark = pytest.mark.filterwarnings(
@@ -96,6 +100,21 @@ def test_a_failed_download_of_torchvision_is_two_lines(
             f"CIFAR10 is not in {folder}, or damaged, and cannot be downloaded: "
         )
         assert lines[1].startswith(
-            "delete what has come in half, and start the command again; without a network, put "
+            "move away what is damaged and start the command again; without a network, put "
         )
         assert not (tmp_path / "tiny").exists()
+
+
+class Fetched(Points):
+    def prepare_data(self) -> None:
+        with short_download_errors("Fetched", self.data_dir, f"points.csv into {self.data_dir}"):
+            urllib.request.urlretrieve(f"{CLOSED}/points.csv", self.data_dir / "points.csv")
+
+
+def test_a_failed_download_of_the_users_is_two_lines(train, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train("--data test_download.Fetched --model.net.sizes [10,2] --data.data_dir", tmp_path)
+    assert caught.value.code == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"error: Fetched is not in {tmp_path}, or damaged, and cannot be")
+    assert lines[1].endswith(f"without a network, put points.csv into {tmp_path}")
