@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
     from lightbase.data.tables import Features
-    from lightbase.data.torchvision_set import TorchvisionSet, open_or_download
+    from lightbase.data.torchvision_set import (
+        TorchvisionSet,
+        open_or_download,
+        read_arrays,
+        short_download_errors,
+    )
     from lightbase.errors import UserError
     from lightbase.metrics import Metrics, collection
     from lightbase.module import BaseModule
@@ -41,8 +46,10 @@ MODULES = {
     "collection": "metrics",
     "main": "run.train",
     "open_or_download": "data.torchvision_set",
+    "read_arrays": "data.torchvision_set",
     "run_folder": "curves",
     "say": "ranks",
+    "short_download_errors": "data.torchvision_set",
 }
 """The module of each public name."""
 __all__ = [*MODULES]

@@ -196,9 +196,9 @@ class BaseModule(LightningModule):
             initialize(self.net, self.initializer, self.trainer.datamodule)  # type: ignore[attr-defined]
             self.is_initialized = True
         if self.channels_last:
-            for parameter in self.net.parameters():
-                if not is_lazy(parameter) and parameter.dim() == 4:
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            for tensor in (*self.net.parameters(), *self.net.buffers()):
+                if not is_lazy(tensor) and tensor.dim() == 4:
+                    tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
         if self.compile_net and not self.is_compiled:
             # torch.compile(net) would rename the weights. dynamic=False: after an evaluation with
             # another batch size the training would get slower code for all sizes.

@@ -61,7 +61,9 @@ class CommandLine:
                 if not value:
                     raise UserError("--config: expected one argument, a file\nsee --help", 2)
                 self.configs[value] = read_config(Path(value))
-            elif value == "" and flag.endswith(NAMES_PLACE):  # a shell's variable that is not set
+            elif value == "" and flag.endswith(
+                ("dir", "path")
+            ):  # a shell's variable that is not set
                 raise UserError(f"{flag}= has no value: give one, or leave {flag} out", 2)
             elif flag in ("--model", "--model.class_path") and value is not None:
                 self.model = value

@@ -1,5 +1,6 @@
 """A training run from its command line to its test result."""
 
+import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import write_config
@@ -149,13 +153,13 @@ def fit_and_test(
     with short_flag_errors(trainer), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
-        test_metrics = run_test(trainer, model, data, tested) if has_test(model, data) else {}
+        test_metrics, reason = run_test(trainer, model, data, tested)
     values = test_metrics | recorder.metrics()
     SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
-    say_results(values, tested, run, bool(trainer.checkpoint_callbacks))
+    say_results(values, tested, run, bool(trainer.checkpoint_callbacks), reason)
     seen = facts(trainer)
     for sentence in advice(seen) if seen else []:
         say(f"Advice: {sentence}")
@@ -198,12 +202,26 @@ def end_on_signal(trainer: Trainer) -> Iterator[None]:
 
 def run_test(
     trainer: Trainer, model: LightningModule, data: LightningDataModule, path: Path | None
-) -> dict[str, Any]:
-    """Test the checkpoint `path`, or the last weights. Return the metrics."""
+) -> tuple[dict[str, Any], str]:
+    """Test the checkpoint `path`, or the last weights. Return the metrics, or why there are none.
+
+    The random numbers of a test are always the same, whatever drew some before.
+    """
+    if not has_test(model, data):
+        return {}, "No test: the model or the data has none"
     # best.ckpt holds the averaged weights; WeightAveraging would replace them by the others
     kept = [cb for cb in callbacks_of(trainer) if not isinstance(cb, WeightAveraging)]
     trainer.callbacks = kept  # type: ignore[attr-defined]
-    return as_metrics(trainer.test(model, data, ckpt_path=path, verbose=False, weights_only=True))
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        results = trainer.test(model, data, ckpt_path=path, verbose=False, weights_only=True)
+    if not results:
+        return {}, "No test: the data has no batch for it, or trainer.limit_test_batches is 0"
+    metrics = as_metrics(results)
+    step = f"test_step of {type(model).__name__}"
+    return metrics, "" if metrics else f"No test: {step} logs nothing with self.track or self.log"
 
 
 def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -225,9 +243,16 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 
 
 def say_results(
-    values: Mapping[str, Any], tested: Path | None, run: Run | None, has_checkpoints: bool
+    values: Mapping[str, Any],
+    tested: Path | None,
+    run: Run | None,
+    has_checkpoints: bool,
+    reason: str,
 ) -> None:
-    """Print the length of the training, the test metrics, those of each class, and the folder."""
+    """Print the length of the training, the test metrics, those of each class, and the folder.
+
+    reason: why there are no test metrics.
+    """
     seconds = values["train_seconds"]
     say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {seconds:.1f} s")
     if run and not tested and has_checkpoints:
@@ -242,7 +267,7 @@ def say_results(
         shown = ", ".join(f"{key} {texts[key]}" for key in texts if not is_of_class(key))
         say(f"Test of {what}: {shown}")
     else:
-        say("No test: the model or the data has none, or no batch of it")
+        say(reason)
     for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
         say(f"  {key:<40}{texts[key]}")  # the worst class first
     place = f"Run folder: {short(run.folder)}" if run else "fast_dev_run: nothing written"

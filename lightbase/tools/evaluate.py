@@ -32,8 +32,8 @@ from lightbase.errors import UserError
 from lightbase.folder import json_text, short, write_whole
 from lightbase.ranks import rank, say
 from lightbase.resume.load import load_run
-from lightbase.run.checks import has_test, try_network
-from lightbase.run.train import as_metrics
+from lightbase.run.checks import try_network
+from lightbase.run.train import run_test
 from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import are_logits, class_names
 
@@ -75,16 +75,12 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             if run.config.try_network and "test" in run.datamodule.splits:
                 try_network(run.model, run.datamodule, run.config.trainer, "test")
         with short_device_errors(), cpu_threads(run.config.num_threads):
-            metrics = []
-            if has_test(run.model, run.datamodule):
-                metrics = trainer.test(run.model, run.datamodule, verbose=False)
+            metrics, reason = run_test(trainer, run.model, run.datamodule, None)
         leave(trainer)
-        if not metrics:
-            what = "nothing was tested: trainer.limit_test_batches is 0"
-            raise UserError(f"{what}, or the model or the data has no test")
-    results = as_metrics(metrics)
-    say(json_text(results))
-    return results
+        if reason:
+            raise UserError(reason)
+    say(json_text(metrics))
+    return metrics
 
 
 def report_folder(folder: str, checkpoint: Path) -> Path:

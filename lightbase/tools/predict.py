@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
         elif rows:
             print("\n".join(as_table(rows)))
         for file, reason in unreadable:
-            print(f"cannot read {printable(str(file))}: {reason}", file=sys.stderr)
+            print(f"error: cannot read {printable(str(file))}: {reason}", file=sys.stderr)
         if unreadable:
             sys.exit(1)
 

@@ -131,7 +131,7 @@ def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(image_folder
     data += ["--data.num_workers", 0, "--data.image_shape", "[3,8,8]"]
     metrics = train(*data, "--model.net.sizes", "[192,3]")
     assert not any(key.startswith("test/") for key in metrics)
-    assert "No test: the model or the data has none" in capsys.readouterr().out
+    assert "No test: the data has no batch" in capsys.readouterr().out
 
 
 def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:

@@ -1,4 +1,5 @@
 import threading
+import urllib.error
 import zlib
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import torch
 from attached import attach, refuse_network
 from PIL import Image
+from small import Points
 from torchvision import datasets
 
+from lightbase import short_download_errors
 from lightbase.data.torchvision_set import TorchvisionSet
 from lightbase.errors import UserError
 
@@ -156,3 +159,19 @@ def test_a_failed_download_is_two_lines(train, tmp_path, capsys, monkeypatch, er
 def test_a_set_that_needs_more_than_its_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"EMNIST .* cannot be downloaded: .* split"):
         TorchvisionSet("EMNIST", data_dir=str(tmp_path)).prepare_data()
+
+
+class Fetched(Points):
+    def prepare_data(self) -> None:
+        with short_download_errors("Fetched", self.data_dir, f"points.csv into {self.data_dir}"):
+            raise urllib.error.URLError("no network")
+
+
+def test_a_failed_download_of_the_users_is_two_lines(train, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        flags = "--data test_torchvision_set.Fetched --model.net.sizes [10,2] --data.data_dir"
+        train(flags, tmp_path)
+    assert caught.value.code == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"error: Fetched is not in {tmp_path}, or damaged, and cannot be")
+    assert lines[1].endswith(f"without a network, put points.csv into {tmp_path}")

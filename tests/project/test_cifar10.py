@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,27 @@ from torchvision.transforms import v2
 
 from lightbase.errors import UserError
 
-CIFAR10 = pytest.importorskip("project.data.cifar10").CIFAR10
+module = pytest.importorskip("project.data.cifar10")
+CIFAR10 = module.CIFAR10
 
 
-def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir: Path) -> None:
+@pytest.fixture
+def published(cifar10_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated files count as the published ones."""
+    folder = cifar10_dir / "cifar-10-batches-py"
+    sizes = {
+        split: {name: (folder / name).stat().st_size for name in names}
+        for split, names in module.SIZES.items()
+    }
+    monkeypatch.setattr(module, "SIZES", sizes)
+
+
+@pytest.mark.parametrize("packed_anew", [False, True])
+def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir, packed_anew, request, capsys):
+    if not packed_anew:
+        request.getfixturevalue("published")
     data = attach(CIFAR10(data_dir=str(cifar10_dir)), "test")
+    assert ("CIFAR10: not the published files, packed" in capsys.readouterr().out) == packed_anew
     inputs, targets = next(iter(data.test_dataloader()))
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     reference = datasets.CIFAR10(cifar10_dir, train=False, transform=transform)
@@ -36,18 +53,32 @@ def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
     torch.testing.assert_close(plain, batch[0].float() / 255)
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "flip"])
-def test_a_damaged_file_is_not_trained_on(cifar10_dir, how, monkeypatch):
+class RunsCode:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return open, ("run", "w")
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "code", "keys"])
+def test_a_damaged_or_foreign_file_is_not_trained_on(cifar10_dir, how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = cifar10_dir / "cifar-10-batches-py" / "data_batch_3"
+    content = {"cut": file.read_bytes()[:-7], "empty": b"", "code": pickle.dumps(RunsCode())}
+    file.write_bytes(content.get(how, pickle.dumps({})))
+    with pytest.raises(UserError, match=r"data_batch_3 cannot be read: .*\nmove it away to"):
+        CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("published")
+def test_a_file_of_the_published_size_has_the_published_content(cifar10_dir, monkeypatch):
     refuse_network(monkeypatch)
     file = cifar10_dir / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(file.read_bytes())
-    if how == "flip":
-        content[len(content) // 2] ^= 1
-    file.write_bytes({"cut": content[:-7], "empty": b"", "flip": content}[how])
-    with pytest.raises(
-        UserError, match=r"CIFAR10 is not in .*, or damaged, and cannot be downloaded"
-    ):
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"CIFAR10 is not in .*, or damaged, and cannot be"):
         CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
+    assert file.read_bytes() == content
 
 
 def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monkeypatch):

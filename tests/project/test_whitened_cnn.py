@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pages import PACKAGE
 from torch.nn import functional
 
 module = pytest.importorskip("project.models.whitened_cnn")
@@ -55,6 +56,14 @@ def test_images_of_several_sizes_give_logits(channels: int, size: int) -> None:
     images = torch.rand(5, channels, size, size)
     whiten(net, images)
     assert net(images).shape == (5, 7)
+
+
+def test_its_computed_weights_have_the_layout_of_the_trained_ones() -> None:
+    net = WhitenedCNN(10)
+    classifier = pytest.importorskip(f"{PACKAGE}.classifier")
+    classifier.Classifier(net, num_classes=10).prepare_net(trains=False)
+    for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
+        assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_wrong_widths_are_refused() -> None:
