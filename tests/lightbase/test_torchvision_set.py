@@ -168,8 +168,8 @@ class Fetched(Points):
 
 
 def test_a_failed_download_of_the_users_is_two_lines(train, tmp_path, capsys):
+    flags = "--data test_torchvision_set.Fetched --model.net.sizes [10,2] --data.data_dir"
     with pytest.raises(SystemExit) as caught:
-        flags = "--data test_torchvision_set.Fetched --model.net.sizes [10,2] --data.data_dir"
         train(flags, tmp_path)
     assert caught.value.code == 1
     lines = capsys.readouterr().err.splitlines()
