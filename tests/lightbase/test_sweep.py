@@ -71,7 +71,7 @@ WRONG = [
     (["--search", "model.lr=0.1,,0.2"], "is no list of values"),
     (["--search", "model.lr=0.1,0.1"], "a value is given twice"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
-    (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
+    (["--search", "model.lr=0.1,fast"], "model.lr: 'fast': Not of type PositiveFloat"),
     (["--search", "model.net.size=[192,4],[192,8,4]"], "did you mean"),
     (["--search", "data.fold=0,1"], "data.fold 0 with data.num_folds None: there is no such fold"),
     (
