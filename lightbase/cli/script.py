@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,9 @@ def short_errors() -> Iterator[None]:
     """Around a script: print a UserError, or an error of the disk, in two lines and exit. Other
     errors keep their traceback."""
     outlive_terminal()
+    hook = threading.excepthook
+    # TensorBoard's writing thread hands an error of the disk on to the next call of the main thread
+    threading.excepthook = lambda args: is_of_disk(args.exc_value) or hook(args)
     try:
         with SIGNALS.handled():
             yield
@@ -96,12 +100,18 @@ def short_errors() -> Iterator[None]:
         print(f"error: {where}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if not is_of_disk(error):
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
         print("make room or choose another folder, then start the command again", file=sys.stderr)
         sys.exit(1)
+    finally:
+        threading.excepthook = hook
+
+
+def is_of_disk(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in DISK_ERRORS
 
 
 class ScriptParser(argparse.ArgumentParser):

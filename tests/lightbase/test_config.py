@@ -2,7 +2,6 @@
 written and read back."""
 
 import functools
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,41 +130,21 @@ def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
 # written and read back
 
 
-COUNTER = itertools.count()
-# objects with a name of their own could be written by it
-OBJECTS: list[Any] = [
-    functools.partial(nn.functional.leaky_relu, negative_slope=0.5),
-    torch.device("cpu"),
-]
+# an object with a name of its own could be written by it
+LEAKY = functools.partial(nn.functional.leaky_relu, negative_slope=0.5)
+CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
     """Has defaults that no YAML can hold, as torchvision's vision transformers."""
 
-    def __init__(
-        self, activation: Callable[[Tensor], Tensor] = OBJECTS[0], device: torch.device = OBJECTS[1]
-    ):
+    def __init__(self, activation: Callable[[Tensor], Tensor] = LEAKY, device: torch.device = CPU):
         super().__init__()
         self.activation = activation
         self.layer = nn.Linear(192, 4, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activation(self.layer(x.flatten(1)))
-
-
-class Odd:
-    """Looks different each time."""
-
-    def __repr__(self) -> str:
-        return f"{next(COUNTER)}"
-
-
-OBJECTS.append(Odd())
-
-
-class OddNet(Net):
-    def __init__(self, odd: Odd = OBJECTS[2]) -> None:
-        super().__init__()
 
 
 @pytest.mark.slow
@@ -182,11 +161,20 @@ def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_pat
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
 
 
+COLLECTION = """\
+model:
+  metrics:
+    class_path: torchmetrics.MetricCollection
+    init_args: {metrics: {a: {class_path: torchmetrics.classification.MulticlassF1Score}}}
+"""
+
+
 def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(train, tmp_path, capsys):
+    (tmp_path / "own.yaml").write_text(COLLECTION)
     with pytest.raises(SystemExit) as caught:
-        train("--model.net", "test_config.OddNet")
+        train("--config", tmp_path / "own.yaml")
     assert caught.value.code == 2
     error = capsys.readouterr().err
-    assert "read again" in error
-    assert "cannot represent an object" in error
+    assert "this config could not be read again" in error
+    assert "give the metrics by name" in error
     assert not (tmp_path / "tiny").exists()

@@ -63,7 +63,7 @@ WRONG = [
     (["--search", "model.lr=log:0..0.1"], "`low > 0` must hold"),
     (["--search", "model.lr=0.1,,0.2"], "give FLAG=a,b,c"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
-    (["--search", "model.lr=0.1,fast"], "model.lr: Not of type PositiveFloat"),
+    (["--search", "model.lr=0.1,fast"], "model.lr: 'fast': Not of type PositiveFloat"),
     (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "there is no such fold"),
     (["--search", "name=a,b"], "name cannot be searched"),
     (["--search", "model.lr=0.1,0.2", "--model.lr", "0.3"], "the flag is given twice"),
