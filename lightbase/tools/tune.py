@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
             argument(cli.datamodule, "batch_size")
         cli.config_init.trainer.callbacks = None  # they would stop the training, or save
         if isinstance(cli.model, BaseModule):
-            cli.model.scheduler = None  # the finder has its own
+            cli.model.scheduler, cli.model.scheduler_args = None, {}  # the finder has its own
             if cli.model.parameter_groups and "lr" in options.find:
                 print(
                     "The search gives all parameter groups one rate, that of --model.lr: set "

@@ -91,7 +91,8 @@ def test_the_search_of_the_rate_starts_and_ends_where_told(find, monkeypatch, ca
     seen: list[float] = []
     monkeypatch.setattr(tune, "choose", lambda rates, *_: (seen.extend(rates), (30, "ok"))[1])
     group = ("--model.parameter_groups.norms_and_biases", "{lr: 0.1}")
-    find("--find", "lr", "--min_lr", 2e-4, "--max_lr", 4e-3, "--num_steps", 60, *group)
+    schedule = ("--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1)
+    find("--find=lr", "--min_lr", 2e-4, "--max_lr", 4e-3, "--num_steps", 60, *group, *schedule)
     assert "gives all parameter groups one rate" in capsys.readouterr().out
     assert seen[0] == pytest.approx(2e-4)
     assert seen[-1] == pytest.approx(4e-3, rel=0.06)
