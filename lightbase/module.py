@@ -127,7 +127,8 @@ class BaseModule(LightningModule):
                 raise ValueError(f"{what}; inductor is the usual one")
         if compile_mode is not None and compile_net is None:
             what = f"model.compile_mode {compile_mode} has no effect without a backend"
-            raise UserError(f"{what}: --model.compile_net inductor", 2)
+            way_out = "give --model.compile_net inductor, or --model.compile_mode null"
+            raise UserError(f"{what}\n{way_out}", 2)
         if weights is not None and initializer is not None:
             what = "model.weights and model.initializer both set weights"
             raise UserError(f"{what}: --model.initializer null", 2)

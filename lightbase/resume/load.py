@@ -85,7 +85,7 @@ def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -
     except (RuntimeError, TypeError) as error:
         config = flatten(checkpoint["config"]["model"], "model")
         trained = f"it was trained with {config.get('model.net', config['model'])}"
-        reason = str(error).splitlines()[-1].strip()
+        reason = textwrap.shorten(str(error).splitlines()[-1], 300)
         raise UserError(f"checkpoint {path} is of another model: {reason}\n{trained}") from error
 
 
@@ -143,7 +143,7 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     if is_own and first_line is None:
         is_trusted = True
     trust = None if is_trusted else Trust(path, first_line or line)
-    folder = path.resolve().parent.parent
+    folder = (path if is_own else path.resolve()).parent.parent
     if is_own and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
@@ -153,11 +153,11 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
         return Restart(name, root, config, folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
+    goes_on = path.name == "last.ckpt"
     if not is_own:
         name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))
-    is_in_root = root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
-    continued = folder if is_in_root and path.name == "last.ckpt" else None
-    return Restart(name, root, config, path, checkpoint, continued, trust)
+        goes_on &= root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
+    return Restart(name, root, config, path, checkpoint, folder if goes_on else None, trust)
 
 
 def default_name(line: CommandLine) -> str:

@@ -76,7 +76,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
             argument(cli.config.data, "batch_size")
         cli.config_init.trainer.callbacks = None  # they would stop the training, or save
         if isinstance(cli.model, BaseModule):
-            cli.model.scheduler = None  # the finder has its own
+            cli.model.scheduler, cli.model.scheduler_args = None, {}  # the finder has its own
         prepare(cli.model, cli.datamodule, cli.config)
         run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
         with contextlib.closing(run), cpu_threads(cli.config.num_threads):

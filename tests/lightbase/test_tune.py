@@ -89,7 +89,8 @@ def test_the_finder_sees_the_rates_given_and_the_losses_of_the_batches(
     starts at half."""
     seen: list[Any] = []
     monkeypatch.setattr(tune, "choose", lambda *args: (seen.extend(args), 30)[1])
-    find("--find", "lr", "--min_lr", low, "--max_lr", high, "--num_steps", 60)
+    schedule = ("--model.scheduler", "StepLR", "--model.scheduler_args.step_size", 1)
+    find("--find=lr", "--min_lr", low, "--max_lr", high, "--num_steps", 60, *schedule)
     rates, losses, num_steps = seen
     assert len(rates) == len(losses) == num_steps == 60
     assert (rates[0], rates[-1]) == (pytest.approx(low), pytest.approx(high, rel=0.06))
