@@ -678,6 +678,13 @@ def test_all_ranks_stop_together_at_a_signal(
 # what goes wrong
 
 
+class TracksOnOne(Classifier):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self.global_rank == 0:
+            return super().training_step(batch, batch_idx)
+        return self.criterion(self.net(batch[0]), batch[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
@@ -690,6 +697,7 @@ def test_all_ranks_stop_together_at_a_signal(
         ),
         (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
         (("--trainer.strategy", "dp"), "trainer.strategy dp"),
+        (("--model", "test_distributed.TracksOnOne"), "1 of 3 processes called track('train'"),
         (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )
