@@ -153,10 +153,10 @@ class Curves(MayMissSteps):
         keep = 0 < num_left < batches_between_points(trainer) / 2
         with trainer.profiler.profile("logging"):
             point = self.result(trainer, "train", keep=keep)
-            # One transfer to the CPU: Lightning reads the values of the progress bar after every
-            # batch, and would wait for the GPU.
             if not point:  # no process calls `track` in training
                 return
+            # One transfer to the CPU: Lightning reads the values of the progress bar after every
+            # batch, and would wait for the GPU.
             values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
             LightningModule.log(pl_module, "lr", torch.as_tensor(self.lr))
             for name, value in zip(point, values, strict=True):
