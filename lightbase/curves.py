@@ -16,6 +16,7 @@ from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
+from lightbase.errors import UserError
 from lightbase.metrics import Accumulator, check_names, collection
 from lightbase.ranks import say
 
@@ -96,7 +97,7 @@ Stage = Literal["train", "val", "test"]
 NEVER = 2**62  # epochs
 
 
-class Curves(Callback):
+class Curves(MayMissSteps):
     """Writes the points of all curves. train/ and lr get a point on log steps and at the end of
     each epoch, of the samples since the last point; val/ and test/ after each evaluation.
 
@@ -131,6 +132,7 @@ class Curves(Callback):
         """The points of a stage, by the names of their curves. The accumulator, `means` or that of
         the stage, is reset, unless `keep`."""
         means = means or self.means[stage]
+        check_all_track(trainer, stage, bool(means.sizes) or means.sums is not None)
         values = means.result(lambda sums: trainer.strategy.reduce(sums, reduce_op="sum"))
         if not keep:
             means.reset()
@@ -151,6 +153,8 @@ class Curves(Callback):
         keep = 0 < num_left < batches_between_points(trainer) / 2
         with trainer.profiler.profile("logging"):
             point = self.result(trainer, "train", keep=keep)
+            if not point:  # no process calls `track` in training
+                return
             # One transfer to the CPU: Lightning reads the values of the progress bar after every
             # batch, and would wait for the GPU.
             values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
@@ -164,6 +168,11 @@ class Curves(Callback):
             for state in self.resumed.get(name, [])[trainer.global_rank :: trainer.world_size]:
                 means.add_state(state, pl_module.device)
         self.resumed = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        # Several processes come here in each batch, also if one of them does not call `track`.
+        if trainer.world_size > 1 and is_log_step(pl_module):
+            self.log_train(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         every = batches_between_points(trainer)
@@ -204,6 +213,17 @@ class Curves(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.lr = state_dict["lr"]
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
+
+
+def check_all_track(trainer: Trainer, stage: Stage, has_samples: bool) -> None:
+    """Raise UserError in all processes if only some of them have samples: the others would wait for
+    ever for the sums of those."""
+    if trainer.world_size > 1:
+        count = torch.tensor(float(has_samples), device=trainer.strategy.root_device)
+        count = trainer.strategy.reduce(count, reduce_op="sum")
+        if 0 < count < trainer.world_size:
+            what = f"{int(count)} of {trainer.world_size} processes called track({stage!r}, ...)"
+            raise UserError(f"{what}\ncall it in each process, for its share of the batches")
 
 
 def is_of_class(name: str) -> bool:

@@ -170,7 +170,7 @@ class BaseModule(LightningModule):
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            if is_log_step(self):
+            if self.trainer.world_size == 1 and is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
     def log(self, name: str, *args: Any, **options: Any) -> None:

@@ -511,6 +511,13 @@ def test_all_ranks_stop_together_at_a_signal(
 # what goes wrong
 
 
+class TracksOnOne(Classifier):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self.global_rank == 0:
+            return super().training_step(batch, batch_idx)
+        return self.criterion(self.net(batch[0]), batch[1])
+
+
 TOO_LARGE = "data.batch_size 110 times 3 processes: only 315 training samples"
 
 
@@ -522,6 +529,7 @@ TOO_LARGE = "data.batch_size 110 times 3 processes: only 315 training samples"
         (("--data.num_test", 2), "3 processes for the 2 samples of test"),
         (("--data.batch_size", 110), TOO_LARGE),
         (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
+        (("--model", "test_distributed.TracksOnOne"), "1 of 3 processes called track('train'"),
         (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],
 )

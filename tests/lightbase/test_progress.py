@@ -13,19 +13,23 @@ from lightning.pytorch.callbacks import Timer
 from small import Points
 from test_steps import Plain, PlainData
 
-from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar, clock
+from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar
 
 Train = Callable[..., dict[str, Any]]
 ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
 
 
+def epoch_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that begin with an epoch; a bar is written over itself."""
+    lines = re.split(r"[\r\n]", capsys.readouterr().out)
+    return [line for line in lines if line.startswith("Epoch")]
+
+
 @pytest.mark.parametrize("steps", [1, 8])
 def test_the_bar_shows_loss_accuracy_speed_and_time_left(train, capsys, steps):
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
-    bars = [
-        line for line in re.split(r"[\r\n]", capsys.readouterr().out) if line.startswith("Epoch")
-    ]
+    bars = epoch_lines(capsys)
     last_of_second = [line for line in bars if line.startswith("Epoch 2/3: 100%")][-1]
     pattern = (
         r".*\| 19/19, [\d,]+ images/s, 0:0\d left, train/loss \d\.\d{4}, train/acc "
@@ -54,19 +58,17 @@ def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train, monkeypatch):
 
 def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train()
-    out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if line.startswith("Epoch")]
+    lines = epoch_lines(capsys)
     assert re.match(
         r"Epoch 1 of 2: train/loss \d.*val/acc 0\.\d{4}, [\d,]+ images/s, 0:0\d left$", lines[0]
     )
     assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", lines[1])
     assert len(lines) == 2
-    assert "\r" not in out
 
 
 def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys):
     train("--trainer.check_val_every_n_epoch", 2, "--trainer.max_epochs", 5)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
+    lines = epoch_lines(capsys)
     assert ["val/" in line for line in lines] == [False, True, False, True, False]
 
 
@@ -86,20 +88,15 @@ def test_the_values_of_two_loaders_are_in_the_line(train, tmp_path, capsys):
     config.write_text("model: test_progress.Validates\ndata: test_progress.TwoLoaders\n")
     every = ("--trainer.log_every_n_steps", 5)
     train("--monitor", "null", *ONE, *every, config=str(config))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1 ")]
+    (line,) = epoch_lines(capsys)
     for i in range(2):
         assert f"val_loss/dataloader_idx_{i} " in line
         assert f"val_loss/twice/dataloader_idx_{i} " in line
 
 
-def test_features_are_no_images(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train("--data", "small.Points", "--model.net.sizes", "[10,2]")
-    assert " samples/s" in capsys.readouterr().out
-
-
 def test_a_training_without_an_end_has_no_time_left(train, capsys):
     train("--trainer.max_epochs", -1, "--patience", 1, "--model.lr", 1e-9)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
+    lines = epoch_lines(capsys)
     assert lines
     assert not [line for line in lines if "left" in line or " of " in line]
 
@@ -110,6 +107,7 @@ def test_a_training_without_an_end_has_no_time_left(train, capsys):
         ({"max_epochs": 2}, "0:30"),
         ({"max_epochs": 2, "max_steps": 4}, "0:10"),
         ({"max_epochs": 1000, "callbacks": [Timer(timedelta(seconds=90))]}, "1:30"),
+        ({"max_epochs": 300}, "1:39:50"),
         ({"max_epochs": -1}, ""),
     ],
     ids=["epochs", "steps", "time", "no end"],
@@ -129,21 +127,9 @@ def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left
     assert pace.texts(trainer) == ["10 samples/s", *([f"{left} left"] if left else [])]
 
 
-def test_clock() -> None:
-    assert clock(3.2) == "0:03"
-    assert clock(125) == "2:05"
-    assert clock(3723) == "1:02:03"
-    assert clock(36000) == "10:00:00"
-
-
 def test_the_bar_goes_on_in_the_middle_of_an_epoch(train, capsys, monkeypatch):
     monkeypatch.setattr(test_training.Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
         train("--trainer.callbacks", "test_training.Terminate")
     train(*BAR, "--ckpt_path", "last")
-    bars = [
-        line
-        for line in re.split(r"[\r\n]", capsys.readouterr().out)
-        if line.startswith("Epoch 2/2: 100%")
-    ]
-    assert "19/19" in bars[-1]
+    assert epoch_lines(capsys)[-1].startswith("Epoch 2/2: 100%|")

@@ -19,15 +19,7 @@ from torch.optim import SGD
 
 from lightbase.data.batches import TensorBatches
 from lightbase.watch import step_timer
-from lightbase.watch.step_timer import (
-    PHASES,
-    Action,
-    PhaseClock,
-    StepTimer,
-    action_of,
-    shares,
-    total,
-)
+from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, shares, total
 
 Train = Callable[..., dict[str, Any]]
 SLEEP_S = 0.004
@@ -217,13 +209,6 @@ def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "Step timer: off beside the SimpleProfiler" in shown
     assert "Where the time of training went" not in shown
-
-
-def test_names_of_actions() -> None:
-    assert action_of("[Strategy]SingleDeviceStrategy.training_step") == Action("forward")
-    assert action_of("[Callback]TrainingProgressBar.on_train_batch_end") == Action("logging")
-    assert action_of("[Callback]RandomState.on_train_batch_end") is None
-    assert action_of("[Strategy]SingleDeviceStrategy.validation_step") is None
 
 
 class StandInEvent:

@@ -112,7 +112,6 @@ def test_only_log_steps_wait_for_the_gpu(train, watch, monkeypatch, flags, keep)
     ("model", "flags", "stage"),
     [
         pytest.param("Waits", SEVERAL, "training", marks=SLOW),
-        pytest.param("Waits", ONE, "training", marks=SLOW),
         pytest.param("WaitsInValidation", ONE, "validation", marks=SLOW),
     ],
 )
