@@ -50,11 +50,7 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
     [
         ("--trainer.limit_test_batches 0.001", 2, ["limit_test_batches 0.001", "such as 1"]),
         (f"{FUSED} --trainer.precision bf16-mixed", 2, ["fused true in bf16-mixed"]),
-        (
-            "--model.net.sizes [192,10000000,10000000,4]",
-            1,
-            ["allocate memory"],
-        ),
+        ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
         ("--data test_checks.NoClasses --model.net.sizes [10,2]", 2, ["classes of NoClasses"]),
