@@ -719,7 +719,7 @@ def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks, tmp_path)
     assert [
         line
         for line in result.outputs[0].splitlines()
-        if "NaN or infinite at step 13, in epoch 2" in line
+        if "NaN or infinite after step 15, in epoch 2" in line
     ]
     assert "Traceback" not in "".join(result.outputs)
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
