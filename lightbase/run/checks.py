@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
@@ -185,10 +186,9 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any,
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
     inputs = for_network(inputs, net)
-    gpus = [inputs.device] if inputs.device.type == "cuda" else []
     with (
         torch.autocast(inputs.device.type, dtype, enabled=is_half),
-        torch.random.fork_rng(gpus),  # views and dropout draw random numbers
+        isolate_rng(include_cuda=inputs.is_cuda),  # views and dropout draw random numbers
     ):
         net.eval()
         views = model.test_views
@@ -200,7 +200,7 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any,
         buffers = [buffer.clone() for buffer in net.buffers()]
         in_training = net(inputs)
         for buffer, before in zip(net.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+            buffer.data = before
         return outputs, in_training
 
 

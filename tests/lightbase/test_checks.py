@@ -1,6 +1,7 @@
 """What is refused before a run has a folder: by its data, its network, its flags."""
 
 import json
+import random
 import signal
 from collections import namedtuple
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class InTraining(nn.Module):
         self.norm, self.dropout, self.head = nn.BatchNorm2d(3), nn.Dropout(), nn.Linear(192, 4)
 
     def forward(self, x: Tensor) -> Any:
+        x = x + random.random() if self.training else x
         logits = self.head(self.dropout(self.norm(x).flatten(1)))
         if self.training and self.how == "small":
             self.pool(x)
