@@ -542,9 +542,13 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     record |= {"search": search, "monitor": monitor, "monitor_mode": mode}
     text = json.dumps(record, indent=2) + "\n"
     sweep.folder.mkdir(parents=True, exist_ok=True)
+    file = sweep.folder / "sweep.json"
     with sweep.lock:
-        if not (sweep.folder / "sweep.json").exists():
-            write_whole(sweep.folder / "sweep.json", text)
+        if not file.exists() and any(sweep.folder.glob("trial_*")):
+            what = f"{short(sweep.folder)} has trials of an earlier version"
+            raise UserError(f"{what}\ngive another --name")
+        if not file.exists():
+            write_whole(file, text)
     now, before = json.loads(text), sweep.record
     for key in before | now:
         if before.get(key) != now.get(key):
