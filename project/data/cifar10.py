@@ -50,24 +50,27 @@ class CIFAR10(BaseDataModule):
 
     def prepare_data(self) -> None:
         self.load("train")  # torchvision checks all files
-        if self.repacked("train") or self.repacked("test"):
-            say(f"CIFAR10: not the published files, packed anew or other data, in {self.data_dir}")
+        if self.is_repacked():
+            say(f"CIFAR10: not the published files, packed anew or other data, in {self.folder}")
 
-    def repacked(self, split: Literal["train", "test"]) -> list[Path]:
-        """The files of a split if all are there, and some are of other sizes than published."""
-        folder = self.data_dir / "cifar-10-batches-py"
-        files = {folder / name: size for name, size in SIZES[split].items()}
-        if not all(file.is_file() for file in files):
-            return []
-        return list(files) if any(file.stat().st_size != files[file] for file in files) else []
+    @property
+    def folder(self) -> Path:
+        return self.data_dir / "cifar-10-batches-py"
+
+    def is_repacked(self) -> bool:
+        """Whether all files are there, and some are of other sizes than published."""
+        sizes = SIZES["train"] | SIZES["test"]
+        files = {self.folder / name: size for name, size in sizes.items()}
+        is_complete = all(file.is_file() for file in files)
+        return is_complete and any(file.stat().st_size != size for file, size in files.items())
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        if repacked := self.repacked(split):
-            batches = [read_arrays(file, "data", "labels") for file in repacked]
+        if self.is_repacked():
+            batches = [read_arrays(self.folder / name, "data", "labels") for name in SIZES[split]]
             pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
             if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):
                 what = f"{tuple(pixels.shape)} {pixels.dtype}, not (N, 3072) uint8"
-                raise UserError(f"the images in {repacked[0].parent} are {what}")
+                raise UserError(f"the images in {self.folder} are {what}")
             return pixels.view(-1, 3, 32, 32), targets
         source, files = datasets.CIFAR10, f"cifar-10-python.tar.gz into {self.data_dir}"
         is_train = split == "train"
