@@ -215,9 +215,11 @@ class StepTimer(Callback):
     It writes `PHASE_percent` and `step_ms` in watch/step_time/ for each epoch, and a pie
     and a table of the training at its end. It runs on the first process, as the Trainer's profiler;
     if the Trainer has another profiler, it is off.
+
+    every_n_epochs: In configs of version 0.2, where it drew more pies; without effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_n_epochs: int = 0) -> None:
         self.clock = PhaseClock()
         # of each epoch since the start: the seconds of `PhaseClock.take`, and `num_steps`
         self.epochs: list[dict[str, float]] = []

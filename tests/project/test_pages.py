@@ -172,7 +172,6 @@ def test_tensorboard_has_what_the_page_names(user_folder, monkeypatch):
         *("watch/step_time/pie", "view/inputs/train"),
         *(f"view/{name}/{stage}" for name in figures for stage in ("val", "test")),
     }
-    assert tags["graph"]
 
 
 @pytest.mark.slow
