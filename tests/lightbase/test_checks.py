@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small import Points
 from test_training import checkpoint, equal, weights
 from torch import Tensor, nn
 
@@ -37,10 +36,6 @@ class InTraining(nn.Module):
         return Outputs(logits, logits) if self.training and self.how == "named" else logits
 
 
-class NoClasses(Points):
-    classes = None  # type: ignore[assignment]
-
-
 NET = "--model.net test_checks.InTraining"
 FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
@@ -55,7 +50,6 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
         ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
-        ("--data test_checks.NoClasses --model.net.sizes [10,2]", 2, ["classes of NoClasses"]),
         (f"{NET} --model.net.how named", 1, ["InTraining returns Outputs in training"]),
         (f"{NET} --model.net.how small", 1, ["cannot take the samples (3, 8, 8)", "too small"]),
     ],

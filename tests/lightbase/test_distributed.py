@@ -306,7 +306,7 @@ def test_each_loader_is_shared_out_once(on_ranks, tmp_path, data, sampler):
 
 def test_each_process_trains_on_all_of_an_iterable_dataset_and_a_line_says_so(on_ranks, tmp_path):
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StreamedImages")
-    assert "each process trains on all samples of the IterableDataset" in outputs[0]
+    assert "and each trains on all of an IterableDataset" in outputs[0]
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_the_schedule_of_a_stock_loader_is_that_of_its_share(on_ranks, tmp_path)
     flags = ("--model.scheduler", "CosineAnnealingLR", "--model.scheduler_interval", "step")
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StockImages", *flags)
     limits = "a resume may end with other weights; several processes may count samples twice"
-    assert f"StockImages has its own DataLoaders: {limits}\n" in outputs[0]
+    assert f"StockImages has its own DataLoaders: {limits}" in outputs[0]
     assert "StockImages" not in outputs[1]
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert saved["lr_schedulers"][0]["T_max"] == saved["global_step"] == 20

@@ -220,7 +220,7 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
     assert "nowhere" in error("--output", "nowhere/x.pth")
     for none in ("", "/"):  # such as an empty variable of the shell
         command = ["--ckpt_path", none]
-        assert "is a folder" in fails(capsys, 1, lambda command=command: export.main(command))
+        assert "Is a directory" in fails(capsys, 1, lambda command=command: export.main(command))
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda n: (n != "onnxscript" and find(n)) or None

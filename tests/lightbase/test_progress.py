@@ -110,7 +110,7 @@ def test_a_training_without_an_end_has_no_time_left(train, capsys):
         ({"max_epochs": 300}, "1:39:50"),
         ({"max_epochs": -1}, ""),
     ],
-    ids=["epochs", "steps", "time", "no end"],
+    ids=["epochs", "steps", "time", "long", "no end"],
 )
 def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left):
     """A GradientAccumulationScheduler and several optimizers make steps of several batches, or
