@@ -461,21 +461,15 @@ def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["reader", "both"])
 @pytest.mark.linux
-def test_a_training_goes_on_without_its_output(tmp_path: Path, closed: str) -> None:
-    if closed == "reader":  # train.py | head -1
-        with begin(
-            tmp_path, "--trainer.enable_progress_bar", "true", stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout
-            assert process.stdout.readline()
-            process.stdout.close()
-            _, errors = process.communicate(timeout=60)
-        assert not errors
-    else:  # train.py >&- 2>&-
-        process = begin(tmp_path, new=True, preexec_fn=lambda: os.closerange(1, 3))
-        process.communicate(timeout=60)
+def test_a_training_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
+    bar = ("--trainer.enable_progress_bar", "true")
+    with begin(tmp_path, *bar, stdout=subprocess.PIPE) as process:  # train.py | head -1
+        assert process.stdout
+        assert process.stdout.readline()
+        process.stdout.close()
+        _, errors = process.communicate(timeout=60)
+    assert not errors
     assert process.returncode == 0
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").exists()
 
