@@ -197,7 +197,10 @@ class BaseModule(LightningModule):
             initialize(self.net, self.initializer, self.trainer.datamodule)  # type: ignore[attr-defined]
             self.is_initialized = True
         if self.channels_last:
-            for tensor in (*self.net.parameters(), *self.net.buffers()):
+            tensors: list[Tensor] = [*self.net.parameters()]
+            if self.trainer.strategy.root_device.type != "cpu":  # there it changes the last digits
+                tensors += self.net.buffers()
+            for tensor in tensors:
                 if not is_lazy(tensor) and tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
         if self.compile_net and not self.is_compiled:

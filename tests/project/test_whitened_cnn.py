@@ -1,5 +1,7 @@
 """The network whose first layer is computed from the data."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pages import PACKAGE
@@ -58,10 +60,12 @@ def test_images_of_several_sizes_give_logits(channels: int, size: int) -> None:
     assert net(images).shape == (5, 7)
 
 
-def test_its_computed_weights_have_the_layout_of_the_trained_ones() -> None:
+def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(monkeypatch):
     net = WhitenedCNN(10)
-    classifier = pytest.importorskip(f"{PACKAGE}.classifier")
-    classifier.Classifier(net, num_classes=10).prepare_net(trains=False)
+    classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
+    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+    monkeypatch.setattr(classifier, "trainer", SimpleNamespace(strategy=strategy), raising=False)
+    classifier(net, num_classes=10).prepare_net(trains=False)
     for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
         assert weight.is_contiguous(memory_format=torch.channels_last)
 
