@@ -2,6 +2,8 @@
 
 import csv
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
+from paths import HERE, TINY, argv
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
@@ -120,9 +123,13 @@ def test_csv_beside_tensorboard_goes_on_after_a_kill(train, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_the_test_of_several_processes_drops_no_point_of_their_training(train, tmp_path):
+def test_the_test_of_several_processes_drops_no_point_of_their_training(tmp_path: Path) -> None:
     loggers = "[lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.CSVLogger]"
-    train("--trainer.logger", loggers, "--trainer.strategy", "ddp_fork", "--trainer.devices", 2)
+    flags = argv("--config", TINY, "--trainer.default_root_dir", tmp_path, "--trainer.devices 2")
+    flags += argv("--trainer.strategy ddp_fork --trainer.logger", loggers)
+    # a process of its own: torch forks none that has run a backward in threads
+    command = [sys.executable, str(HERE / "scripts" / "train.py"), *flags]
+    subprocess.run(command, check=True, capture_output=True)
     folder = tmp_path / "tiny" / "version_0"
     files = of_tensorboard(folder), without_data_server(folder), of_csv(folder / "metrics.csv")
     for found in files:

@@ -305,6 +305,7 @@ def test_an_evaluation_leaves_the_compiled_training_as_it_is() -> None:
     torch.compiler.reset()
     importlib.import_module("torch._dynamo").register_backend(backend, name="sizes")
     model = Classifier(MLP([12, 4]), num_classes=4, compile_net="sizes")
+    model.trainer = Trainer(accelerator="cpu", logger=False)
     model.prepare_net(trains=True)
     for num_samples in (4, 8, 4, 3):
         model.net(torch.rand(num_samples, 3, 2, 2))
