@@ -105,11 +105,14 @@ def configs_of_loggers(config: Any) -> list[Namespace]:
 
 def make_plain(config: Any) -> None:
     """PositiveInt and similar types become plain numbers, which can be dumped. Raises UserError for
-    the text None, and for an infinite number where the type has a range."""
+    the text None, for an infinite number where the type has a range, and for a whole number that no
+    tensor or seed holds."""
     for key, value in list(config.items()):
         flag = key.replace(".init_args", "")
         if isinstance(value, float) and math.isinf(value) and type(value) is not float:
             raise UserError(f"{flag}: {value} is out of range; give a finite number", 2)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UserError(f"{flag}: {value} is out of range; whole numbers have 64 bits", 2)
         if value == "None":  # jsonargparse makes it of a blank where only text fits
             raise UserError(f"{flag}: None is no value; null may be one", 2)
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -63,7 +63,7 @@ def split_by_mask(samples: Samples, mask: Tensor) -> tuple[Samples, Samples]:
 
 def seeded_order(num: int, seed: int) -> Tensor:
     """0 to num - 1, shuffled by the seed, equally on any machine."""
-    return torch.randperm(num, generator=torch.Generator().manual_seed(seed % 2**63))
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
 
 
 def class_numbers(samples: Samples) -> Tensor | None:

@@ -78,7 +78,7 @@ class Features(BaseDataModule):
         return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
-        generator = torch.Generator().manual_seed(self.data_seed % 2**63)
+        generator = torch.Generator().manual_seed(self.data_seed)
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
         # about 3.5 standard deviations apart, for any number of features
         centres *= 2.5 / self.num_features**0.5

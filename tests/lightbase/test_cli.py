@@ -44,6 +44,8 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
 
 # a command line, and what its error names
 WRONG_FLAGS = """
+--data.split_seed 99999999999999999999999 | data.split_seed: 9999 | out of range
+--data.data_seed 99999999999999999999999 | data.data_seed: 9999 | out of range
 --trainer.max_epoch 3 | --trainer.max_epoch; | --trainer.max_epochs?
 --figures_every_n_epochs -1 | figures_every_n_epochs: | -1 | >=0
 --data.batchsize 3 | data.batchsize | batch_size?
