@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightbase.module import BaseModule
     from lightbase.optim import FinalDecayLR, WarmupCosineLR
     from lightbase.ranks import say
+    from lightbase.run.python import load, train
     from lightbase.run.train import main
 
 __version__ = "0.3.0"
@@ -44,12 +45,14 @@ MODULES = {
     "WarmupCosineLR": "optim",
     "at_least_float32": "data.batches",
     "collection": "metrics",
+    "load": "run.python",
     "main": "run.train",
     "open_or_download": "data.torchvision_set",
     "read_arrays": "data.torchvision_set",
     "run_folder": "curves",
     "say": "ranks",
     "short_download_errors": "data.torchvision_set",
+    "train": "run.python",
 }
 """The module of each public name."""
 __all__ = [*MODULES]

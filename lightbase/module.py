@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from lightbase.curves import NEVER, Curves, Stage, is_log_step
 from lightbase.errors import UserError, function_at
 from lightbase.metrics import Metrics
+from lightbase.objects import RecordsArguments
 from lightbase.optim import (
     build_optimizer,
     build_scheduler,
@@ -27,7 +28,7 @@ from lightbase.optim import (
 from lightbase.transfer import WeightsFile, freeze_parameters, initialize, load_weights
 
 
-class BaseModule(LightningModule):
+class BaseModule(RecordsArguments, LightningModule):
     """Trains `net` with `criterion`, measured by `metrics`. A subclass may assign other values to
     `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`; the last two may be objects, too.
 
@@ -132,6 +133,20 @@ class BaseModule(LightningModule):
         if weights is not None and initializer is not None:
             what = "model.weights and model.initializer both set weights"
             raise UserError(f"{what}: --model.initializer null", 2)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:
+        """The trained module, built from the config in a run's checkpoint, see `lightbase.load`.
+        A checkpoint that Lightning alone has written, or other arguments, are left to Lightning."""
+        from lightbase.run.python import load  # it imports this module
+
+        if args or options:
+            return super().load_from_checkpoint(checkpoint_path, *args, **options)
+        module, _ = load(checkpoint_path)
+        if not isinstance(module, cls):
+            what = f"{checkpoint_path} is of a {type(module).__name__}, not of a {cls.__name__}"
+            raise UserError(what)
+        return module
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's outputs (N, ...); outside training their mean over the test_views of x."""

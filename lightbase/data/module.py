@@ -24,13 +24,14 @@ from lightbase.data.batches import (
 from lightbase.data.folds import Fold, fold_of_flags, seeded_order, split_fold, split_validation
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
+from lightbase.objects import RecordsArguments
 
 Values = Tensor | np.ndarray | list  # of numbers
 MAX_WORKERS = 256
 Loaded = tuple[Values, Values] | Dataset
 
 
-class BaseDataModule(LightningDataModule):
+class BaseDataModule(RecordsArguments, LightningDataModule):
     """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set
     sets `classes` and `image_shape`, if it has them, and overrides `load`, maybe `normalize`,
     `augment`, `prepare_data`: see README.md.

@@ -18,6 +18,7 @@ from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError
 from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
 from lightbase.module import BaseModule
+from lightbase.objects import check_no_objects
 from lightbase.ranks import say
 from lightbase.resume.checkpoints import read_checkpoint
 
@@ -55,6 +56,7 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
+    check_no_objects(config, path)
     # the devices of the run may not be here; what changes the result stays
     trainer = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
     if config["trainer"]["accelerator"] == "cpu":

@@ -21,6 +21,7 @@ class CIFAR10CNN(nn.Module):
         super().__init__()
         if min(num_classes, in_channels) < 1:
             raise ValueError(f"num_classes {num_classes}, in_channels {in_channels}: 1 or more")
+        self.num_classes, self.in_channels, self.activation = num_classes, in_channels, activation
 
         def act() -> nn.Module:
             return make_activation(activation)

@@ -23,6 +23,7 @@ class MLP(nn.Module):
             raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
         if min(sizes) < 1:
             raise ValueError(f"sizes {sizes}: every size is 1 or more")
+        self.sizes, self.activation = sizes, activation
         layers: list[nn.Module] = [nn.Flatten()]
         for num_in, num_out in itertools.pairwise(sizes):
             layers += [nn.Linear(num_in, num_out), make_activation(activation)]

@@ -16,6 +16,7 @@ class MLP(nn.Module):
             raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: try {', '.join(ACTIVATIONS)}")
+        self.sizes, self.activation = sizes, activation
         layers: list[nn.Module] = [nn.Flatten()]
         for num_in, num_out in itertools.pairwise(sizes):
             layers += [nn.Linear(num_in, num_out), ACTIVATIONS[activation]()]

@@ -1,0 +1,133 @@
+"""Training and loading from Python, with objects instead of a command line."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightbase.cli.command_line import CommandLine
+from lightbase.cli.config import make_paths_absolute, make_plain, write_config
+from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
+from lightbase.compat import quiet_lightning
+from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
+from lightbase.devices.signals import SIGNALS, Stopped
+from lightbase.folder import flatten
+from lightbase.objects import LOST, config_of, is_plain
+from lightbase.ranks import say
+from lightbase.resume.checkpoints import read_checkpoint
+from lightbase.resume.load import check_changes, find_restart, load_run, load_state
+from lightbase.run import train as command
+
+
+def load(
+    path: str | Path,
+    module: LightningModule | None = None,
+    data: LightningDataModule | None = None,
+    trust_checkpoint: bool = False,
+) -> tuple[LightningModule, LightningDataModule]:
+    """The module and the data of a checkpoint, with its weights, on the CPU.
+
+    module, data: Objects that take the state of the checkpoint. Unless both are given, they are
+        built from the config in it, safely: it may name only what evaluate.py would construct.
+    Raises UserError for a file that is no sound checkpoint, or fits other classes.
+    """
+    path = Path(path)
+    if module is None or data is None:
+        run = load_run(path, is_trusted=trust_checkpoint)
+        return run.model, run.datamodule
+    checkpoint = read_checkpoint(path)
+    module.on_load_checkpoint(checkpoint)
+    load_state(checkpoint, module, path)
+    if state := checkpoint.get(type(data).__qualname__):
+        data.load_state_dict(state)
+    return module, data
+
+
+def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> dict[str, Any]:
+    """Train and test these objects as `python scripts/train.py` does, with the same folder, curves
+    and checkpoints. Return what metrics.json holds; `module` has the best weights then.
+
+    flags: Those of train.py by their last names, and the arguments of Lightning's Trainer:
+        max_epochs=3, name="try", monitor="val/loss", ckpt_path="last", callbacks=[EMA()].
+    Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
+    """
+    quiet_lightning()
+    objects = {name: value for name, value in flags.items() if not is_plain(value)}
+    of_trainer = inspect.signature(Trainer).parameters
+    args = []
+    for name, value in flags.items():
+        if name not in objects:
+            flag = f"trainer.{name}" if name in of_trainer else name
+            args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
+    try:
+        with SIGNALS.handled(), command.short_flag_errors(), short_device_errors():
+            cli = build(module, data, args, objects)
+            with cpu_threads(cli.config.num_threads):
+                return command.train(cli)
+    except Stopped as stopped:
+        print(f"{stopped.text}{stopped.hint}")
+        raise KeyboardInterrupt from None
+
+
+def build(
+    module: LightningModule, data: LightningDataModule, args: list[str], objects: dict[str, Any]
+) -> "ObjectCLI":
+    line = CommandLine(args)
+    if line.value("name") is None:
+        line = CommandLine([f"--name={type(module).__name__}", *args])
+    restart = find_restart(line)
+    saved = restart.start_config if restart else None
+    cli = ObjectCLI(module, data, line.flag_args, objects, saved)
+    if restart and saved:
+        check_changes(restart, module, write_config(cli.parser, cli.config)[0], line)
+    cli.restart = restart
+    return cli
+
+
+class ObjectCLI(TrainingCLI):
+    """A training of objects: the command line has the other flags.
+
+    objects: Arguments of the Trainer that a config cannot hold, such as callbacks.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        data: LightningDataModule,
+        args: list[str],
+        objects: dict[str, Any],
+        saved: dict[str, Any] | None = None,
+    ) -> None:
+        self.objects = (module, data)
+        self.trainer_objects = objects
+        super().__init__(args, saved)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+        for name in ("model", "data"):
+            parser.add_argument(f"--{name}", type=dict)
+
+    def before_instantiate_classes(self) -> None:
+        module, self.datamodule = self.objects
+        self.config.model, self.config.data = config_of(module), config_of(self.datamodule)
+        make_paths_absolute(self.config)
+        make_plain(self.config)
+        settle_devices(self.config.trainer)
+        self.validate(self.config)
+        config = {"model": self.config.model, "data": self.config.data}
+        names = [key for key, text in flatten(config).items() if str(text).startswith(LOST)]
+        if names := [*names, *self.trainer_objects]:
+            what = "evaluate.py and a resume cannot build them; in Python give them again"
+            say(f"Objects that the config cannot hold: {', '.join(names)}: {what}")
+
+    def instantiate_classes(self) -> None:
+        config = self.config.clone()
+        config.trainer.logger = None  # made when there is a run's folder
+        self.config_init = self.instantiate(Namespace(trainer=config.trainer))
+        vars(self.config_init.trainer).update(self.trainer_objects)
+        self.model = self.objects[0]

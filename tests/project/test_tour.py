@@ -1,0 +1,21 @@
+"""The notebook of docs/python.md runs as it stands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path: Path) -> None:
+    cells = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    script = "\n".join([*code, "print('metrics', metrics['test/acc'] > 0.8)"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("metrics True")
+    assert "Objects that the config cannot hold: model" in done.stdout
+    assert (tmp_path / "logs" / "tour" / "version_0" / "metrics.json").is_file()
