@@ -2,7 +2,6 @@
 
 python scripts/sweep.py --config configs/small_net.yaml --search model.lr=log:1e-4..1e-1 --trials 20
 python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --num_workers 2
-python scripts/sweep.py --data.num_folds 3 --search data.fold=0,1,2 --name folds
 
 FLAG=a,b,c is a list of values. FLAG=16..512 is a range, of whole numbers if both ends are whole;
 FLAG=log:1e-4..1e-1 is a range on a logarithmic scale. Optuna's TPE chooses the values of ranges by
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,10 +86,9 @@ def read_search(search: str) -> Dimension:
     if match := RANGE.fullmatch(values):
         try:
             return Dimension(flag, [match[2], match[3]], read_range(*match.groups()))
-        except ValueError as error:  # of Optuna
-            raise UserError(f"--search {search}: {error}", 2) from error
-        except ImportError as error:
-            raise UserError('a range needs optuna: pip install -e ".[sweep]"', 2) from error
+        except (ImportError, ValueError) as error:
+            needs = 'a range needs a lower end, and Optuna: pip install -e ".[sweep]"'
+            raise UserError(f"--search {search}: {error}\n{needs}", 2) from error
     text = f"[{values}]"  # YAML splits at the commas outside brackets and quotes
     try:
         items = yaml.compose(text).value  # type: ignore[union-attr]
@@ -180,31 +178,25 @@ class Sweep:
     def trials(self) -> list[Trial]:
         return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
 
-    def take_trial(self) -> tuple[Trial, FileLock] | None:
-        """Return a trial to train, and its lock, which is held; None when all trials have ended.
-
-        Waits for the trials of other processes, because these processes may die.
-        """
+    def open_trials(self) -> Generator[Trial, None, None]:
+        """The trials to train; the lock of each is held until the next one. Waits for the trials of
+        other processes, because these processes may die."""
         is_waiting = True
         while is_waiting:
             is_waiting = False
             for number in range(len(self.grid) or self.max_trials or 0):
                 folder = self.folder / f"trial_{number:03d}"
                 folder.mkdir(exist_ok=True)
-                lock = FileLock(folder / ".lock", blocking=False)
                 try:
-                    lock.acquire()
+                    with FileLock(folder / ".lock", blocking=False):
+                        if not (folder / "trial.json").exists():
+                            Trial(folder, self.choose_values(number)).write()
+                        trial = Trial.read(folder)
+                        if trial.state == "running":
+                            yield trial
                 except Timeout:
                     is_waiting = True
-                    continue
-                if not (folder / "trial.json").exists():
-                    Trial(folder, self.choose_values(number)).write()
-                trial = Trial.read(folder)
-                if trial.state == "running":
-                    return trial, lock
-                lock.release()
-            time.sleep(0.5)
-        return None
+            time.sleep(0.5 * is_waiting)
 
     def choose_values(self, number: int) -> dict[str, Any]:
         """The values follow from the seed, the number and the results of the other trials."""
@@ -232,9 +224,8 @@ class Sweep:
 
 def train_trials(sweep: Sweep) -> None:
     """Train trials until all have ended. What a training prints goes to output.txt."""
-    while (taken := sweep.take_trial()) is not None:
-        trial, lock = taken
-        try:
+    with contextlib.closing(sweep.open_trials()) as trials:
+        for trial in trials:
             with (
                 SIGNALS.handled(),
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
@@ -243,18 +234,15 @@ def train_trials(sweep: Sweep) -> None:
             ):
                 train_trial(sweep, trial)
             trial.write()
-        finally:
-            lock.release()
-        values = ", ".join(f"{flag} {value}" for flag, value in trial.values.items())
-        result = trial.reason if trial.best is None else f"best {trial.best:.4g}"
-        line = f"{trial.folder.name} {trial.state} ({values}): {result}"
-        print(printable(line.rstrip(": ")), flush=True)
-        gc.collect()  # frees the memory of the GPU
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
-            torch.cuda.empty_cache()
-        if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
-            raise Stopped(SIGNALS.received)
+            result = trial.reason if trial.best is None else f"best {trial.best:.4g}"
+            line = f"{trial.folder.name} {trial.state}: {trial.values} {result}"
+            print(printable(line), flush=True)
+            gc.collect()  # frees the memory of the GPU
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
+                torch.cuda.empty_cache()
+            if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
+                raise Stopped(SIGNALS.received)
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:
@@ -326,10 +314,9 @@ def show_results(sweep: Sweep) -> None:
     if len(compared) < len(sweep.dimensions):
         print_means(groups, [item.flag for item in compared])
     if sweep.record["monitor"] is not None and compared:
-        choose = max if sweep.record["monitor_mode"] == "max" else min
-        best = choose(
-            groups.values(), key=lambda trials: fmean(trial.best or 0.0 for trial in trials)
-        )[0].values
+        sign = -1 if sweep.record["monitor_mode"] == "max" else 1
+        means = {key: fmean(sign * (run.best or 0.0) for run in groups[key]) for key in groups}
+        best = groups[min(means, key=means.__getitem__)][0].values
         flags = [*sweep.flags, *(item.argument(best[item.flag]) for item in compared)]
         if "data.fold" in best:
             flags.append("--data.num_folds=null")

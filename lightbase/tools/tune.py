@@ -1,6 +1,5 @@
 """Find a batch size and a learning rate for an experiment before training it.
 
-python scripts/tune.py --config configs/mnist_mlp.yaml
 python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 --max_lr 1
 
 Batch size: Lightning's finder doubles it, from --data.batch_size on, until the memory is full or
@@ -9,7 +8,7 @@ Batch size: Lightning's finder doubles it, from --data.batch_size on, until the 
 Learning rate: Lightning's finder raises it from --min_lr to --max_lr over --num_steps steps. The
 suggestion is a tenth of the rate with the lowest smoothed loss.
 
-All flags of train.py work too. The plots are in a run folder NAME_tune, and in TensorBoard.
+All flags of train.py work too. The plots are in a run folder NAME_tune.
 """
 
 import contextlib
@@ -26,13 +25,12 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
-from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import cpu_threads, describe_devices
+from lightbase.devices.devices import cpu_threads
 from lightbase.errors import UserError
 from lightbase.folder import Run, root_folder, short
 from lightbase.module import BaseModule
@@ -106,8 +104,6 @@ def plot(run: Run, name: str, unit: str, x: Any, y: Any, suggested: float) -> No
     axes.semilogx(x, y)
     axes.axvline(suggested or x[0], linestyle="--")
     figure.savefig(run.folder / f"{name}.png")
-    with SummaryWriter(str(run.folder)) as writer:
-        writer.add_figure(f"tune/{name}", figure, 0)
 
 
 class TrialClock(Profiler):
@@ -136,7 +132,6 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
     start = cli.config.data.init_args.batch_size
     clock = TrialClock(cli.model)
     trainer = make_trainer(cli, run, profiler=clock)
-    print(describe_devices(trainer))
     is_on_cpu = trainer.strategy.root_device.type == "cpu"
     # Lightning's finder goes no further than 8192
     limit = min(limit or (max(1024, start) if is_on_cpu else 8192), 8192)
@@ -156,8 +151,8 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
     for size, speed in speeds.items():
         print(f"{size:>10}{speed:>13,.0f}{'  suggested' * (size == best)}")
     plot(run, "batch_size", "samples/s", [*speeds], [*speeds.values()], best)
-    is_full = len(times) > len(speeds)
-    print(max(speeds), "fits;", "larger ones do not" if is_full else f"the limit is {limit}")
+    larger = "larger ones do not" if len(times) > len(speeds) else f"the limit is {limit}"
+    print(f"{max(speeds)} fits; {larger}")
     lightning_setattr(cli.model, "batch_size", best)  # wherever the finder has set it
     if is_ours:
         data.drop_last = drop_last
