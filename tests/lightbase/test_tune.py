@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 tune = script("tune")
 Tune = Callable[..., list[str]]
-BORING = "lightning.pytorch.demos.boring_classes.BoringModel"
 
 
 @pytest.fixture
@@ -98,7 +97,6 @@ def test_the_finder_sees_the_rates_given_and_a_loss_that_begins_at_its_height(fi
     ("flags", "words"),
     [
         (("--max_lr", 2e-5), "give another --min_lr or --max_lr"),
-        (("--model", BORING), "BoringModel has no argument lr or learning_rate"),
         (("--trainer.strategy", "ddp", "--trainer.devices", 2), "trains on one device"),
         (("--find", "batch_size", "--max_batch_size", 2), "no batch size from 16 to 2 fits"),
     ],
@@ -166,3 +164,7 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, monke
     suggested = tune.main([*flags.split(), *own.split()])
     assert suggested[::2] == ["--data.batch_size", "--model.learning_rate"]
     assert table(capsys.readouterr().out) == [8, 16, 32]
+    boring = "--model lightning.pytorch.demos.boring_classes.BoringModel --data test_tune.LitData"
+    with pytest.raises(SystemExit):
+        tune.main([*flags.split(), *boring.split()])
+    assert "BoringModel has no argument lr or learning_rate" in capsys.readouterr().err
