@@ -234,8 +234,8 @@ def train_trials(sweep: Sweep) -> None:
             ):
                 train_trial(sweep, trial)
             trial.write()
-            result = trial.reason if trial.best is None else f"best {trial.best:.4g}"
-            line = f"{trial.folder.name} {trial.state}: {trial.values} {result}"
+            best = "" if trial.best is None else f"best {trial.best:.4g}"
+            line = f"{trial.folder.name} {trial.state}: {trial.values} {trial.reason or best}"
             print(printable(line), flush=True)
             gc.collect()  # frees the memory of the GPU
             if torch.cuda.is_initialized():
