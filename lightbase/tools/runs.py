@@ -103,8 +103,8 @@ def read_run(root: Path, path: str) -> RunInfo:
     # the locks first: the run may be ending now
     if is_running(folder) or (trial and is_running(trial_folder)):
         status = "running"
-    elif trial.get("state") in ("failed", "pruned"):
-        status = trial["state"]
+    elif trial.get("state") == "failed":
+        status = "failed"
     else:
         status = "finished" if (folder / "metrics.json").exists() else "stopped"
     config = read_file(folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER)))

@@ -145,7 +145,7 @@ def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path, "tried/trial_000/version_0", lr=0.1, best=0.8, test=0.7)
     write_trial(tmp_path, 0, "0.1", "finished")
     write_run(tmp_path, "tried/trial_001/version_0", lr=0.1, best=0.5, test=0.4)
-    write_trial(tmp_path, 1, "0.10", "pruned")
+    write_trial(tmp_path, 1, "0.10", "failed", "no value")
     write_trial(tmp_path, 2, "fast", "failed", "error: no number")
     write_run(tmp_path, "tried/trial_010/version_0", lr=0.2, best=0.3)
     write_trial(tmp_path, 10, "0.2")
@@ -153,7 +153,7 @@ def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
         rows = table(capsys, tmp_path, "tried")
     assert [list(row.values()) for row in rows] == [
         ["tried/trial_000", "0", "finished", "4", "2.0", "0.8", "0.7", "0.1", ""],
-        ["tried/trial_001", "0", "pruned", "4", "2.0", "0.5", "0.4", "0.1", ""],
+        ["tried/trial_001", "0", "failed", "4", "2.0", "0.5", "0.4", "0.1", "no value"],
         ["tried/trial_002", "", "failed", "", "", "", "", "fast", "error: no number"],
         ["tried/trial_010", "0", "stopped", "3", "1.5", "0.3", "", "0.2", ""],
         ["tried/trial_011", "", "running", "", "", "", "", "0.3", ""],
