@@ -184,18 +184,17 @@ def loader(name: str, rounds: int) -> Rows:
     crop = transforms.RandomCrop(reference.images.shape[-1], padding=4)
     theirs = reference.torchvision_loader(augment=[crop, transforms.RandomHorizontalFlip()])
     batches = data.train_dataloader()
+
+    def iterate(batches: Iterable[Any]) -> float:
+        start = time.perf_counter()
+        num_batches = sum(1 for _ in batches)
+        return 100 * (time.perf_counter() - start) / num_batches
+
     contestants = {
         "torchvision": lambda: iterate(x for x, _ in theirs),
         "ours": lambda: iterate(data.normalize(crop_and_flip(x, 4, True)) for x, _ in batches),
     }
     return measure(contestants, rounds)
-
-
-def iterate(batches: Iterable[Any]) -> float:
-    """Seconds for 100 batches."""
-    start = time.perf_counter()
-    num_batches = sum(1 for _ in batches)
-    return 100 * (time.perf_counter() - start) / num_batches
 
 
 def print_table(title: str, rows: Rows) -> None:
@@ -228,8 +227,9 @@ def main(args: Sequence[str] | None = None) -> None:
             rows = steps(part, accelerator, options.steps, options.rounds)
             print_table(f"{part}: training, {accelerator}", rows)
             medians.append(statistics.median(rows["ours"]))
+            print(f"ours / raw: {medians[-1] / statistics.median(rows['raw']):.3g}\n")
         if len(medians) == 2:
-            print(f"{part}: ours takes {medians[0] / medians[1]:.3g} times as long on the CPU.\n")
+            print(f"CPU / GPU: {medians[0] / medians[1]:.3g}\n")
         print_table(f"{part}: loader", loader(part, options.rounds))
 
 
