@@ -164,9 +164,11 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("test/acc") == ["0m", "2m", "0s", "10m"]
     assert order("model.lr") == ["2m", "0m", "10m", "0s"]
     assert order("status") == ["0m", "2m", "0s", "10m"]
-    write_run(root, "mlp/version_3", metric="val/loss", best=0.3)
-    write_run(root, "mlp/version_4", metric="val/loss", best=0.2)
-    assert order("best val/loss") == ["4m", "3m", "0m", "2m", "10m", "0s"]
+    write_run(root, "=cmd/version_3", metric="val/loss", best=0.3)
+    write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
+    assert order("best val/loss") == ["4'", "3'", "0m", "2m", "10m", "0s"]
+    best = table(capsys, root, "--sort", "best val/loss")[0]
+    assert (best["name"], best["best val/loss"]) == ("'=cmd", "0.123456789")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -192,12 +194,6 @@ def test_what_is_printed_has_no_control_characters(tmp_path: Path, capsys: Any) 
         assert "\\x1b[31m" in shown.out
         assert "metrics.json is damaged" in shown.err
         assert "\x1b" not in shown.out + shown.err
-
-
-def test_csv_opens_as_text_and_has_all_digits(root: Path, capsys: Any) -> None:
-    write_run(root, "=cmd/version_0", best=0.123456789)
-    first = table(capsys, root)[0]
-    assert (first["name"], first["best val/acc"]) == ("'=cmd", "0.123456789")
 
 
 def test_the_table_needs_no_torch(root: Path) -> None:

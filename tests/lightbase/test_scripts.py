@@ -470,9 +470,7 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     ("name", "first", "flags"),
     [
         ("evaluate", "load_run", "--ckpt_path x"),
-        ("runs", "find_runs", ""),
         ("predict", "load_run", "--ckpt_path x y"),
-        ("export", "load_run", "--ckpt_path x"),
         ("tune", "parse", ""),
     ],
 )
