@@ -1,39 +1,33 @@
 """Measure the speed of training, beside other ways to train the same network.
 
-    python benchmarks/benchmark.py                  # about 8 minutes on 2 cores
-    python benchmarks/benchmark.py --parts mnist --rounds 5
+    python benchmarks/benchmark.py                  # about 3 minutes on 2 cores
     python benchmarks/benchmark.py > docs/speed.md  # the tables are Markdown
 
-These contestants train one network, in batches of 64, on the same generated images:
+These contestants take turns to train one network, in batches of 64, on the same generated images:
 
-  tutorial  a plain loop over torchvision's dataset, with transforms per sample
-  stock     the same dataset in Lightning's Trainer, with self.log and torchmetrics in each step
+  tutorial  a plain loop over torchvision's dataset; "2 w" means two worker processes
   raw       hand-tuned PyTorch without logs: data on the device, fused optimizer, channels_last
   ours      the shipped YAML through train.py, with logs, progress bar and checkpoints
 
-"2 w" means two worker processes. Contestants take turns in every round. The time of a step does
-not include what an epoch costs once.
+With a GPU, the CPU trains too, for the ratio. What an epoch costs once is not counted.
 """
 
-import argparse
 import contextlib
 import copy
 import io
 import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchmetrics
 import torchvision
 from lightning import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
@@ -47,12 +41,9 @@ from lightbase.run.record import describe_environment
 
 REPO = Path(__file__).parents[1]
 DATA = "project.data.synthetic.SyntheticImages"
-PARTS = ("mnist", "cifar")
+CONFIGS = {"mnist": "mnist_mlp.yaml", "cifar": "cifar10_cnn.yaml"}
 BATCH_SIZE = 64
-GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"  # CUDA graphs
-NOT_WATCHED = "--device_monitor false --step_timer false --figures_every_n_epochs 0"
-
-Rows = dict[str, list[float]]  # the values of all rounds, by contestant
+Rows = dict[str, list[float]]  # seconds for 100 batches in each round, by contestant
 
 
 class Reference:
@@ -62,22 +53,15 @@ class Reference:
         self.is_mnist = name == "mnist"
         self.num_batches = num_batches
         self.device = torch.device("cuda" if accelerator == "gpu" else "cpu")
-        config = REPO / "configs" / ("mnist_mlp.yaml" if self.is_mnist else "cifar10_cnn.yaml")
-        flags = f"--trainer.accelerator {accelerator} --data {DATA} --data.val_fraction 0 "
+        flags = f"--config {REPO}/configs/{CONFIGS[name]} --trainer.accelerator {accelerator} "
+        flags += f"--data {DATA} --data.val_fraction 0 "
         flags += f"--data.image_shape {'[1,28,28]' if self.is_mnist else '[3,32,32]'} "
         flags += f"--data.num_train {BATCH_SIZE * num_batches} --data.num_test {BATCH_SIZE}"
-        self.flags = ["--config", str(config), *flags.split()]
+        self.flags = flags.split()
         self.cli = train.parse(self.flags)
         self.model: Any = self.cli.model
         self.data: Any = self.cli.datamodule
         self.images, self.targets = self.data.load("train")  # type: ignore[attr-defined]
-
-    def net(self) -> Any:
-        return copy.deepcopy(self.model.net).to(self.device)
-
-    def optimizer(self, net: nn.Module, **options: Any) -> torch.optim.Optimizer:
-        kind = getattr(torch.optim, self.model.optimizer)
-        return kind(net.parameters(), lr=self.model.lr, **options)
 
     def torchvision_loader(self, num_workers: int = 0, augment: Sequence[Any] = ()) -> DataLoader:
         """torchvision's dataset of the same images: one PIL image, one transform per sample."""
@@ -94,10 +78,7 @@ class Reference:
 
 
 class StepClock(MayMissSteps):
-    """Times the steps of an epoch, from the end of its first call to the end of its last.
-
-    What an epoch costs once is not counted. A call makes one step or several.
-    """
+    """Times an epoch, from the end of its first call, of one step or several, to its end."""
 
     newest: "StepClock"  # the clock of the latest run: train.py constructs the callback itself
 
@@ -114,25 +95,19 @@ class StepClock(MayMissSteps):
         self.marks.append((time.perf_counter(), num_steps))
 
     @property
-    def step_ms(self) -> float:
+    def seconds(self) -> float:
+        """Of 100 steps."""
         (start, first), (end, last) = self.marks
-        return 1e3 * (end - start) / (last - first)
+        return 100 * (end - start) / (last - first)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self.after_call(trainer.global_step, trainer.is_last_batch)
 
 
-# Contestants. Each one trains one epoch and returns the milliseconds of a step.
+# Contestants. Each one trains one epoch and returns the seconds of 100 steps.
 
 
-def tutorial(reference: Reference, num_workers: int = 0) -> float:
-    loader = reference.torchvision_loader(num_workers)
-    net = reference.net()
-    return train_by_hand(reference, net, reference.optimizer(net), loader)
-
-
-def raw(reference: Reference, compile_mode: str | None = None) -> float:
-    """compile_mode: of torch.compile; "reduce-overhead" launches the network as CUDA graphs."""
+def raw(reference: Reference) -> float:
     images, targets = reference.images.to(reference.device), reference.targets.to(reference.device)
     layout: Any = torch.contiguous_format if reference.is_mnist else torch.channels_last
 
@@ -141,18 +116,20 @@ def raw(reference: Reference, compile_mode: str | None = None) -> float:
             inputs = reference.data.normalize(images[index])
             yield inputs.contiguous(memory_format=layout), targets[index]
 
-    net = reference.net().to(memory_format=layout)
-    # torch.compile counts the networks of earlier runs as variants of this one, and takes eight
-    torch.compiler.reset()
-    if compile_mode:
-        net.compile(mode=compile_mode)
     with cpu_threads(reference.cli.config.num_threads):
-        return train_by_hand(reference, net, reference.optimizer(net, fused=True), batches())
+        return train_by_hand(reference, batches(), layout, fused=True)
 
 
 def train_by_hand(
-    reference: Reference, net: nn.Module, optimizer: Any, batches: Iterable[Batch]
+    reference: Reference,
+    batches: Iterable[Batch],
+    layout: Any = torch.contiguous_format,
+    **options: Any,
 ) -> float:
+    """The loop of the tutorial. options: of the optimizer."""
+    net = copy.deepcopy(reference.model.net).to(reference.device, memory_format=layout)
+    kind = getattr(torch.optim, reference.model.optimizer)
+    optimizer = kind(net.parameters(), lr=reference.model.lr, **options)
     clock = StepClock()
     for step, (inputs, targets) in enumerate(batches, 1):
         x = inputs.to(reference.device, non_blocking=True)
@@ -162,93 +139,44 @@ def train_by_hand(
         loss.backward()
         optimizer.step()
         clock.after_call(step, step == reference.num_batches)
-    return clock.step_ms
+    return clock.seconds
 
 
-class StockModule(LightningModule):
-    """Loss and accuracy by self.log in every step, as Lightning's pages show it."""
-
-    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
-        self.net, self.optimizer = net, optimizer
-        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x, y = batch
-        logits = self.net(x)
-        loss = nn.functional.cross_entropy(logits, y)
-        self.log("train_loss", loss, prog_bar=True)
-        self.log("train_acc", self.accuracy(logits, y))
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer
-
-
-def stock(reference: Reference, num_workers: int = 0) -> float:
-    net, clock = reference.net(), StepClock()
-    module = StockModule(net, reference.optimizer(net))
-    options: Any = {"accelerator": reference.device.type, "devices": 1, "max_epochs": 1}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(callbacks=[clock], default_root_dir=folder, **options)
-        trainer.fit(module, reference.torchvision_loader(num_workers))
-    return clock.step_ms
-
-
-def ours(reference: Reference, flags: str = "") -> float:
-    torch.compiler.reset()  # as in `raw`
-    flags += " --trainer.max_epochs 1 --trainer.limit_val_batches 0 --trainer.limit_test_batches 0"
-    flags += " --trainer.enable_progress_bar true --trainer.callbacks benchmark.StepClock"
+def ours(reference: Reference) -> float:
+    flags = "--trainer.max_epochs 1 --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 "
+    flags += "--trainer.enable_progress_bar true --trainer.callbacks benchmark.StepClock"
     with tempfile.TemporaryDirectory() as folder:
         train.main([*reference.flags, *flags.split(), "--trainer.default_root_dir", folder])
-    return StepClock.newest.step_ms
-
-
-def contestants(accelerator: str) -> dict[str, Callable[[Reference], float]]:
-    workers = os.cpu_count() or 1
-    by_name: dict[str, Any] = {
-        "tutorial": tutorial,
-        f"tutorial, {workers} w": partial(tutorial, num_workers=workers),
-        "stock, 0 w": stock,
-        f"stock, {workers} w": partial(stock, num_workers=workers),
-        "raw": raw,
-        "ours": ours,
-        "ours, not watched": partial(ours, flags=NOT_WATCHED),
-        "ours, one step a call": partial(ours, flags="--steps_per_execution 1"),
-        "ours, bf16-mixed": partial(ours, flags="--trainer.precision bf16-mixed"),
-    }
-    if accelerator == "gpu":
-        by_name["raw, compiled"] = partial(raw, compile_mode="reduce-overhead")
-        by_name["ours, compiled"] = partial(ours, flags=GRAPHS)
-        by_name["ours, not resident"] = partial(ours, flags="--data.resident false")
-    return by_name
+    return StepClock.newest.seconds
 
 
 # Measurements
 
 
-def measure(competing: Mapping[str, Callable[[], float]], rounds: int) -> Rows:
+def measure(contestants: dict[str, Callable[[], float]], rounds: int) -> Rows:
     """Call all contestants in turn, `rounds` times. What they print is not shown."""
-    rows: Rows = {name: [] for name in competing}
+    rows: Rows = {name: [] for name in contestants}
     output = io.StringIO()
     for _ in range(rounds):
-        for name, contestant in competing.items():
+        for name, contestant in contestants.items():
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 rows[name].append(contestant())
     return rows
 
 
-def steps(name: str, options: argparse.Namespace) -> Rows:
-    """Milliseconds a step."""
-    competing = contestants(options.accelerator)
-    for num_steps, rounds in ((60, 1), (options.steps, options.rounds)):  # warm-up first
-        reference = Reference(name, num_steps + 1, options.accelerator)
-        rows = measure({who: partial(f, reference) for who, f in competing.items()}, rounds)
-    return rows
+def steps(name: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
+    reference = Reference(name, num_steps + 1, accelerator)
+    workers = os.cpu_count() or 1
+    contestants: dict[str, Callable[[], float]] = {
+        name: partial(train_by_hand, reference, reference.torchvision_loader(num_workers))
+        for name, num_workers in (("tutorial", 0), (f"tutorial, {workers} w", workers))
+    }
+    contestants |= {"raw": partial(raw, reference), "ours": partial(ours, reference)}
+    return measure(contestants, rounds)
 
 
-def loader(name: str, options: argparse.Namespace) -> Rows:
-    """Images a second of the loaders alone, cropped, mirrored and normalised, on the CPU."""
+def loader(name: str, rounds: int) -> Rows:
+    """The loaders alone: images cropped, mirrored and normalised, on the CPU."""
     reference = Reference(name, 300, "cpu")
     data = reference.data
     data.trainer = reference.cli.make_trainer(logger=False)
@@ -256,61 +184,57 @@ def loader(name: str, options: argparse.Namespace) -> Rows:
     crop = transforms.RandomCrop(reference.images.shape[-1], padding=4)
     theirs = reference.torchvision_loader(augment=[crop, transforms.RandomHorizontalFlip()])
     batches = data.train_dataloader()
-    competing = {
-        "torchvision": lambda: images_per_s(x for x, _ in theirs),
-        "ours": lambda: images_per_s(data.normalize(crop_and_flip(x, 4, True)) for x, _ in batches),
+
+    def iterate(batches: Iterable[Any]) -> float:
+        start = time.perf_counter()
+        num_batches = sum(1 for _ in batches)
+        return 100 * (time.perf_counter() - start) / num_batches
+
+    contestants = {
+        "torchvision": lambda: iterate(x for x, _ in theirs),
+        "ours": lambda: iterate(data.normalize(crop_and_flip(x, 4, True)) for x, _ in batches),
     }
-    return measure(competing, options.rounds)
+    return measure(contestants, rounds)
 
 
-def images_per_s(batches: Iterable[Tensor]) -> float:
-    start = time.perf_counter()
-    num_images = sum(len(images) for images in batches)
-    return num_images / (time.perf_counter() - start)
-
-
-def number(value: float) -> str:
-    """Three digits: 1.19, 35.5, 62,300."""
-    return f"{float(f'{value:.3g}'):,.9g}"
-
-
-def markdown_table(title: str, rows: Rows) -> str:
+def print_table(title: str, rows: Rows) -> None:
     """Medians, lowest and highest values, and the ratios of the medians to that of ours."""
-    lines = [f"| {title} |  | / ours |", "|---|---|---|"]
+    print(f"| {title} | s for 100 batches of {BATCH_SIZE} | images/s | / ours |")
+    print("|---|---|---|---|")
     for name, values in rows.items():
         median = statistics.median(values)
-        spread = f"{number(min(values))} to {number(max(values))}"
-        ratio = number(median / statistics.median(rows["ours"]))
-        lines.append(f"| {name} | {number(median)} ({spread}) | {ratio} |")
-    return "\n".join(lines) + "\n"
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    return text.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
+        seconds = f"{median:.3g} ({min(values):.3g} to {max(values):.3g})"
+        speed = f"{100 * BATCH_SIZE / median:,.0f}"
+        print(f"| {name} | {seconds} | {speed} | {median / statistics.median(rows['ours']):.3g} |")
+    print(flush=True)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    best = "gpu" if torch.cuda.is_available() else "cpu"
     parser = ScriptParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=CONFIGS, default=CONFIGS)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
     parser.add_argument("--steps", type=int, default=400, help="of each contestant, in a round")
-    parser.add_argument("--accelerator", choices=["cpu", "gpu"], default=best)
     options = parser.parse_args(args)
     quiet_lightning()
-    cli = Reference("mnist", 2, options.accelerator).cli
-    print(f"# Speed\n\n```\n{describe_environment(cli.make_trainer(logger=False))}```\n")
-    what = f"Median (lowest to highest) of {options.rounds} rounds of {options.steps} steps."
-    print(f"{what} Processor: {processor()}.\n", flush=True)
+    accelerators = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]
+    trainer = Reference("mnist", 2, accelerators[-1]).cli.make_trainer(logger=False)
+    print(f"# Speed\n\n```\n{describe_environment(trainer)}```\n")
+    print(f"Median (lowest to highest) of {options.rounds} rounds of {options.steps} steps.\n")
     for part in options.parts:
-        print(markdown_table(f"{part}: ms a step, batch 64", steps(part, options)), flush=True)
-        print(markdown_table(f"{part}: loader, images/s", loader(part, options)), flush=True)
+        medians = []
+        for accelerator in accelerators:
+            steps(part, accelerator, 60, 1)  # warm-up
+            rows = steps(part, accelerator, options.steps, options.rounds)
+            print_table(f"{part}: training, {accelerator}", rows)
+            medians.append(statistics.median(rows["ours"]))
+            print(f"ours / raw: {medians[-1] / statistics.median(rows['raw']):.3g}\n")
+        if len(medians) == 2:
+            print(f"CPU / GPU: {medians[0] / medians[1]:.3g}\n")
+        print_table(f"{part}: loader", loader(part, options.rounds))
 
 
 if __name__ == "__main__":
     with starting(__file__, default_model="project.classifier.Classifier"):
-        import benchmark  # by this name train.py imports the classes above
+        import benchmark  # by this name train.py imports the class above
 
         benchmark.main()

@@ -14,12 +14,10 @@ each format.
 """
 
 import contextlib
-import importlib.util
 import io
 import json
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,50 +28,42 @@ from torch.export import Dim, ExportedProgram
 
 from lightbase.cli.script import ScriptParser, output_file, short_errors
 from lightbase.compat import quiet_lightning
-from lightbase.data.module import BaseDataModule, shape_of_images
+from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, first_line
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
 from lightbase.resume.load import load_run
 from lightbase.tools.predict import Predictor
 
-FORMATS = ("onnx", "pt2", "pth")
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
+
+Graph = tuple[bytes, Callable[[Tensor], Tensor]]
+"""A file's content, and a function that runs the file on a batch."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:
     """Returns the path of the file."""
     parser = ScriptParser(description=__doc__)
     parser.add_checkpoint_arguments()
-    parser.add_argument(
-        "--format", choices=FORMATS, help="unless given the suffix of --output, or pth"
-    )
+    parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     parser.add_argument(
         "--output", type=output_file, help="the file; beside the checkpoint unless given"
     )
     with short_errors():
         options = parser.parse_args(args)
         quiet_lightning()
-        suffix = options.output.suffix.removeprefix(".") if options.output else "pth"
-        kind = options.format or suffix
-        if kind not in FORMATS:
-            raise UserError(f"--output {options.output}: give --format {', '.join(FORMATS)}", 2)
-        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-        if kind == "onnx" and missing:
-            what = f"--format onnx needs {', '.join(missing)}"
-            raise UserError(f'{what}: pip install -e ".[export]"', 2)
-        checkpoint: Path = options.ckpt_path
-        run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
+        kind, checkpoint = options.format, options.ckpt_path
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")
-        if output.resolve() == checkpoint.resolve():
-            raise UserError(f"--output {output} is the checkpoint itself; give another file", 2)
+        if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
+            raise UserError(f"--output {output}: --format {kind} writes another .{kind} file", 2)
+        run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":
             content, text = as_pth(net), "weights"
         else:
-            content, text = checked_graph(run.model, run.datamodule, kind)
+            content, difference = checked_graph(run.model, run.datamodule, kind)
+            text = f"outputs at most {difference:.1g} off the checkpoint's"
         write_whole(output, content)
         print(f"{type(net).__name__}, {text}: {output}")
     return output
@@ -88,78 +78,46 @@ def as_pth(net: nn.Module) -> bytes:
 @torch.no_grad()
 def checked_graph(
     model: LightningModule, data: LightningDataModule, kind: str
-) -> tuple[bytes, str]:
-    """A file with the graph and its weights, and a text that says what it computes.
+) -> tuple[bytes, float]:
+    """A file with the graph and its weights, and its largest difference from the checkpoint.
 
     Raises UserError if the inputs have no known shape, if predict_step returns no tensor, if the
     network branches on its inputs, or if the file gives other outputs than the checkpoint.
     """
     ours = data if isinstance(data, BaseDataModule) else None
-    classes = ours.classes if ours else []
     like = ours.empty_batch if ours else model.example_input_array
     if not isinstance(like, Tensor):
         what = f"the inputs of {type(data).__name__} are no tensors of a known shape"
         way_out = f"set self.example_input_array of {type(model).__name__} to a tensor (N, ...)"
         raise UserError(f"{what}\n{'--format pth needs none' if ours else way_out}")
     predictor = Predictor(model, ours.normalize if ours else nn.Identity())
-    batches = random_batches(like, predictor.normalize)
+    batches = random_batches(like)
     expected = [predictor.predict(batch) for batch in batches]
-    sums = expected[0].sum(-1)
-    are_probabilities = bool(classes) and torch.allclose(sums, torch.ones_like(sums))
-    names = (
-        "images" if ours and shape_of_images(batches[0]) else "inputs",
-        "probabilities" if are_probabilities else "prediction",
-    )
-    about = {"input": describe(batches[0]), "output": describe(expected[0]), "classes": classes}
-    with quiet_torch():
+    # what torch logs and warns of during an export is long, and of no use
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
         program = trace(predictor, batches[0])
-        if kind == "onnx":
-            content, outputs = as_onnx(program, names, about, batches)
-        else:
-            content, outputs = as_pt2(program, about, batches)
+        write = as_onnx if kind == "onnx" else as_pt2
+        content, run_file = write(program, ours.classes if ours else [])
+        outputs = [run_file(batch) for batch in batches]
     differences = [difference(*pair) for pair in zip(outputs, expected, strict=True)]
     for size, value in zip(BATCH_SIZES, differences, strict=True):
         if not value <= TOLERANCE:  # NaN is refused, too
             what = f"its outputs for {size} random inputs are {value:.1e} off the checkpoint's"
             raise UserError(f"the export is wrong and was not kept: {what}")
-    return content, (
-        f"{names[0]} {about['input']} to {names[1]} {about['output']}, "
-        f"at most {max(differences):.1g} off"
-    )
+    return content, max(differences)
 
 
-@contextlib.contextmanager
-def quiet_torch() -> Iterator[None]:
-    """Hide what torch logs, prints and warns of during an export: it is long, and not of use."""
-    logging.disable()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def random_batches(like: Tensor, normalize: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def random_batches(like: Tensor) -> list[Tensor]:
     """Batches of BATCH_SIZES. Images have all values, other integers are 0 and 1, which are indices
-    of any embedding. Floats are standard normal after `normalize`: far from that, a probability
-    of 1 would agree with anything."""
+    of any embedding. Floats are standard normal."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(size, *like.shape[1:]) for size in BATCH_SIZES]
-    if not like.is_floating_point():
+    if like.is_floating_point():
+        batches = [torch.randn(shape, generator=generator) for shape in shapes]
+    else:
         high = 256 if like.dtype == torch.uint8 else 2
         batches = [torch.randint(high, shape, generator=generator) for shape in shapes]
-        return [batch.to(like.dtype) for batch in batches]
-    batches = [torch.randn(shape, generator=generator).to(like.dtype) for shape in shapes]
-    zero, one = normalize(torch.zeros_like(batches[1])), normalize(torch.ones_like(batches[1]))
-    if zero.shape != batches[1].shape:  # `normalize` changes more than the scale
-        return batches
-    return [torch.where(one == zero, batch, (batch - zero) / (one - zero)) for batch in batches]
-
-
-def describe(batch: Tensor) -> str:
-    shape = ", ".join(["N", *map(str, batch.shape[1:])])
-    return f"{str(batch.dtype).removeprefix('torch.')} ({shape})"
+    return [batch.to(like.dtype) for batch in batches]
 
 
 def difference(outputs: Tensor, expected: Tensor) -> float:
@@ -183,34 +141,29 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
     return program
 
 
-def as_pt2(
-    program: ExportedProgram, about: dict[str, Any], batches: list[Tensor]
-) -> tuple[bytes, list[Tensor]]:
-    """A file, and its outputs for the batches."""
+def as_pt2(program: ExportedProgram, classes: list[str]) -> Graph:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"metadata.json": json.dumps(about, indent=2)})
-    net = torch.export.load(io.BytesIO(buffer.getvalue())).module()
-    return buffer.getvalue(), [net(batch) for batch in batches]
+    torch.export.save(program, buffer, extra_files={"classes.json": json.dumps(classes)})
+    return buffer.getvalue(), torch.export.load(io.BytesIO(buffer.getvalue())).module()
 
 
-def as_onnx(
-    program: ExportedProgram, names: tuple[str, str], about: dict[str, Any], batches: list[Tensor]
-) -> tuple[bytes, list[Tensor]]:
-    """A file, and its outputs for the batches. names: of the input and the output."""
-    from onnxruntime import InferenceSession
-
+def as_onnx(program: ExportedProgram, classes: list[str]) -> Graph:
+    try:
+        import onnxscript  # noqa: F401  # torch.onnx needs it
+        from onnxruntime import InferenceSession
+    except ImportError as error:
+        raise UserError(f'--format onnx: {error}: pip install -e ".[export]"', 2) from error
     try:
         onnx: Any = torch.onnx.export(
             program,
             dynamo=True,
             external_data=False,
             verbose=False,
-            input_names=names[:1],
-            output_names=names[1:],
+            input_names=["inputs"],
+            output_names=["outputs"],
             dynamic_shapes=({0: "batch"},),
         )
-        for key, value in about.items():
-            onnx.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
+        onnx.model.metadata_props["classes"] = json.dumps(classes)
         content = onnx.model_proto.SerializeToString()
         session = InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # of torch, or of ONNX Runtime: it has no convolution of float64
@@ -218,5 +171,4 @@ def as_onnx(
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         what = "the network cannot be written as ONNX; --format pt2 may do"
         raise UserError(f"{what}\n{first_line(cause)}") from error
-    outputs = [session.run(None, {names[0]: batch.numpy()})[0] for batch in batches]
-    return content, [torch.from_numpy(output) for output in outputs]
+    return content, lambda x: torch.from_numpy(session.run(None, {"inputs": x.numpy()})[0])

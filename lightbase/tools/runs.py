@@ -10,12 +10,11 @@ NAME is the --name of train.py or sweep.py, NAME/version_N, a folder of runs, or
 a NAME the table has all runs. See docs/runs.md.
 """
 
-import argparse
 import csv
 import fnmatch
 import io
 import json
-import math
+import logging
 import os
 import re
 import sys
@@ -27,9 +26,9 @@ import yaml
 
 from lightbase.cli.command_line import checked
 from lightbase.cli.script import ScriptParser, output_file, short_errors
-from lightbase.errors import UserError, did_you_mean
+from lightbase.errors import UserError
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
-from lightbase.ranks import printable, say
+from lightbase.ranks import printable
 
 # No torch here: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -59,17 +58,14 @@ class RunInfo(NamedTuple):
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
-    """Read the runs below `root` that one of the names selects, or all. Raises UserError for a name
-    that selects none."""
-    paths = run_paths(root)
-    if not paths:
-        raise UserError(f"no runs below {short(root)}")
-    for name in names:
-        if not any(selects(name, path) for path in paths):
-            near = did_you_mean(name, [re.sub(r"/version_\d+$", "", path) for path in paths])
-            raise UserError(f"{name}: no run below {short(root)} has this name{near}", 2)
-    selected = [path for path in paths if any(selects(name, path) for name in names or ["*"])]
-    return [read_run(root, path) for path in selected]
+    """The runs that one of the names selects, or all. Raises UserError for a name without a run."""
+    paths, selected = run_paths(root), set()
+    for name in names or ["*"]:
+        matching = {path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")}
+        if not matching:
+            raise UserError(f"no run below {short(root)} is named {name}", 2)
+        selected |= matching
+    return [read_run(root, path) for path in paths if path in selected]
 
 
 def run_paths(root: Path) -> list[str]:
@@ -89,11 +85,6 @@ def run_paths(root: Path) -> list[str]:
     return paths
 
 
-def selects(pattern: str, path: str) -> bool:
-    """Whether a name or pattern means the run: by NAME/version_N, NAME, or a folder above."""
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
-
-
 def read_run(root: Path, path: str) -> RunInfo:
     """path: NAME/version_N, or the NAME of a trial without a run."""
     folder = root / path
@@ -110,15 +101,15 @@ def read_run(root: Path, path: str) -> RunInfo:
     config = read_file(folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER)))
     progress = read_file(folder / "progress.json", json.loads)
     result = read_file(folder / "metrics.json", json.loads)
-    monitor, seconds = progress.get("monitor"), finite((progress | result).get("train_seconds"))
+    latest = progress | result
+    monitor, seconds = progress.get("monitor"), latest.get("train_seconds")
     results: Row = {"name": name or path, "version": int(version) if name else None}
-    results |= {"status": status, "epochs": finite((progress | result).get("epochs"))}
+    results |= {"status": status, "epochs": latest.get("epochs")}
     results["minutes"] = None if seconds is None else seconds / 60
     if monitor is not None:
-        results[f"best {monitor}"] = finite(progress.get("best"))
-    for key in sorted(result):
-        if key.startswith("test/") and key != "test/num_samples":
-            results[key] = finite(result[key])
+        results[f"best {monitor}"] = progress.get("best")
+    tested = sorted(key for key in result if key.startswith("test/"))
+    results |= {key: result[key] for key in tested if key != "test/num_samples"}
     if trial.get("reason"):
         results["reason"] = trial["reason"]
     return RunInfo(
@@ -126,7 +117,7 @@ def read_run(root: Path, path: str) -> RunInfo:
         path=path,
         monitor=str(monitor),
         mode=str(progress.get("mode")),
-        best=results.get(f"best {monitor}"),
+        best=progress.get("best"),
         results=results,
         settings={key: value for key, value in flatten(config).items() if key not in PLACE},
         searched=trial.get("values", {}),
@@ -142,32 +133,21 @@ def read_file(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         content = None
     if isinstance(content, dict):
-        return {str(key): value for key, value in content.items()}
+        return content
     print(f"Note: {printable(short(path))} is damaged", file=sys.stderr)
     return {}
-
-
-def finite(value: Any) -> float | None:
-    """None for anything but a finite number."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     """best.ckpt of the run with the best validation, never by the test. Raises UserError."""
     measured = [run for run in runs if run.best is not None]
     goals = sorted({f"{run.monitor} ({run.mode})" for run in measured})
-    if len(goals) > 1:
-        metrics = " and ".join(goals)
-        raise UserError(f"--best: these runs have {metrics}: name runs with one of them", 2)
-    if not measured and len(runs) > 1:
-        raise UserError("--best: no run has a value of a monitored metric; name a single run")
-    measured = measured or list(runs)
+    if len(goals) != 1:
+        metrics = " and ".join(goals) or "no value of any"
+        raise UserError(f"--best needs runs with one monitored metric; these have {metrics}", 2)
     choose = max if measured[0].mode == "max" else min
     best = choose(measured, key=lambda run: run.best or 0.0)
-    file = best.folder / "checkpoints" / "best.ckpt"
-    if not file.is_file():
-        raise UserError(f"--best: {short(best.folder)} is the best, but has no best.ckpt")
-    return file
+    return best.folder / "checkpoints" / "best.ckpt"
 
 
 def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
@@ -189,24 +169,14 @@ def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
     return sorted(columns, key=lambda key: not key.startswith(("model", "data")))
 
 
-def sorted_rows(runs: Sequence[RunInfo], name: str) -> list[Row]:
-    """Rows by a column: the best metric or the smallest value first, runs without a value last.
-
-    name: The column, its last part (lr for model.lr) or its first word (best). Raises UserError if
-        no column, or several, have this name.
-    """
+def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
+    """Rows by a column: the best metric or the smallest value first, runs without a value last."""
     rows = as_rows(runs)
-    ends = (f".{name}", f"/{name}", f" {name}")
-    near = [key for key in rows[0] if key.endswith(ends) or key.startswith(f"{name} ")]
-    columns = [name] if name in rows[0] else near
-    if len(columns) != 1:
-        raise UserError(f"--sort {name}: which column? {', '.join(near or rows[0])}", 2)
-    column = columns[0]
-    modes: dict[str, str] = {}
-    for run in runs:
-        test = f"test/{run.monitor.partition('/')[2]}"
-        modes |= {f"best {run.monitor}": run.mode, test: run.mode}
-    mode = modes.get(column) or better_by_name(column)
+    if column not in rows[0]:
+        raise UserError(f"--sort {column}: the columns are {', '.join(rows[0])}", 2)
+    modes = {run.monitor.rpartition("/")[2]: run.mode for run in runs}
+    metric = column.removeprefix("best ").rpartition("/")[2]
+    mode = modes.get(metric) or better_by_name(column)
 
     def key(row: Row) -> Any:
         value = row[column]
@@ -217,15 +187,10 @@ def sorted_rows(runs: Sequence[RunInfo], name: str) -> list[Row]:
     return sorted(with_value, key=key, reverse=mode == "max") + without
 
 
-def as_text(value: Any, column: str) -> str:
-    """Metrics with four digits, as train.py prints them; settings as they are."""
+def as_text(value: Any) -> str:
     if value is None:
         return "-"
-    if column == "minutes":
-        return f"{value:.2f}"
-    if column.startswith(("best ", "test/")):
-        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
@@ -256,58 +221,49 @@ def read_curves(folder: Path) -> Curves:
     the points that a resume has written again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    if not any(folder.glob("events.out.tfevents.*")):
-        return {}
-    kinds = dict.fromkeys(("images", "histograms", "compressedHistograms", "audio", "tensors"), 1)
-    events = EventAccumulator(str(folder), size_guidance={**kinds, "scalars": 0}).Reload()
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of these points
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     curves: Curves = {}
     for tag in events.Tags()["scalars"]:
         if match := re.fullmatch(r"(train|val)[/_](.+)", tag):  # train_loss is common, too
             points = events.Scalars(tag)
-            steps, values = [point.step for point in points], [point.value for point in points]
-            curves[match[2], match[1]] = steps, values
+            curves[match[2], match[1]] = [p.step for p in points], [p.value for p in points]
     return curves
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
-    """Draw a row for each measure, training beside validation, the loss first."""
-    curves = {run.path: read_curves(run.folder) for run in runs}
-    missing = [path for path in curves if not curves[path]]
-    curves = {path: curves[path] for path in curves if curves[path]}
+    """Draw a plot for each measure. Raises UserError."""
+    names = setting_columns(runs)[:3]
+    curves: dict[str, Curves] = {}
+    for run in runs:
+        values = run.searched | run.settings
+        settings = [f"{name.rpartition('.')[2]} {values.get(name)}" for name in names]
+        if one_run := read_curves(run.folder):
+            curves[printable("  ".join([run.path, *settings]))] = one_run
     if not curves:
-        names = ", ".join(missing[:5])
-        raise UserError(f"--plot: no event file of {names} has a curve of train/ or val/")
+        raise UserError("--plot: no event file of these runs has a curve of train/ or val/")
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    measures = sorted({measure for one_run in curves.values() for measure, _ in one_run})
-    measures.sort(key=lambda measure: measure != "loss")
-    height = max(2.6 * len(measures), 0.2 * len(curves) + 0.6)
+    measures = {measure for one_run in curves.values() for measure, _ in one_run}
+    height = max(3.0 * len(measures), 0.2 * len(curves) + 0.6)
     figure = Figure((11, height), dpi=100, layout="constrained")
-    grid: Any = figure.subplots(len(measures), 2, squeeze=False, sharey="row", sharex=True)
-    colors = matplotlib.colormaps["turbo"].resampled(len(curves))
-    for measure, row in zip(measures, grid, strict=True):
-        for stage, axes in zip(("train", "val"), row, strict=True):
-            axes.set(title=f"{stage}/{measure}", xlabel="step")
-            for i, (path, one_run) in enumerate(curves.items()):
-                steps, values = one_run.get((measure, stage), ([], []))
-                axes.plot(steps, values, color=colors(i), marker=".", label=printable(path))
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
+    grid: Any = figure.subplots(len(measures), squeeze=False, sharex=True)
+    colors = matplotlib.colormaps["turbo"].resampled(len(curves))(range(len(curves)))
+    for measure, axes in zip(sorted(measures), grid[:, 0], strict=True):
+        axes.set(ylabel=measure, xlabel="step")
+        for stage, style in (("val", "-"), ("train", "--")):
+            for color, one_run in zip(colors, curves.values(), strict=True):
+                if (measure, stage) in one_run:
+                    axes.plot(*one_run[measure, stage], style, color=color, marker=".")
+            if axes.dataLim.width > 0:  # fits validation: the first training losses may be large
+                axes.set_ylim(axes.get_ylim())
+    lines = [Line2D([], [], color=color) for color in colors]
+    title = "solid: validation, dashed: training"
+    figure.legend(lines, list(curves), title=title, loc="outside upper center")
     figure.savefig(file)
     print(f"Learning curves of {len(curves)} runs: {file}")
-    if missing:
-        say(f"Without curves: {', '.join(missing)}")
-
-
-def file_ending(*endings: str) -> Callable[[str], Path]:
-    """For add_argument(type=...): a path with one of these endings."""
-
-    def check(text: str) -> Path:
-        if not text.endswith(endings):
-            raise argparse.ArgumentTypeError(f"{text}: a file ends with {' or '.join(endings)}")
-        return output_file(text)
-
-    return check
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -318,29 +274,21 @@ def main(args: Sequence[str] | None = None) -> None:
     add(root, dest="root", type=Path, default=PROJECT.logs, help="as of train.py")
     add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
     add = parser.add_mutually_exclusive_group().add_argument
-    path = "print the path of the best checkpoint, by validation"
-    add("--best", action="store_true", help=path)
-    table = "the table, with all digits; printed without a FILE"
-    add("--csv", nargs="?", const=Path(), type=file_ending(".csv"), metavar="FILE", help=table)
-    picture = "learning curves, as png, pdf or svg"
-    add("--plot", type=file_ending(".png", ".pdf", ".svg"), metavar="FILE", help=picture)
+    add("--best", action="store_true", help="print the path of the best checkpoint, by validation")
+    add("--csv", type=output_file, metavar="FILE", help="write the table, with all digits")
+    add("--plot", type=output_file, metavar="FILE", help="draw learning curves: png, pdf, svg")
     with short_errors():
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
-        if options.best:
-            say(short(best_checkpoint(runs)))
-            return
-        if options.plot:
-            draw_curves(runs, options.plot)
-            return
         rows = sorted_rows(runs, options.sort) if options.sort else as_rows(runs)
-        if options.csv is None:
-            cells = [[as_text(value, name) for name, value in row.items()] for row in rows]
-            print("\n".join(as_table([list(rows[0]), *cells])))
-            return
-        text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
-        if options.csv == Path():
-            print(text, end="")
-        else:
+        if options.best:
+            print(printable(short(best_checkpoint(runs))))
+        elif options.plot:
+            draw_curves(runs, options.plot)
+        elif options.csv:
+            text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
             options.csv.write_text(text, encoding="utf-8")
             print(f"{len(rows)} runs in {options.csv}")
+        else:
+            cells = [[as_text(value) for value in row.values()] for row in rows]
+            print("\n".join(as_table([list(rows[0]), *cells])))

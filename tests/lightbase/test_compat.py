@@ -8,74 +8,17 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
-from lightning import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from lightning import Trainer
+from torch import nn
 from torchvision import datasets
 
 from lightbase import compat
-
-
-class Net(LightningModule):
-    """One weight; `batches` holds the numbers that it was trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.batches: list[float] = []
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        self.batches += batch.flatten().tolist()
-        self.log("loss", self.weight)
-        return self.weight * batch.float().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class FourNumbers:
-    """A loader of 0, 1, 2, 3, one a batch, which goes on from its state."""
-
-    start = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for number in range(self.start, 4):
-            self.start = (number + 1) % 4
-            yield torch.tensor([number])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"start": self.start}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.start = state_dict["start"]
-
-
-def fit(
-    model: LightningModule, data: Any, ckpt_path: Path | None = None, **options: Any
-) -> Trainer:
-    """Train on the CPU, and write nothing; hooks of a callback are options too."""
-    hooks = {name: options.pop(name) for name in list(options) if name.startswith("on_")}
-    compat.quiet_lightning()
-    callback = type("Hooks", (Callback,), {name: staticmethod(hooks[name]) for name in hooks})()
-    trainer = Trainer(
-        accelerator="cpu",
-        callbacks=[callback],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        **{"logger": False, "max_epochs": 1, "log_every_n_steps": 1, **options},
-    )
-    trainer.fit(model, data, ckpt_path=ckpt_path)
-    return trainer
 
 
 @pytest.fixture
@@ -115,35 +58,6 @@ def test_import_rules(parser: ArgumentParser) -> None:
         compat.restore_import_rules(rules)
     assert compat.import_rules() == rules
     assert parser.parse_args(flags).net.class_path == "torch.nn.Identity"
-
-
-class EarlyLoader(Net):
-    """Makes the training loader before the checkpoint is loaded."""
-
-    def configure_optimizers(self) -> Any:
-        assert self.trainer.estimated_stepping_batches
-        return super().configure_optimizers()
-
-
-@pytest.mark.parametrize(
-    ("forgets", "batches"),
-    [(True, [2, 3]), (False, [0, 1])],  # False: as long as Lightning's issue 20550 is open
-)
-def test_forget_train_loader(forgets: bool, batches: list[int], tmp_path: Path) -> None:
-    file = tmp_path / "middle.ckpt"
-
-    def save(trainer: Trainer, _: Any, __: Any, ___: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            trainer.save_checkpoint(file)
-
-    def resume(trainer: Trainer, _: Any) -> None:
-        if forgets:
-            compat.forget_train_loader(trainer)
-
-    fit(Net(), FourNumbers(), on_train_batch_end=save)
-    model = EarlyLoader()
-    fit(model, FourNumbers(), file, on_fit_start=resume)
-    assert model.batches == batches
 
 
 def test_attributes_of_the_trainer_that_tests_of_training_rely_on() -> None:

@@ -2,11 +2,7 @@
 attributes of other packages stand in compat.py only."""
 
 import ast
-import functools
-import importlib
-import inspect
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -22,7 +18,6 @@ from lightbase import compat
 LIGHTBASE = Path(lightbase.__file__).parent
 PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 DOCUMENTED = {"_exit", "_replace", "_fields", "_asdict"}  # of os and of named tuples
-LOOKUPS = {"getattr", "setattr", "hasattr", "delattr", "get", "pop", "setdefault"}
 
 
 def imports(path: Path) -> set[str]:
@@ -71,10 +66,6 @@ def private_names(node: ast.AST) -> Iterator[str]:
         names = [part for path in paths for part in path.split(".")]
     elif isinstance(node, ast.Call):
         names = [keyword.arg or "" for keyword in node.keywords]
-        if ast.unparse(node.func).rpartition(".")[2] in LOOKUPS:
-            names += [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        names = [str(node.slice.value)]
     return (name for name in names if PRIVATE.fullmatch(name) and name not in DOCUMENTED)
 
 
@@ -87,27 +78,6 @@ def test_only_compat_reads_private_attributes() -> None:
         for name in private_names(node)
     }
     assert names == set()
-
-
-@functools.cache
-def source(kind: type) -> str:
-    return "" if kind.__module__ in ("builtins", "_io", "_pickle") else inspect.getsource(kind)
-
-
-def test_private_attributes_of_our_classes_are_not_those_of_their_bases() -> None:
-    """Neither read, nor overridden, nor hidden by chance."""
-    defined = re.compile(rf"(?:\bself\.|\bcls\.|def |^ {{4}})({PRIVATE.pattern})", re.MULTILINE)
-    shared = set()
-    for info in pkgutil.walk_packages(lightbase.__path__, "lightbase."):
-        for kind in vars(importlib.import_module(info.name)).values():
-            if inspect.isclass(kind) and kind.__module__ == info.name != "lightbase.compat":
-                bases = [
-                    base for base in kind.__mro__ if not base.__module__.startswith("lightbase.")
-                ]
-                text = "\n".join(map(source, bases))
-                names = set(defined.findall(source(kind)))
-                shared |= {(kind, name) for name in names if re.search(rf"\b{name}\b", text)}
-    assert shared == set()
 
 
 def test_an_import_changes_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""evaluate.py, predict.py, export.py and prepare_data.py, in process and as a user starts them."""
+"""evaluate.py, predict.py and export.py, in process and as a user starts them."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ import torch
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import HERE, TINY, script
+from paths import HERE, script
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -443,20 +443,6 @@ def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: 
     assert "black.png" in shown("predict.py", black)
 
 
-PREPARE = ["--config", TINY, "--data", "small.Points", "--data.data_dir"]
-
-
-def test_prepare_data_says_what_is_there_needs_no_device_and_tells_of_damage(tmp_path, capsys):
-    prepare = script("prepare_data").main
-    prepare([*PREPARE, str(tmp_path), "--trainer.accelerator", "gpu"])
-    expected = f"Points is complete: 90 train, 10 val, 30 test samples in {tmp_path}\n"
-    assert capsys.readouterr().out == expected
-    (tmp_path / "damaged").touch()
-    error = fails(capsys, 1, lambda: prepare([*PREPARE, str(tmp_path)]))
-    assert str(tmp_path / "damaged") in error
-    assert "--config" in fails(capsys, 2, lambda: prepare([]))
-
-
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
 @pytest.mark.linux
 def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
@@ -484,11 +470,8 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     ("name", "first", "flags"),
     [
         ("evaluate", "load_run", "--ckpt_path x"),
-        ("runs", "find_runs", ""),
         ("predict", "load_run", "--ckpt_path x y"),
-        ("export", "load_run", "--ckpt_path x"),
         ("tune", "parse", ""),
-        ("prepare_data", "TrainingCLI", f"--config {TINY}"),
     ],
 )
 @pytest.mark.linux

@@ -89,10 +89,8 @@ def run(command: str, folder: Path) -> Any:
     if name == "sweep":
         args += ["--trainer.max_epochs", "1", "--data.num_samples", "600"]
         args = ["3" if arg == "20" else arg for arg in args]  # trials
-    if name in ("tune", "prepare_data"):
-        args += data
     if name == "tune":
-        args += [*logs, "--find", "batch_size"]  # noise has no best rate
+        args += [*data, *logs, "--find", "batch_size"]  # noise has no best rate
     if name == "runs":
         args += logs
     return script(name).main(args)

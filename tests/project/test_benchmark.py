@@ -25,16 +25,15 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-# Lightning's advice for the stock contestants, which are short here
-@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*many workers")
-def test_it_compares(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--parts mnist --rounds 2 --steps 50 --accelerator cpu"
-    benchmark.main(flags.split())
+@pytest.mark.filterwarnings("ignore:.*many workers")
+def test_it_compares(benchmark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    benchmark.main(["--parts", "mnist", "--rounds", "2", "--steps", "50"])
     steps, loader = capsys.readouterr().out.split("| mnist: ")[1:]
-    for name in ("tutorial", "stock, 0 w", "raw", "ours"):
+    for name in ("tutorial", "raw", "ours"):
         assert f"\n| {name} | " in steps
     line = next(line for line in loader.splitlines() if line.startswith("| torchvision | "))
-    assert float(line.split()[-2]) < 1
+    assert float(line.split()[-2]) > 1
 
 
 def test_the_clock_leaves_out_what_an_epoch_costs_once(benchmark, monkeypatch):
@@ -45,7 +44,7 @@ def test_the_clock_leaves_out_what_an_epoch_costs_once(benchmark, monkeypatch):
         now += 0.005
         clock.after_call(i, i == 10)
     now += 1
-    assert clock.step_ms == pytest.approx(5)
+    assert clock.seconds == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar"])
@@ -54,20 +53,3 @@ def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> 
     theirs = torch.cat([x for x, _ in reference.torchvision_loader()])
     images = reference.data.normalize(reference.images)
     torch.testing.assert_close(images.flatten(1).sort(0).values, theirs.flatten(1).sort(0).values)
-
-
-def test_each_contestant_takes_flags_that_train_py_takes(benchmark, monkeypatch):
-    """As on a GPU, with stand-ins for the training and for torch.compile."""
-    modes: list[str] = []
-    monkeypatch.setattr("torch.nn.Module.compile", lambda self, mode: modes.append(mode))
-    experiments: list[list[str]] = []
-    monkeypatch.setattr(benchmark.train, "main", experiments.append)
-    reference = benchmark.Reference("mnist", 3, "cpu")
-    benchmark.StepClock().marks = [(0.0, 1), (1.0, 2)]
-    for name, contestant in benchmark.contestants("gpu").items():
-        if name.startswith(("ours", "raw")):
-            contestant(reference)
-    assert modes == ["reduce-overhead"]
-    assert len(experiments) == 6
-    for experiment in experiments:
-        benchmark.train.parse(experiment)

@@ -16,9 +16,6 @@ import pytest
 import torch
 from pages import PACKAGE, REPO, commands, files, is_gone, run, script, write_files
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from lightbase.watch.step_timer import PHASES
 
 PAGES = {path.name: path for path in [REPO / "README.md", *(REPO / "docs").glob("*.md")]}
 MNIST_MLP = "python scripts/train.py --config configs/mnist_mlp.yaml"
@@ -101,27 +98,6 @@ def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_edit_in_place_takes_effect(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a config that makes several steps at once."""
-    text = text_of("extending.md")
-    write_files(text, user_folder, monkeypatch)
-    command = "python scripts/train.py --config configs/small_net.yaml --name"
-    edit = re.search(r"```python\n(        loss = .*?)```", text, re.S)
-    assert edit
-    line = edit[1].splitlines(keepends=True)[0]
-    module = importlib.import_module(f"{PACKAGE}.classifier")
-    code = Path(str(module.__file__)).read_text()
-    if is_gone(command, user_folder) or code.count(line) != 1:
-        pytest.skip("the config is deleted, or the step is another one")
-    before = run(f"{command} before", user_folder)
-    (user_folder / PACKAGE / "classifier.py").write_text(code.replace(line, edit[1]))
-    monkeypatch.delitem(sys.modules, f"{PACKAGE}.classifier")
-    after = run(f"{command} after", user_folder)
-    assert after["test/loss"] != before["test/loss"]
-    assert after["steps"] == before["steps"]
-
-
-@pytest.mark.slow
 def test_programs_read_exported_files_without_the_package(user_folder, monkeypatch, capsys):
     page = text_of("export.md")
     write_files(page, user_folder, monkeypatch)
@@ -151,27 +127,6 @@ def test_programs_read_exported_files_without_the_package(user_folder, monkeypat
     assert values == pytest.approx([float(row[2]) for row in table], abs=2e-4)
     assert len(output_of("with_pt2.py")) == 5
     assert len(json.loads(output_of("with_pth.py")[0])) == 5
-
-
-@pytest.mark.slow
-def test_tensorboard_has_what_the_page_names(user_folder, monkeypatch):
-    write_files("", user_folder, monkeypatch)
-    if is_gone(MNIST_MLP, user_folder):
-        pytest.skip("the config is deleted")
-    flags = "--figures_every_n_epochs 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
-    where = ["--trainer.default_root_dir", "logs", "--data.data_dir", "data"]
-    script("train").main([*MNIST_MLP.split()[2:], *flags.split(), *where])
-    tags = EventAccumulator("logs/mnist_mlp/version_0").Reload().Tags()
-    assert {*tags["scalars"]} >= {
-        *(f"{stage}/{name}" for stage in ("train", "val", "test") for name in ("loss", "acc")),
-        *("lr", "watch/device/cpu_percent", "watch/device/memory_gib", "watch/step_time/step_ms"),
-        *(f"watch/step_time/{phase}_percent" for phase in PHASES),
-    }
-    figures = ("confusion_matrix", "predictions", "mistakes")
-    assert {*tags["images"]} == {
-        *("watch/step_time/pie", "view/inputs/train"),
-        *(f"view/{name}/{stage}" for name in figures for stage in ("val", "test")),
-    }
 
 
 @pytest.mark.slow
