@@ -14,7 +14,6 @@ import yaml
 from paths import TINY, script
 from PIL import Image
 
-from lightbase.cli import trust
 from lightbase.run.train import main as train_main
 
 Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
@@ -344,16 +343,6 @@ def test_what_is_typed_is_constructed(bad: Any, target: Path) -> None:
     for flags in (trusted, ("--model.criterion", "hostile.Loss"), ("--config", "named.yaml")):
         assert train(BAD, *flags)["epochs"] == 3
         assert target.exists()
-
-
-def test_a_trusted_package_is_constructed(bad, monkeypatch):
-    metrics = bad(of_model(criterion=named("hostile.Loss")))
-    monkeypatch.setattr(trust.PROJECT, "root", Path.cwd())
-    Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
-    assert evaluate()["test/loss"] == metrics["test/loss"]
-    Path("pyproject.toml").write_text("[tool.lightbase]\ntrusted_packages = 'hostile'\n")
-    with pytest.raises(SystemExit):
-        evaluate()
 
 
 LOSS = """\
