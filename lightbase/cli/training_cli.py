@@ -4,7 +4,6 @@ import contextlib
 import copy
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -120,10 +119,6 @@ class TrainingCLI(LightningCLI):
         make_plain(self.config)
         drop_objects(self.config)
         settle_devices(self.config.trainer)
-        with warnings.catch_warnings():
-            # jsonargparse 5 drops it; what replaces it holds for all parsers of the process
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.parser.add_instantiator(self.build, object, subclasses=True)
         data = Namespace(data=self.config.data)
         self.validate(data, skip_required=True)  # the model is missing
         self.datamodule: LightningDataModule = self.instantiate(data).data
@@ -149,9 +144,7 @@ class TrainingCLI(LightningCLI):
         trainer = self.config.trainer
         check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.strategy)
 
-    def build(
-        self, cls: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any
-    ) -> Any:
+    def build(self, cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError of its own
@@ -161,7 +154,7 @@ class TrainingCLI(LightningCLI):
     def instantiate(self, config: Namespace) -> Namespace:
         try:
             with self.import_rules():
-                return self.parser.instantiate(config)
+                return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
         except ValueError as error:
             # a function's error, or jsonargparse's, is the cause
             failure = self.failures[0] if self.failures else error.__cause__
