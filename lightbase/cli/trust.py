@@ -48,15 +48,13 @@ EXCEPT = (
     "timm.utils",  # writes checkpoints
     "torchmetrics.functional",  # networks that load a file
     "torchvision.datasets",  # unpacks archives, makes folders, unpickles a file
-    "scripts",
-    "data",
-    "logs",
-    "tests",  # starts programs
     "torchvision.io",  # reads files
     "torchvision.models._api",  # downloads weights from any address
     "torchvision.models.feature_extraction",  # generates code
 )
 """Nothing of these modules may be constructed or called."""
+NOT_USERS = ("data", "logs", "scripts", "tests")
+"""Folders of the repository whose code no file may name: tests start programs."""
 PLACES = re.compile(r"(.+_)?(dir|dirpath|path|url|uri|location|cfg|overlay)|(file)?name|version")
 """Arguments of installed packages that name a file to load, or a place to write to."""
 ADDRESS = re.compile(r"/|.*(\.\.|[*$~{}\\]|[A-Za-z]:)", re.DOTALL)
@@ -101,7 +99,7 @@ class Trust:
         for anything else."""
         packages = {path.split(".")[0] for path in strings(config) if IMPORT_PATH.fullmatch(path)}
         self.modules.update(
-            name for name in packages if name not in EXCEPT and is_users_module(name, self.file)
+            name for name in packages if name not in NOT_USERS and is_users_module(name, self.file)
         )
         paths = (*PACKAGES, *FUNCTIONAL, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]

@@ -4,16 +4,12 @@ CI. Of no use in a project made from it: there these tests are skipped, or delet
 import ast
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from pages import PACKAGE, REPO, commands
-
-import lightbase
 
 README = (REPO / "README.md").read_text() if (REPO / "README.md").exists() else ""
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -31,15 +27,6 @@ def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None
     headings = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
-
-
-@pytest.mark.parametrize("name", ["train", "export"])
-def test_a_script_tells_its_version_before_torch_is_imported(name: str) -> None:
-    command = [sys.executable, "-X", "importtime", f"scripts/{name}.py", "--version"]
-    shown = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"lightbase {lightbase.__version__}, ")
-    assert re.search(r"torch [\d.+a-z]+, lightning [\d.]+, Python [\d.]+\n$", shown.stdout)
-    assert " torch" not in shown.stderr
 
 
 def test_readme_workflow_and_container_install_as_ci_does() -> None:
