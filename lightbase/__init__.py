@@ -1,7 +1,7 @@
 """A library for training with PyTorch Lightning: what a project derives from, and its tools.
 
 The names below are its public interface. They are imported when they are first used: scripts are
-to answer `--version` and Ctrl-C before torch is imported, which takes seconds.
+to answer Ctrl-C before torch is imported, which takes seconds.
 """
 
 import importlib

@@ -61,9 +61,7 @@ class CommandLine:
                 if not value:
                     raise UserError("--config: expected one argument, a file\nsee --help", 2)
                 self.configs[value] = read_config(Path(value))
-            elif value == "" and flag.endswith(
-                ("dir", "path")
-            ):  # a shell's variable that is not set
+            elif value == "" and flag.endswith(("dir", "path")):  # a variable of a shell, not set
                 raise UserError(f"{flag}= has no value: give one, or leave {flag} out", 2)
             elif flag in ("--model", "--model.class_path") and value is not None:
                 self.model = value
@@ -115,11 +113,8 @@ class CommandLine:
 
     def values_that_name_classes(self) -> list[Any]:
         """Values of flags, read as YAML, and whole config files."""
-        texts = [self.model or ""]
-        for flag, value in self.flags:
-            if value and flag.startswith(NAMES_CLASSES):
-                texts.append(value)
-        return [*map(from_yaml, texts), *self.configs.values()]
+        texts = [value for flag, value in self.flags if value and flag.startswith(NAMES_CLASSES)]
+        return [*map(from_yaml, [self.model or "", *texts]), *self.configs.values()]
 
 
 def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -137,17 +132,7 @@ def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Refuses what YAML would change silently: a key that stands twice, of which the first would be
-    dropped, and the numbers 010 and 1:30, which would be read as 8 and 90."""
-
-    def compose_scalar_node(self, anchor: Any) -> Any:
-        node = super().compose_scalar_node(anchor)
-        is_number = node.tag.endswith((":int", ":float"))
-        if is_number and re.match(r"[-+]?0[0-9_]|.*:", node.value):
-            number = self.construct_object(node)
-            problem = f"{node.value} would be read as {number}: write {number}, or a text in quotes"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        return node
+    """Refuses a key that stands twice, of which YAML would drop the first."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)

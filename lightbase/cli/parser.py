@@ -23,7 +23,6 @@ from lightning.pytorch.loggers import Logger
 from lightbase.cli.command_line import renamed
 from lightbase.compat import arguments_of
 from lightbase.errors import UserError, did_you_mean
-from lightbase.folder import PROJECT
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
 NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
@@ -68,8 +67,7 @@ DESCRIPTION = """\
 Train a network, then test its best checkpoint. Without --config: configs/default.yaml."""
 EPILOG = """\
 Lightning's other Trainer flags work too, and each argument of model and data: --model.lr 0.1.
---print_config shows them all, --model.help CLASS and --data.help CLASS explain them. --version
-prints the versions."""
+--print_config shows them all, --model.help CLASS and --data.help CLASS explain them."""
 # lines of an error of jsonargparse that say nothing: of a union, None and a path of a file
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 
@@ -134,8 +132,6 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
     if reason.startswith(("module ", "No module named ")):
         reason += nearest_import(class_path)
-    if reason.endswith("are required: params"):  # of torch.optim.Optimizer
-        reason += "; annotate the argument with Lightning's OptimizerCallable"
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)
@@ -195,6 +191,4 @@ def nearest_import(path: str) -> str:
     module, _, name = path.rpartition(".")
     if module in sys.modules:
         return did_you_mean(name, dir(sys.modules[module]))
-    folder, package = PROJECT.root / PROJECT.package, PROJECT.package
-    users = [info.name for info in pkgutil.walk_packages([str(folder)], f"{package}.")]
-    return did_you_mean(module, [*users, *sys.modules])
+    return did_you_mean(module, sys.modules)

@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import errno
-import importlib.metadata
 import io
 import os
-import platform
 import sys
 import threading
 import time
@@ -14,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import lightbase
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
@@ -28,25 +25,17 @@ DISK_ERRORS = (
 )
 
 
-def versions() -> str:
-    """One line: lightbase and the packages below."""
-    names = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
-    first, last = f"lightbase {lightbase.__version__}", f"Python {platform.python_version()}"
-    return ", ".join([first, *names, last])
-
-
 class LastingOutput(io.FileIO):
     """stdout or stderr, whose other end, a pipe's reader or a terminal, may vanish: what is written
-    after that is lost, and raises no error."""
+    after that is lost. An error would end a training before its state is saved."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            # for everything that still writes there
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
 
@@ -55,24 +44,19 @@ def outlive_terminal() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
-            raw: Any = LastingOutput(fd, "w", closefd=False)
-            raw = raw if stream.write_through else io.BufferedWriter(raw)
-            options = {name: getattr(stream, name) for name in ("line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **options))
+            raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
+            lasting = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, lasting)
 
 
 @contextlib.contextmanager
 def starting(script: str, default_model: str) -> Iterator[None]:
-    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and
-    --version needs none.
+    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line.
 
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
     PROJECT.root, PROJECT.default_model = Path(script).resolve().parents[1], default_model
-    if sys.argv[1:] == ["--version"]:
-        print(versions())
-        sys.exit()
     with short_errors():
         yield
 
@@ -115,13 +99,11 @@ def is_of_disk(error: BaseException | None) -> bool:
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """Without abbreviations, with --version; reports mistakes as UserError."""
+    """Without abbreviations; reports mistakes as UserError."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
-        text = "print the versions and exit"
-        self.add_argument("--version", action="version", version=versions(), help=text)
 
     def add_checkpoint_arguments(self) -> None:
         path = "a run's checkpoint, best.ckpt for instance"

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
 from lightbase.cli.parser import NumThreads, Parser, Seed, explain
-from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import data_parallel
@@ -98,7 +96,6 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name, kind, default, text in FLAGS:
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-        parser.add_argument("--version", action="version", version=versions())
         for action in arguments_of(parser):
             if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
                 action.nargs, action.const = "?", True
@@ -120,10 +117,6 @@ class TrainingCLI(LightningCLI):
         make_plain(self.config)
         drop_objects(self.config)
         settle_devices(self.config.trainer)
-        with warnings.catch_warnings():
-            # jsonargparse 5 drops it; what replaces it holds for all parsers of the process
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.parser.add_instantiator(self.build, object, subclasses=True)
         data = Namespace(data=self.config.data)
         self.validate(data, skip_required=True)  # the model is missing
         self.datamodule: LightningDataModule = self.instantiate(data).data
@@ -149,9 +142,7 @@ class TrainingCLI(LightningCLI):
         trainer = self.config.trainer
         check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.strategy)
 
-    def build(
-        self, cls: type, *args: Any, applied_instantiation_links: Any = None, **kwargs: Any
-    ) -> Any:
+    def build(self, cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError of its own
@@ -161,22 +152,17 @@ class TrainingCLI(LightningCLI):
     def instantiate(self, config: Namespace) -> Namespace:
         try:
             with self.import_rules():
-                return self.parser.instantiate(config)
+                return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
         except ValueError as error:
             # a function's error, or jsonargparse's, is the cause
             failure = self.failures[0] if self.failures else error.__cause__
             if not isinstance(failure, Exception) or is_of_parser(failure):
                 raise UserError(explain(str(error), self.parser), 2) from error
-            is_refused = isinstance(failure, ValueError | AssertionError)
-            is_missing = isinstance(failure, ImportError | OSError)  # a file, a server
-            if is_missing or (is_refused and is_raised_on_purpose(failure)):
-                what = (
-                    "what the config names is not there"
-                    if is_missing
-                    else "the config does not fit"
-                )
-                status = 1 if isinstance(failure, OSError) else 2
-                raise UserError(f"{what}: {first_line(failure)}", status) from failure
+            reason = first_line(failure)
+            if isinstance(failure, ImportError | OSError):  # a package, a file, a server
+                raise UserError(f"what the config names is not there: {reason}") from failure
+            if isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure):
+                raise UserError(f"the config does not fit: {reason}", 2) from failure
             raise failure from None  # a bug in the user's code
 
     def instantiate_classes(self) -> None:
@@ -208,8 +194,6 @@ class TrainingCLI(LightningCLI):
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)
-        if config["barebones"]:
-            raise UserError("trainer.barebones true: a run logs and saves; leave it out", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
         data_parallel.register()

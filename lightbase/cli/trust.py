@@ -7,8 +7,6 @@ import importlib.util
 import inspect
 import pkgutil
 import re
-import sysconfig
-import tomllib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -50,27 +48,22 @@ EXCEPT = (
     "timm.utils",  # writes checkpoints
     "torchmetrics.functional",  # networks that load a file
     "torchvision.datasets",  # unpacks archives, makes folders, unpickles a file
-    "scripts",
-    "tests",  # starts programs
     "torchvision.io",  # reads files
     "torchvision.models._api",  # downloads weights from any address
     "torchvision.models.feature_extraction",  # generates code
 )
 """Nothing of these modules may be constructed or called."""
-PLACES = re.compile(r"(.+_)?(dir|dirpath|path|url|uri|location|cfg|overlay)")
+NOT_USERS = ("data", "logs", "scripts", "tests")
+"""Folders of the repository whose code no file may name: tests start programs."""
+PLACES = re.compile(r"(.+_)?(dir|dirpath|path|url|uri|location|cfg|overlay)|(file)?name|version")
 """Arguments of installed packages that name a file to load, or a place to write to."""
-OF_LOGGERS = ("dict_kwargs", "name", "version")
-"""Arguments of loggers that do so too."""
+ADDRESS = re.compile(r"/|.*(\.\.|[*$~{}\\]|[A-Za-z]:)", re.DOTALL)
+"""A text that leads out of a folder, has a variable, or is an address as timm's hf-hub:NAME."""
 ALLOWED = (
     "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's callbacks "
     "and loggers, networks of torchvision.models and timm, and your own code"
 )
-WAY_OUT = (
-    "if you trust the file: --trust_checkpoint true, or its package in trusted_packages "
-    "in pyproject.toml"
-)
-# the part of a checkpoint's file name that Lightning fills in, such as {epoch:02d}
-FIELD = re.compile(r"\{[\w-]+(/[\w-]+)*(:\d*(\.\d+)?[defg])?\}")
+WAY_OUT = "if you trust the file: --trust_checkpoint true"
 IMPORTED = (*PATHS, "accelerator", "plugins", "profiler", "strategy")
 """Arguments whose text the model or Lightning may import."""
 
@@ -79,8 +72,8 @@ class Trust:
     """Decides what the config in a file may construct.
 
     Allowed are classes of PACKAGES, the functions of torchvision.models and timm that make
-    networks, functions of torch.nn.functional, and the user's code: modules in this repository and
-    in the working folder, `trusted_packages` of pyproject.toml, and what the user has typed.
+    networks, functions of torch.nn.functional, and the user's code: packages and modules directly
+    in this repository or in the working folder, and what the user has typed.
 
     file: The checkpoint, or the folder of the run. Code beside it came with it, and is not the
     user's.
@@ -90,12 +83,8 @@ class Trust:
     def __init__(self, file: Path, command_line: CommandLine) -> None:
         self.file = file
         self.typed = {*strings(command_line.values_that_name_classes())}
-
-    @cached_property
-    def modules(self) -> set[str]:
-        """Modules and packages of the user, with all that lies below them."""
-        # transforms of lightbase are functions
-        return {PROJECT.package, "lightbase.data.transforms", *trusted_packages()}
+        # modules and packages of the user, with all below; transforms of lightbase are functions
+        self.modules = {PROJECT.package, "lightbase.data.transforms"}
 
     @cached_property
     def typed_paths(self) -> set[str]:
@@ -110,7 +99,7 @@ class Trust:
         for anything else."""
         packages = {path.split(".")[0] for path in strings(config) if IMPORT_PATH.fullmatch(path)}
         self.modules.update(
-            name for name in packages if name not in EXCEPT and is_users_module(name, self.file)
+            name for name in packages if name not in NOT_USERS and is_users_module(name, self.file)
         )
         paths = (*PACKAGES, *FUNCTIONAL, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
@@ -184,9 +173,10 @@ class Trust:
         """place: the import path of the definition that takes the arguments in `values`."""
         if is_below(place, *self.modules):
             return
-        more = values.get("dict_kwargs")
-        given = {**entries(values.get("init_args")), **entries(more), "dict_kwargs": more}
-        for name, value in given.items():
+        more = entries(values.get("dict_kwargs"))
+        if more and is_below(place, "lightning"):
+            self.refuse(f"{place} with dict_kwargs")
+        for name, value in {**entries(values.get("init_args")), **more}.items():
             if value and str(value) not in self.typed and is_refused(place, name, value):
                 self.refuse(f"{place} with {name} {str(value)[:60]!r}")
 
@@ -211,14 +201,9 @@ class Trust:
 def is_refused(place: str, name: str, value: Any) -> bool:
     """Whether an argument of the class or function that is defined at `place` may not have this
     value in a file."""
-    if not is_below(place, "lightbase") and PLACES.fullmatch(name):
-        return not isinstance(value, int | float)  # timm's drop_path
-    if is_below(place, LOGGERS) and name in OF_LOGGERS:
-        return True
-    if is_below(place, "lightning"):  # it joins a name to a folder
-        return isinstance(value, str) and leads_out_of_folder(value)
-    # timm takes hf-hub:NAME and local-dir:FOLDER for a model's name
-    return is_below(place, "timm") and name == "model_name" and ":" in str(value)
+    if is_below(place, "lightbase") or isinstance(value, int | float):  # timm's drop_path
+        return False
+    return bool(PLACES.fullmatch(name)) or any(map(ADDRESS.match, strings(value)))
 
 
 def makes_network(function: Any) -> bool:
@@ -239,46 +224,19 @@ def returns_network(function: Any) -> bool:
     return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
 
-def trusted_packages() -> list[str]:
-    """Of pyproject.toml. Raises UserError where that is not a list of import paths."""
-    file = PROJECT.root / "pyproject.toml"
-    content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    packages = content.get("tool", {}).get("lightbase", {}).get("trusted_packages", [])
-    if not isinstance(packages, list):
-        raise UserError(f"{file}: trusted_packages {packages!r} must be a list of names", 2)
-    return [str(name) for name in packages]
-
-
 def is_users_module(name: str, beside: Path) -> bool:
-    """Whether the module lies in this repository or the working folder, and is neither an installed
-    package nor a folder that holds the file `beside`."""
+    """Whether the module lies directly in this repository or in the working folder, and is no
+    folder that holds the file `beside`."""
     try:
         spec = importlib.util.find_spec(name)  # imports nothing
     except (ImportError, ValueError):
         return False
-    if spec is None:
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):  # os has none
         return False
-    file = [str(spec.origin)] if spec.has_location else []  # os has none
-    paths = [Path(place).resolve() for place in spec.submodule_search_locations or file]
-    came = beside.parent.resolve()
-    is_users = all(is_users_file(path) and not came.is_relative_to(path) for path in paths)
-    return bool(paths) and is_users
-
-
-def is_users_file(path: Path) -> bool:
-    """Whether code lies in this repository or in the working folder, and is not installed."""
-    if {"site-packages", "dist-packages"} & {*path.parts}:
-        return False
-    if path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()):
-        return False
+    paths = [Path(p).resolve() for p in spec.submodule_search_locations or [str(spec.origin)]]
+    folder = beside.parent.resolve()
     roots = (PROJECT.root, Path.cwd())
-    no_code = [root / name for root in roots for name in ("scripts", "logs", "data")]
-    return any(map(path.is_relative_to, roots)) and not any(map(path.is_relative_to, no_code))
-
-
-def leads_out_of_folder(path: str) -> bool:
-    path = FIELD.sub("", path)
-    return Path(path).is_absolute() or ".." in Path(path).parts or bool({*"$~{}"} & {*path})
+    return all(path.parent in roots and not folder.is_relative_to(path) for path in paths)
 
 
 def resolve(path: str) -> Any:

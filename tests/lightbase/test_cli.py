@@ -10,9 +10,7 @@ from urllib.error import URLError
 
 import programs
 import pytest
-import torch
 import yaml
-from lightning import LightningModule
 from paths import HERE, TINY, words
 from torch import nn
 
@@ -45,22 +43,18 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any
 # a command line, and what its error names
 WRONG_FLAGS = """
 --data.split_seed 99999999999999999999999 | data.split_seed: 9999 | out of range
---data.data_seed 99999999999999999999999 | data.data_seed: 9999 | out of range
---trainer.max_epoch 3 | --trainer.max_epoch; | --trainer.max_epochs?
---figures_every_n_epochs -1 | figures_every_n_epochs: | -1 | >=0
 --data.batchsize 3 | data.batchsize | batch_size?
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
---nam x | --nam; | --name?
 --model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
 stray | unknown argument stray
+--config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
 --data.num_workers 1000 | data.num_workers 1000 | 256
---num_threads 100000 | num_threads: | 100000 | <=1024
 --data lightbase.BaseDataModule | BaseDataModule has no method load
 --model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
 --model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
---trainer.barebones true | trainer.barebones true: a run logs and saves
+--trainer.barebones true | the trainer flags do not fit | barebones
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor '' is no metric's name
 --data.pin_memory 5 | data.pin_memory: '5' | bool
@@ -71,46 +65,30 @@ stray | unknown argument stray
 --model.optimizer Addam | Addam | Adam?
 --model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
 --model.optimizer_args.fused true --model.optimizer_args.foreach true | fused | foreach
---model.scheduler_args.step_size 3 | scheduler_args {'step_size': 3} | --model.scheduler
 --model.compile_mode default | compile_mode default | --model.compile_net inductor
 --model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
---model.optimizer_args 5 | model.optimizer_args: '5' | dict
 --model.net example.models.mlp.MPL | MPL | MLP?
---model.net example.model.mlp.MLP | example.model' | example.models.mlp?
+--model.net example.model.mlp.MLP | example.model' | did you mean
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MLP | MLP | example.models.mlp.MLP
 --model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
 --model.net.sizes abc | model.net.sizes: | list | abc
 --model.net.activation foo | foo | relu
 --model.net.activation null | model.net.activation: | null
---name None | name: | null
 --model.optimizer_args.betas [0.9] | Adam | betas
---model.net.sizes [192] | [192]
---data example.data.synthetic.SyntheticImage | SyntheticImage' | SyntheticImages?
---data example.models.mlp.MLP | data: 'example.models.mlp.MLP' | LightningDataModule
---trainer.max_epochs five | trainer.max_epochs: 'five' | int
 --trainer.max_epochs -5 | max_epochs | -5
---trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | 0 | >0
 --trainer.val_check_interval 0 | val_check_interval 0
 --seed_everything null | seed_everything | null
---seed_everything=false | seed_everything: | 'false'
 --trainer.max_epochs | --trainer.max_epochs
 --config | --config | expected one argument
 --trainer 5 | trainer: | '5'
---trainer.precision 17 | 17 | 16-mixed
 --trainer.accelerator foo | foo | cpu
---trainer.limit_val_batches 2.5 | limit_val_batches | 2.5
 --trainer.max_time abc | abc
 --trainer.callbacks Foo | Foo
---trainer.callbacks mine.Foo | No module named 'mine'
---seed_everything -4 | seed_everything: | -4 | >=0
 --monitor val/f1 | val/f1 | val/acc
 --name ../x | ../x
 --data.val_fraction 1 | data.val_fraction: | 1 | <1
---model.compile_net= | compile_net '' | inductor
---trainer.devices abc | abc
---trainer.val_check_interval 1000 | val_check_interval
 --trainer.accelerator tpu | trainer flags
 --model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
 --monitor train/foo --patience 2 | train/foo
@@ -133,16 +111,13 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> N
 DOES_NOT_FIT = """
 --trainer.accelerator gpu | gpu | cpu
 --trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
---trainer.devices 0 | 0
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt
 --model.num_classes 9 | 4 outputs | model.num_classes 9
 --data.batch_size 1000 | 1000 | 315
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
---model.net.sizes [192,3] | 3 outputs | 4 classes
 --model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
---model.net torch.nn.ParameterList | ParameterList | (3, 8, 8)
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
 
@@ -169,20 +144,13 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("\n# nothing\n", "is empty"),
-        ("- 1\n- 2\n", "list"),
+        ("", "is empty"),
         ("a: [1\nb: }", "line 2"),
         ("a: &a [*a]", "more than 50 levels"),
-        (f"a: {'[' * 900}{']' * 900}", "recursion"),
         (BOMB, "more than 100,000 values"),
-        ("data: {batch_size: 010}", "010 would be read as 8: write 8"),
         ("trainer: {max_time: {hours: -1}}", "trainer.max_time: | -1"),
-        ("trainer: {max_time: 1:30}", "1:30 would be read as 90"),
         ("trainer: 5\n", "trainer | 5"),
-        ("data: 5\n", "data | 5"),
-        ("data: {init_args: null}", "data"),
         (b"\x00\x01\x02", "YAML"),
-        (TEXT.replace("max_epochs", "max_epoch"), "trainer.max_epoch | max_epochs?"),
         (TEXT.replace("sizes:", "size:"), "size | sizes?"),
         (TEXT + "modle: 3\n", "modle | model?"),
         (TEXT + "trainer: {max_epochs: 9}\n", "'trainer' stands twice | line 27"),
@@ -190,9 +158,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT + EARLY_STOPPING.replace("3", "abc"), "trainer.callbacks.patience: | int | abc"),
         ("model: {class_path: example.classifier.Classifier, lr: 3}", "model.class_path: | init_"),
         (TEXT.replace("0.01", ""), "model.lr: | null"),
-        (TEXT.replace("lr: 0.01", "lr: .inf"), "model.lr: inf | out of range"),
         (TEXT + "seed_everything:\n", "seed_everything: | null"),
-        (TEXT + "seed_everything: true\n", "seed_everything: | True"),
         (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "give it a dirpath"),
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
@@ -218,14 +184,6 @@ def test_a_config_of_a_run_that_is_damaged(train, tmp_path, capsys, text):
     script("runs")(["--trainer.default_root_dir", str(tmp_path)])
 
 
-def test_a_missing_config_names_the_nearest(capsys: Any) -> None:
-    assert "tiny.yaml?" in fails(
-        capsys, 2, lambda: main(["--config", TINY.replace("tiny", "tinny")])
-    )
-    folder = str(Path(TINY).parent)
-    assert folder in fails(capsys, 2, lambda: main(["--config", folder]))
-
-
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
 @pytest.mark.linux
 def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
@@ -234,30 +192,10 @@ def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
 
 
-def test_a_path_that_is_too_long(capsys: Any) -> None:
-    args = ["--ckpt_path", "x", "--output", "a" * 300]
-    assert "File name too long" in fails(capsys, 1, lambda: script("export")(args))
-
-
 def test_a_share_of_batches_that_is_none_names_its_own_flag(train, tmp_path, capsys):
     error = fails(capsys, 2, lambda: train("--trainer.overfit_batches", 0.05))
     assert "increase the `overfit_batches`" in error
     assert not (tmp_path / "tiny").exists()
-
-
-class TakesOptimizer(LightningModule):
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
-
-
-@pytest.mark.usefixtures("own")
-def test_an_optimizer_as_an_argument_needs_lightnings_annotation(capsys: Any) -> None:
-    args = [
-        "--model=test_cli.TakesOptimizer",
-        "--model.optimizer=Adam",
-        "--data=example.data.synthetic.SyntheticImages",
-    ]
-    assert "OptimizerCallable" in fails(capsys, 2, lambda: main(args))
 
 
 class Broken(nn.Module):
@@ -335,29 +273,19 @@ def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None
     assert own["name"] == "tiny"
 
 
-def test_flags_win_over_configs_wherever_they_stand_and_later_configs_over_earlier(
-    capsys, tmp_path
-):
+def test_flags_win_over_configs_and_later_configs_over_earlier(capsys, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
-    config = printed(capsys, "--trainer.max_epochs", "9", "--config", TINY, "--config", str(more))
-    assert config["model"]["init_args"]["lr"] == 0.5
-    assert config["model"]["init_args"]["optimizer"] == "Adam"
-    assert config["trainer"]["max_epochs"] == 9
-
-
-def test_any_argument_of_data_model_and_trainer_is_a_flag(capsys: Any) -> None:
-    flags = words(
-        "--data.batch_size 256 --model.lr 0.1 --model.optimizer_args.momentum 0.9 "
-        "--model.optimizer_args.nesterov=true --trainer.gradient_clip_val 1 --model.net.sizes [2,3]"
-    )
-    config = printed(capsys, "--config", TINY, *flags)
-    model = config["model"]["init_args"]
-    assert config["data"]["init_args"]["batch_size"] == 256
-    assert model["lr"] == 0.1
-    assert model["optimizer_args"] == {"momentum": 0.9, "nesterov": True}
+    flags = words("--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run")
+    args = words("--model.optimizer_args.betas=[0,1] --data.batch_size 256 --model.scheduler null")
+    config = printed(capsys, *flags, "--config", TINY, "--config", str(more), *args)
+    model, trainer = config["model"]["init_args"], config["trainer"]
+    assert (model["lr"], model["optimizer"], model["scheduler"]) == (0.5, "Adam", None)
+    assert model["optimizer_args"] == {"betas": [0, 1]}
     assert model["net"]["init_args"]["sizes"] == [2, 3]
-    assert config["trainer"]["gradient_clip_val"] == 1
+    assert config["data"]["init_args"]["batch_size"] == 256
+    assert trainer["max_epochs"] == 9
+    assert trainer["fast_dev_run"] is True  # a switch needs no true
 
 
 @pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
@@ -491,14 +419,6 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     assert script("evaluate")(path)["test/loss"] == result["test/loss"]
 
 
-def test_a_switch_needs_no_true(capsys: Any) -> None:
-    flags = words("--trainer.fast_dev_run --keep_every_epoch --step_timer false")
-    found = printed(capsys, "--config", TINY, *flags)
-    assert found["trainer"]["fast_dev_run"] is True
-    assert found["keep_every_epoch"] is True
-    assert found["step_timer"] is False
-
-
 def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
@@ -507,10 +427,3 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train(*flags)
     assert config.read_text() == before
-
-
-def test_null_is_a_value_where_the_type_has_it(train: Train) -> None:
-    assert (
-        train("--model.scheduler null --trainer.max_epochs null --trainer.max_steps 3")["steps"]
-        == 3
-    )

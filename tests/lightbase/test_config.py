@@ -95,17 +95,6 @@ def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(train, tmp
     assert equal(*(weights(folder / f"version_{i}") for i in range(2)))
 
 
-def test_a_network_that_a_function_builds_gets_it() -> None:
-    _, net, _, _ = parts("--model.net", "torchvision.models.resnet18")
-    assert net.fc.out_features == 4
-
-
-def test_data_without_classes_fill_nothing_in() -> None:
-    numbers = ("--data", "small.Numbers")
-    _, net, *_ = parts("--model example.regressor.Regressor", *numbers, "--model.net small.ConvNet")
-    assert net.head.out_features == 3
-
-
 class PlainData(LightningDataModule):
     """Lightning's own way, with an attribute that says how many classes there are."""
 
@@ -161,16 +150,12 @@ def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_pat
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
 
 
-COLLECTION = """\
-model:
-  metrics:
-    class_path: torchmetrics.MetricCollection
-    init_args: {metrics: {a: {class_path: torchmetrics.classification.MulticlassF1Score}}}
-"""
-
-
 def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(train, tmp_path, capsys):
-    (tmp_path / "own.yaml").write_text(COLLECTION)
+    metric = "{class_path: torchmetrics.classification.MulticlassF1Score}"
+    collection = (
+        f"class_path: torchmetrics.MetricCollection, init_args: {{metrics: {{a: {metric}}}}}"
+    )
+    (tmp_path / "own.yaml").write_text(f"model: {{metrics: {{{collection}}}}}")
     with pytest.raises(SystemExit) as caught:
         train("--config", tmp_path / "own.yaml")
     assert caught.value.code == 2

@@ -3,16 +3,12 @@ CI. Of no use in a project made from it: there these tests are skipped, or delet
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from pages import PACKAGE, REPO, commands
-
-import lightbase
 
 README = (REPO / "README.md").read_text() if (REPO / "README.md").exists() else ""
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -30,13 +26,6 @@ def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None
     headings = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
-
-
-def test_a_script_tells_its_version_before_torch_is_imported() -> None:
-    command = [sys.executable, "-X", "importtime", "scripts/train.py", "--version"]
-    shown = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"lightbase {lightbase.__version__}, torch ")
-    assert " torch" not in shown.stderr
 
 
 def test_readme_installs_as_ci_does() -> None:

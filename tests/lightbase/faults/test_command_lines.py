@@ -77,9 +77,6 @@ SWITCH = Values(
     (*(word for word in NOT_A_NUMBER if word != "true"), "2", "0.5", "tru", "ja"),
     ("True", "FALSE", "yes", "no", "on", "off", "1", "0"),
 )
-NAMES = Values(
-    (), ("abc", "fünf", "日本", "[1]", "{a: 1}", "1", "-1", "1e400", "[1", "a: b: c", "%", ""), ()
-)
 
 
 def optional(values: Values) -> Values:
@@ -87,155 +84,76 @@ def optional(values: Values) -> Values:
     return values.but("null", others=("", " "))
 
 
-def one_of(*names: str, near: tuple[str, ...] = (), others: tuple[str, ...] = ("null",)) -> Values:
-    return Values(names, (*NAMES.impossible, *near), others)
-
-
-FLAGS = {
-    "name": Values(
-        ("x", "über uns", "a/b"),
-        ("../x", "/tmp/x", ".."),
-        ("", "%d", "null", "1", "nan", "[1]", ".", "a b"),
-    ),
-    "seed_everything": COUNT_OR_0.but("true", "4294967295", impossible=("4294967296", "false")),
-    "monitor": Values(
-        ("val/acc", "val/loss", "null", "auto"), ("val/f1", "acc", "val", "日本"), ("", "1", "nan")
-    ),
-    "monitor_mode": one_of("min", "max", near=("mni", "maximum", "MAX", "nan", "true")),
-    "patience": optional(COUNT).but("1000000"),
-    "steps_per_execution": COUNT.but("20", "1000"),
-    "num_threads": optional(COUNT),
-    "ckpt_path": Values(
-        ("null",), ("last", "best", "nowhere.ckpt", "/", ".", "日本", "1"), ("", "[1]", "nan")
-    ),
-    "model": one_of(
-        "example.classifier.Classifier",
-        near=texts("example.clasifier.Classifier|Clasifier|torch.nn.Linear|os.system|null|nan|5"),
-        others=("example.regressor.Regressor", "Classifier", "Regressor"),
-    ),
-    "model.lr": POSITIVE.but("0.5"),
-    "model.optimizer": one_of(
-        *("SGD", "AdamW", "RMSprop", "torch.optim.Adagrad"),
-        near=texts("Addam|sgd|Optimizer|torch.optim.Optimiser|torch.nn.Linear|null|nan|torch."),
-        others=("LBFGS", "SparseAdam", "Adafactor", "Muon"),
-    ),
-    "model.optimizer_args": Values(
-        ("{weight_decay: 0.1}", "{}", "null"), ("[1]", "5", "abc", "{momntum: 1}"), ("",)
-    ),
-    "model.optimizer_args.weight_decay": Values(
-        ("0", "0.1"), ("-1", "abc", "[1]", "nan"), ("null", "", "inf", "1e400")
-    ),
-    "model.optimizer_args.betas": Values(
-        ("[0.9,0.99]",), ("[2,3]", "abc", "-1"), ("[0.9]", "null")
-    ),
-    "model.scheduler": one_of(
-        *texts("CosineAnnealingLR|WarmupCosineLR|FinalDecayLR|ReduceLROnPlateau|null"),
-        near=("CosineAnealingLR", "cosine", "LRScheduler", "torch.optim.SGD", "true", "nan"),
-        others=("StepLR", "OneCycleLR", "CyclicLR", "LambdaLR", "MultiStepLR", "SequentialLR"),
-    ),
-    "model.scheduler_args": Values(
-        ("{}", "null"), ("[1]", "5", "abc"), ("{warmup_steps: 3}", "{eta_min: 0.1}", "")
-    ),
-    "model.scheduler_interval": one_of(
-        "epoch", "step", near=("batch", "steps", "null", "nan"), others=()
-    ),
-    "model.compile_net": one_of("null", "eager", near=("inducter", "true", "nan"), others=()),
-    "model.net": one_of(
-        "example.models.mlp.MLP",
-        near=texts("example.models.mlp.MPL|MLPP|example.model.mlp.MLP|torch.nn|os.getcwd|null"),
-        others=texts("torch.nn.Linear|torch.nn.Identity|torchvision.models.resnet18|MLP"),
-    ),
-    "model.net.sizes": Values(
-        ("[192,4]", "[192,8,8,4]", "[192, 1, 4]"),
-        texts(
-            "[192]|[]|192|[0,4]|[-1]|[192,x]|null|[192,4.5]|[191,4]|[192,3]|[192,5]|abc|{a: 1}|[192"
-        ),
-    ),
-    "model.net.activation": one_of(
-        "relu", "tanh", "gelu", near=("rellu", "null"), others=("linear",)
-    ),
-    "model.criterion": one_of(
-        *("torch.nn.CrossEntropyLoss",),
-        near=("torch.nn.CrossEntropy", "CrossEntropyLos", "torch.nn.functional.mse", "5"),
-        others=("torch.nn.NLLLoss", "torch.nn.MultiMarginLoss", "null"),
-    ),
-    "model.metrics.f1": Values(
-        ("torchmetrics.classification.MulticlassF1Score",),
-        ("torchmetrics.classification.MulticlassF2Score", "abc", "5", "[1]"),
-        ("torchmetrics.Accuracy", "null"),
-    ),
-    "data": one_of(
-        "example.data.synthetic.SyntheticImages",
-        near=texts("example.data.synthetic.SynteticImages|torch.nn.Linear|os.system|nan|5"),
-        others=("SyntheticImages",),
-    ),
-    "data.data_dir": Values(
-        ("x", "null", "über uns", "/nowhere/at/all"), (), ("", ".", "1", "[1]", "nan")
-    ),
-    "data.batch_size": COUNT.but("16", "86", impossible=("87", "1000000", "9" * 30)),
-    "data.num_workers": COUNT_OR_0._replace(possible=("0",), others=("0.0", "false")),
-    "data.val_fraction": SHARE,
-    "data.image_shape": Values(
-        ("[3,8,8]", "[3, 4, 16]"),
-        texts("[3,8]|[3,8,8,8]|[0,8,8]|[-3,8,8]|8|abc|null|[a,b,c]|[3,8,8.5]|[3,9,8]|[]|3,8,8"),
-    ),
-    "data.num_classes": COUNT._replace(possible=("4",)).but(
-        impossible=("1", "3", "5", "1000"), others=("2",)
-    ),
-    "data.num_train": Values(("50", "200"), ("9",), ("1", "2", "20")),
-    "data.num_test": COUNT.but("50"),
-    "data.noise": POSITIVE_OR_0,
-    "data.data_seed": COUNT_OR_0.but("1000"),
-    "trainer.accelerator": one_of(
-        "cpu", "auto", near=("cpuu", "CPU", "nan", "null"), others=("gpu", "mps", "tpu")
-    ),
-    "trainer.strategy": one_of(
-        "auto", near=("dpp", "null", "nan"), others=("dp", "single_device", "fsdp", "deepspeed")
-    ),
-    "trainer.devices": Values(
-        ("1", "auto"), texts("0|abc|-5|[5]|nan|null|2.5|{a: 1}|日本"), ("-1", "[0]", '"1"')
-    ),
-    "trainer.num_nodes": COUNT._replace(possible=("1",)).but(impossible=("2",)),
-    "trainer.precision": one_of(
-        *("32-true", "64-true", "32", "64", "null"),
-        near=("17", "8", "fp16", "32-tru", "nan", "true"),
-        others=("bf16-mixed", "16-mixed", "bf16-true", "16-true", "transformer-engine"),
-    ),
-    "trainer.logger": Values(
-        ("true", "null", "false"), texts("abc|5|TensorBoardLoger|nan"), ("[]", "", "CSVLogger")
-    ),
-    "trainer.callbacks": Values(
-        texts("null|[]|ModelSummary|lightning.pytorch.callbacks.LearningRateMonitor"),
-        texts("abc|5|EarlyStoping|torch.nn.Linear|EarlyStopping|nan"),
-        texts("{}||StochasticWeightAveraging|GradientAccumulationScheduler"),
-    ),
-    "trainer.fast_dev_run": SWITCH.but("2", "1", "0", others=("null",)),
-    "trainer.max_epochs": Values(
-        ("1", "2"), texts("abc|2.5|nan|inf|1e400|[1]|-2|-5|日本|1,5|[1"), ("0", "02", "1_")
-    ),
-    "trainer.max_steps": COUNT_OR_0.but("1", "5", "1000000", "-1"),
-    "trainer.max_time": Values(
-        ("null", "00:12:00:00", "{hours: 1}"), texts("abc|12:00|[1]|{a: 1}"), ("0", "1", "nan")
-    ),
-    "trainer.limit_train_batches": Values(
-        ("1", "0.5", "null", "1.0", "1000"), texts("-1|1.5|abc|-0.5|[1]"), texts("0|nan|inf|1e400")
-    ),
-    "trainer.overfit_batches": Values(
-        ("1", "0"), ("-1", "1.5", "abc", "[1]", "null", "nan", "inf"), ("0.5", "1000")
-    ),
-    "trainer.val_check_interval": Values(
-        ("2", "0.5", "1.0", "null"), texts("-1|abc|[1]|1.5|nan|1000|0"), ("00:00:00:01",)
-    ),
-    "trainer.check_val_every_n_epoch": Values(("1", "2"), texts("0|-1|abc|2.5|nan|[1]"), ("null",)),
-    "trainer.num_sanity_val_steps": optional(COUNT_OR_0).but("-1", "1000", impossible=("-2", "-5")),
-    "trainer.log_every_n_steps": optional(COUNT_OR_0).but("1000"),
-    "trainer.accumulate_grad_batches": COUNT.but("1000"),
-    "trainer.gradient_clip_val": optional(POSITIVE_OR_0),
-    "trainer.gradient_clip_algorithm": one_of("norm", "value", "null", near=("nrom", "nan")),
-    "trainer.deterministic": optional(SWITCH).but("warn"),
-    "trainer.profiler": one_of("null", "simple", near=("simpel", "nan"), others=("advanced", "")),
-    "trainer.barebones": SWITCH._replace(possible=("false",)).but(others=("true",)),
+KINDS = {
+    "-": Values((), ()),
+    "NUMBER": Values((), NOT_A_NUMBER),
+    "NAME": Values((), texts("abc|fünf|日本|[1]|{a: 1}|1|-1|1e400|[1|a: b: c|%|")),
+    "COUNT": COUNT,
+    "COUNT?": optional(COUNT),
+    "POSITIVE": POSITIVE,
+    "POSITIVE_OR_0": POSITIVE_OR_0,
+    "POSITIVE_OR_0?": optional(POSITIVE_OR_0),
+    "SHARE": SHARE,
+    "SWITCH": SWITCH,
 }
+# flag ; kind of its values ; more that are possible ; more that are impossible ; others
+TABLE = """\
+name ; - ; x|über uns|a/b ; ../x|/tmp/x|.. ; |%d|null|1|nan|[1]|.|a b
+monitor ; - ; val/acc|val/loss|null|auto ; val/f1|acc|val|日本 ; |1|nan
+patience ; COUNT? ; 1000000
+steps_per_execution ; COUNT ; 20|1000
+ckpt_path ; - ; null ; last|best|nowhere.ckpt|/|.|日本|1 ; |[1]|nan
+model ; NAME ; example.classifier.Classifier ; example.clasifier.Classifier|Clasifier|\
+torch.nn.Linear|os.system|null|nan|5 ; example.regressor.Regressor|Classifier|Regressor
+model.lr ; POSITIVE ; 0.5
+model.optimizer ; NAME ; SGD|AdamW|RMSprop|torch.optim.Adagrad ; Addam|sgd|Optimizer|\
+torch.optim.Optimiser|torch.nn.Linear|null|nan|torch. ; LBFGS|SparseAdam|Adafactor|Muon
+model.optimizer_args.weight_decay ; - ; 0|0.1 ; -1|abc|[1]|nan ; null||inf|1e400
+model.scheduler ; NAME ; CosineAnnealingLR|WarmupCosineLR|FinalDecayLR|ReduceLROnPlateau|\
+null ; CosineAnealingLR|cosine|LRScheduler|torch.optim.SGD|true|nan ; StepLR|OneCycleLR|CyclicLR|\
+LambdaLR|MultiStepLR|SequentialLR
+model.scheduler_args ; - ; {}|null ; [1]|5|abc ; {warmup_steps: 3}|{eta_min: 0.1}|
+model.compile_net ; NAME ; null|eager ; inducter|true|nan
+model.net ; NAME ; example.models.mlp.MLP ; example.models.mlp.MPL|MLPP|example.model.mlp.MLP|\
+torch.nn|os.getcwd|null ; torch.nn.Linear|torch.nn.Identity|torchvision.models.resnet18|MLP
+model.net.sizes ; - ; [192,4]|[192,8,8,4]|[192, 1, 4] ; [192]|[]|192|[0,4]|[-1]|[192,x]|null|\
+[192,4.5]|[191,4]|[192,3]|[192,5]|abc|{a: 1}|[192
+model.criterion ; NAME ; torch.nn.CrossEntropyLoss ; torch.nn.CrossEntropy|CrossEntropyLos|\
+torch.nn.functional.mse|5 ; torch.nn.NLLLoss|torch.nn.MultiMarginLoss|null
+data ; NAME ; example.data.synthetic.SyntheticImages ; example.data.synthetic.SynteticImages|\
+torch.nn.Linear|os.system|nan|5 ; SyntheticImages
+data.data_dir ; - ; x|null|über uns|/nowhere/at/all ;  ; |.|1|[1]|nan
+data.batch_size ; COUNT ; 16|86 ; 87|1000000|999999999999999999999999999999
+data.num_workers ; NUMBER ; 0 ; 2.5|1e-3 ; 0.0|false
+data.val_fraction ; SHARE
+data.noise ; POSITIVE_OR_0
+trainer.accelerator ; NAME ; cpu|auto ; cpuu|CPU|nan|null ; gpu|mps|tpu
+trainer.strategy ; NAME ; auto ; dpp|null|nan ; dp|single_device|fsdp|deepspeed
+trainer.devices ; - ; 1|auto ; 0|abc|-5|[5]|nan|null|2.5|{a: 1}|日本 ; -1|[0]|"1"
+trainer.precision ; NAME ; 32-true|64-true|32|64|null ; 17|8|fp16|32-tru|nan|true ; bf16-mixed|\
+16-mixed|bf16-true|16-true|transformer-engine
+trainer.logger ; - ; true|null|false ; abc|5|TensorBoardLoger|nan ; []||CSVLogger
+trainer.callbacks ; - ; null|[]|ModelSummary|\
+lightning.pytorch.callbacks.LearningRateMonitor ; abc|5|EarlyStoping|torch.nn.Linear|\
+EarlyStopping|nan ; {}||StochasticWeightAveraging|GradientAccumulationScheduler
+trainer.fast_dev_run ; SWITCH ; 2|1|0 ;  ; null
+trainer.max_epochs ; - ; 1|2 ; abc|2.5|nan|inf|1e400|[1]|-2|-5|日本|1,5|[1 ; 0|02|1_
+trainer.max_steps ; COUNT ; 0|5|1000000|-1 ;  ; 0.0
+trainer.overfit_batches ; - ; 1|0 ; -1|1.5|abc|[1]|null|nan|inf ; 0.5|1000
+trainer.val_check_interval ; - ; 2|0.5|1.0|null ; -1|abc|[1]|1.5|nan|1000|0 ; 00:00:00:01
+trainer.accumulate_grad_batches ; COUNT ; 1000
+trainer.gradient_clip_val ; POSITIVE_OR_0?
+"""
+
+
+def flag_with_values(row: str) -> tuple[str, Values]:
+    flag, kind, *columns = (column.strip() for column in row.split(" ;"))
+    lists = [texts(column) if column else () for column in columns]
+    possible, impossible, others = [*lists, (), (), ()][:3]
+    return flag, KINDS[kind].but(*possible, impossible=impossible, others=others)
+
+
+FLAGS = dict(map(flag_with_values, TABLE.splitlines()))
 SWITCHES = (
     "try_network|stop_on_nan|device_monitor|step_timer|keep_every_epoch|model.channels_last|"
     "data.persistent_workers|data.drop_last|trainer.inference_mode|"

@@ -14,7 +14,6 @@ import yaml
 from paths import TINY, script
 from PIL import Image
 
-from lightbase.cli import trust
 from lightbase.run.train import main as train_main
 
 Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
@@ -76,12 +75,9 @@ def logger(name: str, /, **arguments: str) -> Change:
 PROFILER = named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
 OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.py do not read
     "a callback calls os.system": callback("LambdaCallback", setup="os.system"),
-    "a callback calls an installed function": callback("LambdaCallback", setup="hostile.write"),
     "a callback saves elsewhere": callback("ModelCheckpoint", dirpath="TARGET"),
     "a callback's file lies elsewhere": callback("ModelCheckpoint", filename="../../../TARGET"),
-    "a checkpoint's name makes a path": callback("ModelCheckpoint", filename="{step:c}TARGET"),
     "a checkpoint's field is a path": callback("ModelCheckpoint", filename="{TARGET}"),
-    "a logger writes elsewhere": logger("CSVLogger", save_dir="TARGET"),
     "a logger writes into another run": logger("CSVLogger", name="own", version="version_0"),
     "a logger's version has a variable": logger("TensorBoardLogger", version=".$E./.$E./TARGET"),
     "artifacts elsewhere": logger("MLFlowLogger", artifact_location="file://TARGET"),
@@ -234,7 +230,6 @@ MESSAGE = "x\n- Problem with given class_path 'hostile.X':\n  - No module named 
         of_model(net=MESSAGE),
         lambda config, target: config.update({"trainer.default_root_dir": target}),
         lambda config, _: config.update(model=None),
-        lambda config, _: config["model"].update(init_args=5),
         lambda config, _: config.update(trainer="x"),
         lambda config, _: config.update(data=config),
     ],
@@ -299,7 +294,6 @@ def test_runs_prints_no_control_characters(tmp_path, capsys):
     "change",
     [
         logger("CSVLogger", save_dir="\x1b[2Jhere"),
-        of_model(optimizer="\x1b[2Jhere"),
         of_model(net=named("\x1b[2Jhere.Net")),
         lambda config, _: config["model"].update(class_path="example.\x1b[2Jhere.Net"),
     ],
@@ -344,16 +338,6 @@ def test_what_is_typed_is_constructed(bad: Any, target: Path) -> None:
     for flags in (trusted, ("--model.criterion", "hostile.Loss"), ("--config", "named.yaml")):
         assert train(BAD, *flags)["epochs"] == 3
         assert target.exists()
-
-
-def test_a_trusted_package_is_constructed(bad, monkeypatch):
-    metrics = bad(of_model(criterion=named("hostile.Loss")))
-    monkeypatch.setattr(trust.PROJECT, "root", Path.cwd())
-    Path("pyproject.toml").write_text('[tool.lightbase]\ntrusted_packages = ["hostile"]\n')
-    assert evaluate()["test/loss"] == metrics["test/loss"]
-    Path("pyproject.toml").write_text("[tool.lightbase]\ntrusted_packages = 'hostile'\n")
-    with pytest.raises(SystemExit):
-        evaluate()
 
 
 LOSS = """\
