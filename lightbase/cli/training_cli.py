@@ -22,9 +22,8 @@ from lightbase.cli.parser import NumThreads, Parser, Seed, explain
 from lightbase.cli.script import versions
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
-from lightbase.devices import data_parallel
+from lightbase.devices import strategies
 from lightbase.devices.devices import check_devices, num_devices, settle_devices
-from lightbase.devices.steps import SeveralSteps, say_single_steps
 from lightbase.errors import UserError, first_line, is_raised_on_purpose
 from lightbase.folder import PROJECT
 from lightbase.module import BaseModule
@@ -212,7 +211,7 @@ class TrainingCLI(LightningCLI):
             raise UserError("trainer.barebones true: a run logs and saves; leave it out", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
-        data_parallel.register()
+        strategies.register()
         mistakes = (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError)
         try:
             return Trainer(**config)
@@ -222,10 +221,10 @@ class TrainingCLI(LightningCLI):
     def use_several_steps(self, config: dict[str, Any]) -> None:
         num_steps, strategy = self.config.steps_per_execution, config["strategy"]
         if strategy in ("auto", "single_device") and num_devices(config["devices"]) == 1:
-            config["strategy"] = SeveralSteps(num_steps)
+            config["strategy"] = strategies.SeveralSteps(num_steps)
         else:
             where = f"trainer.strategy {strategy} on trainer.devices {config['devices']}"
-            say_single_steps(num_steps, where)
+            strategies.say_single_steps(num_steps, where)
 
 
 def is_of_parser(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import has_bf16
-from lightbase.devices.steps import obstacle
+from lightbase.devices.strategies import obstacle
 from lightbase.module import BaseModule
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.step_timer import StepTimer, shares, step_ms

@@ -63,7 +63,7 @@ ACTIONS = {
     "on_validation_model_zero_grad": Action(state="validation"),
     "on_validation_start": Action(state="validation"),
     "on_train_epoch_end": Action(state="between"),
-    # from lightbase/devices/steps.py
+    # from lightbase/devices/strategies.py
     "transforms": Action("transfer_transforms"),
     "forward": Action("forward"),
     "logging": Action("logging"),

@@ -20,8 +20,8 @@ from torch.nn.parallel import scatter_gather
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.devices import data_parallel
-from lightbase.devices.data_parallel import DataParallelStrategy
+from lightbase.devices import strategies
+from lightbase.devices.strategies import DataParallelStrategy
 from lightbase.errors import UserError
 from lightbase.run.train import main
 
@@ -52,7 +52,7 @@ def known_warnings() -> None:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_parallel, "replicate", replicate_on_cpu)
+    monkeypatch.setattr(strategies, "replicate", replicate_on_cpu)
     chunks = SimpleNamespace(apply=lambda devices, _, dim, tensor: tensor.chunk(len(devices), dim))
     monkeypatch.setattr(scatter_gather, "Scatter", chunks)
     joined = SimpleNamespace(apply=lambda _, dim, *tensors: torch.cat(tensors, dim))
