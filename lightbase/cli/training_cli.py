@@ -201,9 +201,9 @@ class TrainingCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = has_bar or sys.stdout.isatty()
-        if not has_bar:
-            bar = TrainingProgressBar() if config["enable_progress_bar"] else EpochLines()
-            config["callbacks"].append(bar)
+        config["callbacks"].append(EpochLines())
+        if config["enable_progress_bar"] and not has_bar:
+            config["callbacks"].append(TrainingProgressBar())
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)
