@@ -1,4 +1,4 @@
-"""Two strategies: "dp", one process that splits each batch over the GPUs of this machine; and several
+"""Two strategies: one process that splits each batch over the GPUs of a machine, and several
 optimizer steps in one turn of Lightning's loop, as Keras's steps_per_execution."""
 
 import contextlib
@@ -11,9 +11,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
-    RichProgressBar,
     StochasticWeightAveraging,
-    TQDMProgressBar,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -283,7 +281,6 @@ def callback_obstacles(callback: Any) -> list[str]:
         and not is_overridden("on_train_batch_end", callback, ModelCheckpoint)
         and bool(callback.every_n_epochs)
     )
-    is_bar = type(callback) in (TQDMProgressBar, RichProgressBar)
-    may_miss_batches = isinstance(callback, MayMissSteps) or is_bar or is_by_epoch
+    may_miss_batches = isinstance(callback, MayMissSteps) or is_by_epoch
     hooks = STEP_HOOKS if may_miss_batches else (*BATCH_HOOKS, *STEP_HOOKS)
     return [f"{hook} of {name}" for hook in hooks if is_overridden(hook, callback)]
