@@ -15,6 +15,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
@@ -211,7 +212,7 @@ class TrainingCLI(LightningCLI):
             raise UserError("trainer.barebones true: a run logs and saves; leave it out", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
-        strategies.register()
+        StrategyRegistry.register("dp", strategies.DataParallelStrategy, override=True)
         mistakes = (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError)
         try:
             return Trainer(**config)

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
@@ -113,11 +113,6 @@ class DataParallelStrategy(SingleDeviceStrategy):
                 # not __call__: the hooks of `net` run once, around all parts
                 outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
         return gather(outputs, self.root_device)
-
-
-def register() -> None:
-    """Let a Trainer take strategy="dp"."""
-    StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
 class SeveralSteps(SingleDeviceStrategy):

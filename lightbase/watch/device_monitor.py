@@ -19,17 +19,12 @@ Readers = dict[str, Callable[[], float]]
 
 
 class DeviceMonitor(MayMissSteps):
-    """Reads the devices in a thread of the first process, and writes curves in watch/device/.
+    """Reads the devices in a thread of the first process, and writes curves in watch/device/:
+    cpu_percent (100 is one core) and memory_gib of this process; of GPU I of --trainer.devices
+    gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and gpuI_temperature_celsius, as nvidia-smi
+    shows them. What NVML cannot read has no curve, and a line says so.
 
     A point is the mean since the point before it; there is at most one in log_every_n_steps steps.
-    cpu_percent: load of this process; 100 is one core.
-    memory_gib: resident memory of this process.
-    gpuI_busy_percent: share of the time in which GPU I ran anything, as nvidia-smi shows it.
-    gpuI_memory_gib: memory in use by all programs.
-    gpuI_power_watt, gpuI_temperature_celsius: as their names say.
-
-    I is the index of the GPU in --trainer.devices. What NVML cannot read has no curve, and a line
-    says so.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:

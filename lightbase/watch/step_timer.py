@@ -72,12 +72,9 @@ class PhaseClock(PassThroughProfiler):
     """A profiler, which Lightning calls when an action begins or ends, that times the phases.
 
     Every moment of the steps belongs to one phase: an inner phase interrupts the outer one.
-    Validations and the time between epochs, such as checkpoints, are the rest.
-
-    On a CPU each call of the training loop is timed. On a GPU, where the CPU only queues work, one
-    call in 11 is timed, by CUDA events on the stream of the root device: a phase takes as long as
-    it holds up the GPU. The CPU waits for the GPU only before a validation and at the end of an
-    epoch. The time of all steps is divided in proportion to these samples.
+    Validations and the time between epochs are the rest. On a CPU each call of the training loop is
+    timed. On a GPU, where the CPU only queues work, one call in 11 is timed, by CUDA events on the
+    stream of the root device. The time of all steps is divided in proportion to these samples.
     """
 
     def __init__(self) -> None:

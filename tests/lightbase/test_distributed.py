@@ -451,30 +451,6 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks, tmp_p
     assert_equal_runs(tmp_path, uninterrupted)
 
 
-# the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
-TO_THE_END = (
-    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5, "--data.batch_size", 16),
-    *("--trainer.log_every_n_steps", 100, "--monitor", "val/loss", "--model.lr", 0.001),
-)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(on_ranks, tmp_path):
-    outputs = run(on_ranks, 2, tmp_path / "cut", *TO_THE_END)
-    assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
-    (path,) = tmp_path.rglob("best.ckpt")
-    assert torch.load(path, weights_only=True)["global_step"] == 20
-    longer = (*TO_THE_END, "--trainer.max_epochs", 3)
-    run(on_ranks, 2, tmp_path / "more", *longer, "--ckpt_path", path)
-    run(on_ranks, 2, tmp_path / "expected", *longer)
-    for name, value in weights(tmp_path / "expected").items():
-        assert torch.equal(weights(tmp_path / "more")[name], value), name
-    for tag in ("train/loss", "val/loss"):
-        expected, rest = curve(tmp_path / "expected", tag), curve(tmp_path / "more", tag)
-        assert max(rest) == max(expected) == 29
-        assert rest == pytest.approx({step: expected[step] for step in rest}, rel=1e-6), tag
-
-
 class Terminate(Callback):
     """Sends a signal to one rank, or to all of them at different batches, in the second epoch."""
 
