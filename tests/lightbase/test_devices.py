@@ -120,26 +120,6 @@ def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
         train("--trainer.strategy", strategy, *gpus.split(), *watched.split())
 
 
-@pytest.mark.parametrize(
-    ("num_found", "accelerator", "requested", "strategy", "expected"),
-    [
-        (0, "auto", 1, "auto", "cpu"),
-        (2, "auto", 1, "auto", "cuda:0"),
-        (2, "gpu", "1,0", "dp", "cuda:1"),
-        (2, "gpu", -1, "ddp", "cuda:0"),
-        (2, "gpu", 2, "ddp_notebook", None),
-        (2, "cpu", 2, "ddp_fork", "cpu"),
-    ],
-)
-def test_a_network_is_tried_where_it_will_be(
-    monkeypatch, num_found, accelerator, requested, strategy, expected
-):
-    monkeypatch.setattr(checks, "num_gpus", lambda: num_found)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_found > 0)
-    flags = SimpleNamespace(accelerator=accelerator, devices=requested, strategy=strategy)
-    assert checks.trial_device(flags) == (torch.device(expected) if expected else None)
-
-
 class HalfOnly(MLP):
     """As attention that is written for GPUs: in half precision or not at all."""
 

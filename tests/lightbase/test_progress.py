@@ -105,13 +105,6 @@ def test_the_values_of_two_loaders_are_in_the_line(train, tmp_path, capsys):
         assert f"val_loss/twice/dataloader_idx_{i} " in line
 
 
-def test_a_training_without_an_end_has_no_time_left(train, capsys):
-    train("--trainer.max_epochs", -1, "--patience", 1, "--model.lr", 1e-9)
-    lines = epoch_lines(capsys)
-    assert lines
-    assert not [line for line in lines if "left" in line or " of " in line]
-
-
 @pytest.mark.parametrize(
     ("limits", "left"),
     [

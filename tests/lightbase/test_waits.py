@@ -12,7 +12,6 @@ from paths import argv
 from torch import Tensor
 from waits import Watch, real_gpu, stand_in
 
-from lightbase import metrics as means
 from lightbase.data.transforms import crop_and_flip
 from lightbase.run import train as run
 
@@ -30,9 +29,6 @@ SLOW = pytest.mark.slow
 ONE = ("--trainer.strategy", "auto" if HAS_GPU else "stand_in")
 SEVERAL = ("--steps_per_execution", 3)
 CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true")
-FEATURES = argv(
-    "--data lightbase.data.tables.Features --model.net.sizes [10,4] --data.num_samples 300"
-)
 
 
 class Tells(Classifier):
@@ -74,34 +70,25 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "keep"),
+    "flags",
     [
         pytest.param(
             (*ONE, *RESIDENT, "--trainer.enable_progress_bar", "true"),
-            means.KEEP,
             id="one step a call",
             marks=SLOW,
         ),
         pytest.param(
-            (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"),
-            means.KEEP,
-            id="several steps a call",
+            (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"), id="several steps a call"
         ),
-        pytest.param(
-            (*ONE, *CROPS, "--figures_every_n_epochs", 1), means.KEEP, id="pinned", marks=SLOW
-        ),
+        pytest.param((*ONE, *CROPS, "--figures_every_n_epochs", 1), id="pinned", marks=SLOW),
         pytest.param(
             (*ONE, *RESIDENT, "--trainer.precision", "16-mixed"),
-            means.KEEP,
             id="16-mixed",
             marks=pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla"),
         ),
-        # large outputs are measured at once
-        pytest.param((*SEVERAL, *FEATURES, *RESIDENT), 100, id="features", marks=SLOW),
     ],
 )
-def test_only_log_steps_wait_for_the_gpu(train, watch, monkeypatch, flags, keep):
-    monkeypatch.setattr(means, "KEEP", keep)
+def test_only_log_steps_wait_for_the_gpu(train, watch, flags):
     train(*FLAGS, *flags)
     others, log_steps = (
         [line for line in counts if not any(text in line for text in EXPECTED)]
