@@ -90,6 +90,7 @@ stray | unknown argument stray
 --data example.models.mlp.MLP | data: 'example.models.mlp.MLP' | LightningDataModule
 --trainer.max_epochs five | trainer.max_epochs: 'five' | int
 --trainer.max_epochs -5 | max_epochs | -5
+--trainer.devices 0 --trainer.accelerator cpu | devices='0'
 --trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | 0 | >0
 --trainer.val_check_interval 0 | val_check_interval 0
@@ -133,7 +134,6 @@ def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> N
 DOES_NOT_FIT = """
 --trainer.accelerator gpu | gpu | cpu
 --trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
---trainer.devices 0 | 0
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt
