@@ -14,15 +14,15 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
 from lightbase.cli.parser import NumThreads, Parser, Seed, explain
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
-from lightbase.devices import data_parallel
+from lightbase.devices import strategies
 from lightbase.devices.devices import check_devices, num_devices, settle_devices
-from lightbase.devices.steps import SeveralSteps, say_single_steps
 from lightbase.errors import UserError, first_line, is_raised_on_purpose
 from lightbase.folder import PROJECT
 from lightbase.module import BaseModule
@@ -188,15 +188,15 @@ class TrainingCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = has_bar or sys.stdout.isatty()
-        if not has_bar:
-            bar = TrainingProgressBar() if config["enable_progress_bar"] else EpochLines()
-            config["callbacks"].append(bar)
+        config["callbacks"].append(EpochLines())
+        if config["enable_progress_bar"] and not has_bar:
+            config["callbacks"].append(TrainingProgressBar())
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
-        data_parallel.register()
+        StrategyRegistry.register("dp", strategies.DataParallelStrategy, override=True)
         mistakes = (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError)
         try:
             return Trainer(**config)
@@ -206,10 +206,10 @@ class TrainingCLI(LightningCLI):
     def use_several_steps(self, config: dict[str, Any]) -> None:
         num_steps, strategy = self.config.steps_per_execution, config["strategy"]
         if strategy in ("auto", "single_device") and num_devices(config["devices"]) == 1:
-            config["strategy"] = SeveralSteps(num_steps)
+            config["strategy"] = strategies.SeveralSteps(num_steps)
         else:
             where = f"trainer.strategy {strategy} on trainer.devices {config['devices']}"
-            say_single_steps(num_steps, where)
+            strategies.say_single_steps(num_steps, where)
 
 
 def is_of_parser(error: Exception) -> bool:

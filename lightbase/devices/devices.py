@@ -84,10 +84,12 @@ def parse_devices(devices: Any) -> Any:
     return indices if "," in devices else indices[0]
 
 
-def num_devices(devices: Any) -> Any:
-    """A number, or "auto"."""
+def num_devices(devices: Any) -> int:
+    """How many devices the flag asks for; -1: all of them."""
     devices = parse_devices(devices)
-    return len(devices) if isinstance(devices, list) else devices
+    if isinstance(devices, list):
+        return len(devices)
+    return -1 if devices == "auto" else int(devices)
 
 
 def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any) -> None:
@@ -95,57 +97,42 @@ def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any)
 
     For what can be seen from a flag alone, such as an index twice, Lightning raises an error.
     """
-    check_launcher(devices, num_nodes)
+    number, flag, started = (
+        num_devices(devices),
+        f"trainer.devices {devices}",
+        num_processes_started(),
+    )
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
-    if strategy == "dp" and (not is_on_gpu or num_processes_started() != (0, 0)):
+    if num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ:
+        way_out = "start the command by torchrun or SLURM, on each machine"
+        raise UserError(f"trainer.num_nodes {num_nodes}: {way_out}")
+    if started != (0, 0) and number != -1 and (number, num_nodes) != started:
+        launched = f"torchrun or SLURM has started {started[0]} on each of {started[1]} machines"
+        raise UserError(f"{flag} and trainer.num_nodes {num_nodes}: {launched}; leave them out")
+    if strategy == "dp" and (not is_on_gpu or started != (0, 0)):
         way_out = "with torchrun or on CPUs use ddp"
         raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
     if is_on_gpu:
-        check_gpus(accelerator, devices)
+        check_gpus(accelerator, parse_devices(devices))
     elif accelerator in ("auto", "cpu"):
-        check_cpu_processes(devices, strategy)
+        if number > 1 and strategy == "auto":
+            raise UserError(f"{flag}: several CPU processes need --trainer.strategy ddp")
+        if number > 2 * (os.cpu_count() or 1):
+            raise UserError(f"{flag}: too many processes for {os.cpu_count()} CPU cores")
 
 
 def check_gpus(accelerator: Any, devices: Any) -> None:
-    """Raise UserError if these GPUs are not there."""
-    num_found = num_gpus()
-    if not num_found:
+    """Raise UserError if these GPUs are not there. devices: as `parse_devices` returns them."""
+    total = num_gpus()
+    if not total:
         is_for_cpus = torch.version.cuda is None and torch.version.hip is None
         hint = ", and this torch is built for CPUs only" if is_for_cpus else ""
         way_out = "use --trainer.accelerator cpu or auto"
         raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{hint}; {way_out}")
-    indices = parse_devices(devices)
-    if isinstance(indices, int):
-        indices = list(range(indices))
-    if indices != "auto" and max(indices, default=0) >= num_found:
-        way_out = f"give a number from 1 to {num_found}, or indices from 0 to {num_found - 1}"
-        raise UserError(f"trainer.devices {devices}: GPUs found: {num_found}; {way_out}")
-
-
-def check_cpu_processes(devices: Any, strategy: Any) -> None:
-    """Raise UserError if the flags ask for something else than a number of processes that the cores
-    of this machine can run."""
-    number, flag = parse_devices(devices), f"trainer.devices {devices}"
-    if number in ("auto", -1):
-        return
-    if isinstance(number, list) or number < 1:
-        raise UserError(f"{flag}: on a CPU it is a number of processes; use --trainer.devices 1")
-    if number > 1 and strategy == "auto":
-        raise UserError(f"{flag}: several CPU processes need --trainer.strategy ddp")
-    if number > 2 * (os.cpu_count() or 1):
-        raise UserError(f"{flag}: too many processes for {os.cpu_count()} CPU cores")
-
-
-def check_launcher(devices: Any, num_nodes: int) -> None:
-    """Raise UserError if the processes of the flags would wait for others for ever."""
-    started, flag = num_processes_started(), f"trainer.num_nodes {num_nodes}"
-    if started == (0, 0):
-        if num_nodes > 1 and "MASTER_ADDR" not in os.environ:
-            raise UserError(f"{flag}: start the command by torchrun or SLURM, on each machine")
-    elif num_devices(devices) not in ("auto", -1) and (num_devices(devices), num_nodes) != started:
-        launched = f"{started[0]} processes on each of {started[1]} machines"
-        way_out = f"torchrun or SLURM has started {launched}; leave the two flags out"
-        raise UserError(f"trainer.devices {devices} and {flag}: {way_out}")
+    highest = max(devices, default=0) if isinstance(devices, list) else num_devices(devices) - 1
+    if highest >= total:
+        way_out = f"give a number from 1 to {total}, or indices from 0 to {total - 1}"
+        raise UserError(f"trainer.devices {devices}: GPUs found: {total}; {way_out}")
 
 
 @contextlib.contextmanager
@@ -186,9 +173,3 @@ def describe_devices(trainer: Trainer) -> str:
         names = ", ".join(map(str, devices_of(trainer.strategy)))
         used = f"{names}, machines: {trainer.num_nodes}"
     return f"Device: {used}, GPUs found: {num_gpus()}"
-
-
-def has_bf16() -> bool:
-    """Whether this CPU has instructions for bf16. Only an x86 is asked."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_tile"))

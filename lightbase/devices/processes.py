@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import os
-import subprocess
 import threading
 import time
 from typing import Any
@@ -19,8 +18,6 @@ from lightbase.curves import MayMissSteps
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
 from lightbase.ranks import STARTED_BY, rank
-
-EXIT_S = 30  # for the end of a process whose work is done
 
 
 def end_with_parent(is_worker: bool = False) -> None:
@@ -99,10 +96,5 @@ def leave(trainer: Trainer) -> None:
         trainer.strategy.barrier()  # the first one holds the store that the others still use
         dist.destroy_process_group()
     for process in started_processes(trainer):  # those of ddp_spawn have ended already
-        try:
-            status = process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()  # at the barrier its work was done
-            status = 0
-        if status:
+        if status := process.wait():
             raise UserError(f"process {process.pid} of this run ended with status {status}")

@@ -88,6 +88,8 @@ class StopSignals:
         if os.getpid() == self.pid:
             is_first = not self.received
             self.received = self.received or number
+            if is_first and number == signal.SIGINT and rank() == 0 and os.isatty(2):
+                os.write(2, b"\n")  # a terminal has written ^C behind the progress bar
             if is_first and not self.waits:
                 raise Stopped(number)
         elif number == signal.SIGTERM:
@@ -108,24 +110,21 @@ class StopSignals:
                     continue
                 if not received:
                     return
-                if received[0] not in NUMBERS:
-                    continue
-                numbers.append(received[0])
+                if received[0] in NUMBERS:
+                    numbers.append(received[0])
+                    receiver.settimeout(CHECK_S)
                 if numbers.count(signal.SIGINT) > 1:
                     os._exit(128 + signal.SIGINT)
-                receiver.settimeout(CHECK_S)
 
     def _check(self, number: int, seconds: int) -> None:
         """End a process whose main thread has not handled this signal. seconds: since it came."""
         if self.received:
             if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:
                 tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
-        elif self.exchanges and seconds >= STUCK_S:
-            reason = f"after {STUCK_S} s: a rank is missing in a collective"
-            tell(f"{Stopped(number).text} {reason}; go on with --ckpt_path last")
-            os._exit(128 + number)
-        elif not self.exchanges and not self.waits:
-            tell(Stopped(number).text)
+        elif seconds >= STUCK_S if self.exchanges else not self.waits:
+            hint = f" after {STUCK_S} s: a rank is missing in a collective"
+            hint += "; go on with --ckpt_path last"
+            tell(Stopped(number).text + hint * self.exchanges)
             os._exit(128 + number)
 
 

@@ -164,7 +164,10 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:
 def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
     """Return the arguments by the logger's class. title: the run's name, without its version."""
     version = run.folder.name
-    place = {"save_dir": run.folder.parents[1], "name": run.folder.parts[-2], "version": version}
+    # Lightning's bars show a number, but the last four letters of a text
+    number = version.removeprefix("version_")
+    place: dict[str, Any] = {"save_dir": run.folder.parents[1], "name": run.folder.parts[-2]}
+    place["version"] = int(number) if number.isdecimal() else version
     project = os.environ.get("WANDB_PROJECT", PROJECT.package)
     return {
         "TensorBoardLogger": {**place, "default_hp_metric": False},

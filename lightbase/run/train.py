@@ -40,7 +40,7 @@ from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
 from lightbase.run.loggers import ended, make_loggers
 from lightbase.run.record import RunRecorder, best_callback
-from lightbase.watch.advice import advice, facts
+from lightbase.watch.advice import advice
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -160,9 +160,8 @@ def fit_and_test(
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
     say_results(values, tested, run, bool(trainer.checkpoint_callbacks), reason)
-    seen = facts(trainer)
-    for sentence in advice(seen) if seen else []:
-        say(f"Advice: {sentence}")
+    if text := advice(trainer):
+        say(f"Advice: {text}")
     return values
 
 

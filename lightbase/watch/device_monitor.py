@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -18,26 +19,20 @@ Readers = dict[str, Callable[[], float]]
 
 
 class DeviceMonitor(MayMissSteps):
-    """Reads the devices in a thread of the first process, and writes curves in watch/device/.
+    """Reads the devices in a thread of the first process, and writes curves in watch/device/:
+    cpu_percent (100 is one core) and memory_gib of this process; of GPU I of --trainer.devices
+    gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and gpuI_temperature_celsius, as nvidia-smi
+    shows them. What NVML cannot read has no curve, and a line says so.
 
     A point is the mean since the point before it; there is at most one in log_every_n_steps steps.
-    cpu_percent: load of this process; 100 is one core.
-    memory_gib: resident memory of this process.
-    gpuI_busy_percent: share of the time in which GPU I ran anything, as nvidia-smi shows it.
-    gpuI_memory_gib: memory in use by all programs.
-    gpuI_power_watt, gpuI_temperature_celsius: as their names say.
-
-    I is the index of the GPU in --trainer.devices. What NVML cannot read has no curve, and a line
-    says so.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:
         # NVML's busy_percent is itself a mean over 1/6 to 1 s
         self.interval_s = interval_s
         self.readers: Readers = {}
-        # by curve: number of readings, their sum, the highest
-        self.totals: dict[str, tuple[int, float, float]] = {}
-        self.recent: dict[str, list[float]] = {}  # readings since the last point
+        self.readings: dict[str, list[float]] = {}  # by curve
+        self.recent: dict[str, list[float]] = {}  # since the last point
         self.written_at = 0  # step of the last point
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
@@ -45,11 +40,16 @@ class DeviceMonitor(MayMissSteps):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        self.readers = process_readers()
+        process = psutil.Process()
+        process.cpu_percent()  # each call returns the load since the call before it
+        self.readers = {
+            "cpu_percent": process.cpu_percent,
+            "memory_gib": lambda: process.memory_info().rss / GIB,
+        }
         for gpu in devices_of(trainer.strategy):
             if gpu.type == "cuda":
                 self.readers |= gpu_readers(gpu)
-        self.totals, self.recent, self.written_at = {}, {}, num_steps(trainer)
+        self.readings, self.recent, self.written_at = {}, {}, num_steps(trainer)
         self.stopped.clear()
         self.thread = threading.Thread(target=self._watch, name="device monitor", daemon=True)
         self.thread.start()
@@ -60,36 +60,33 @@ class DeviceMonitor(MayMissSteps):
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._stop()
+        self.on_exception()
         if num_steps(trainer) > self.written_at:
             self._write(trainer)
 
     def on_exception(self, *_: Any) -> None:
-        self._stop()
-
-    def on_fit_end(self, *_: Any) -> None:
-        """Print the load of the devices, below the progress bar, which is closed now."""
-        if self.totals:
-            say("Load of the devices, mean and highest:")
-        for name, (count, total, peak) in self.totals.items():
-            say(f"  {name:<24}{total / count:>9.1f}{peak:>9.1f}")
-
-    def busy_shares(self) -> list[float]:
-        """The share of the time in which each GPU ran anything, of those that can be read."""
-        gpus = [row for name, row in self.totals.items() if name.endswith("_busy_percent")]
-        return [total / count / 100 for count, total, _ in gpus]
-
-    def _write(self, trainer: Any) -> None:
-        if trainer.log_every_n_steps and self.recent:
-            recent, self.recent, self.written_at = self.recent, {}, num_steps(trainer)
-            means = {f"watch/device/{name}": sum(x) / len(x) for name, x in list(recent.items())}
-            log_values(trainer, means)
-
-    def _stop(self) -> None:
         if self.thread is not None:
             self.stopped.set()
             self.thread.join()
             self.thread = None
+
+    def on_fit_end(self, *_: Any) -> None:
+        """Print the load of the devices, below the progress bar, which is closed now."""
+        if self.readings:
+            say("Load of the devices, mean and highest:")
+        for name, values in self.readings.items():
+            say(f"  {name:<24}{fmean(values):>9.1f}{max(values):>9.1f}")
+
+    def busy_shares(self) -> list[float]:
+        """The share of the time in which each GPU ran anything, of those that can be read."""
+        names = [name for name in self.readings if name.endswith("_busy_percent")]
+        return [fmean(self.readings[name]) / 100 for name in names]
+
+    def _write(self, trainer: Any) -> None:
+        if trainer.log_every_n_steps and self.recent:
+            recent, self.recent, self.written_at = self.recent, {}, num_steps(trainer)
+            means = {f"watch/device/{name}": fmean(x) for name, x in list(recent.items())}
+            log_values(trainer, means)
 
     def _watch(self) -> None:
         """Read in intervals, and once when the training ends: a short one has a point, too."""
@@ -103,18 +100,8 @@ class DeviceMonitor(MayMissSteps):
                     say(f"Device monitor: no {name}: {error}")
                     del self.readers[name]
                     continue
-                count, total, peak = self.totals.get(name, (0, 0.0, 0.0))
-                self.totals[name] = (count + 1, total + value, max(peak, value))
-                self.recent.setdefault(name, []).append(value)
-
-
-def process_readers() -> Readers:
-    process = psutil.Process()
-    process.cpu_percent()  # each call returns the load since the call before it
-    return {
-        "cpu_percent": process.cpu_percent,
-        "memory_gib": lambda: process.memory_info().rss / GIB,
-    }
+                for readings in (self.readings, self.recent):
+                    readings.setdefault(name, []).append(value)
 
 
 def gpu_readers(gpu: torch.device) -> Readers:

@@ -1,6 +1,9 @@
-"""Progress: a bar in a terminal, a line an epoch elsewhere; early stopping."""
+"""Progress: a line for each epoch and, in a terminal, a bar below; early stopping."""
 
+import contextlib
 import math
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -13,6 +16,8 @@ from lightbase.data.module import BaseDataModule
 from lightbase.module import BaseModule
 
 REFRESH_S = 0.2
+WIDE = 100  # columns of a terminal in which the bar shows everything
+BAR = "{percentage:3.0f}%|{bar}| "
 
 
 class Pace:
@@ -43,13 +48,9 @@ class Pace:
             limits.append(seconds * (trainer.max_steps - trainer.global_step) / num_steps)
         left = min((limit for limit in limits if limit is not None), default=math.inf)
         if 0 < left < math.inf:
-            texts.append(f"{clock(left)} left")
+            # 1:02:03 or 2:03
+            texts.append(f"{Tqdm.format_interval(round(left)).lstrip('0').rjust(4, '0')} left")
         return texts
-
-
-def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    return Tqdm.format_interval(round(seconds)).lstrip("0").rjust(4, "0")
 
 
 def of_epochs(trainer: Any, word: str) -> str:
@@ -58,7 +59,7 @@ def of_epochs(trainer: Any, word: str) -> str:
 
 
 class EpochLines(Callback):
-    """Prints each epoch's metrics, in place of a progress bar: for output that is no terminal."""
+    """Prints each epoch's metrics, above the bar if there is one."""
 
     validated_epoch = -1
 
@@ -69,22 +70,21 @@ class EpochLines(Callback):
         self.validated_epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
         metrics = trainer.callback_metrics
         is_old = self.validated_epoch != trainer.current_epoch  # the values of the validation
-        has_classes = isinstance(pl_module, BaseModule)  # in another module val_x/y is its own name
-        names = [name for name in metrics if not (has_classes and is_of_class(name))]
-        names = [name for name in names if not (is_old and name.startswith("val"))]
-        names = [name for name in names if name != "lr"]
+        names = [x for x in metrics if x != "lr" and not (is_old and x.startswith("val"))]
+        if isinstance(pl_module, BaseModule):  # in another module val_x/y is no class
+            names = [name for name in names if not is_of_class(name)]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         text = ", ".join(parts + self.pace.texts(trainer))
-        print(f"Epoch {trainer.current_epoch + 1}{of_epochs(trainer, ' of ')}: {text}", flush=True)
+        pl_module.print(f"Epoch {trainer.current_epoch + 1}{of_epochs(trainer, ' of ')}: {text}")
+        sys.stdout.flush()
 
 
 class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
-    """Lightning's bar with loss, accuracy, images a second and the time left of the training.
+    """Lightning's bar with loss, accuracy, images a second and the time left of the training. In a
+    terminal of less than 100 columns it shows one value of the training and one of the validation.
 
     It is redrawn five times a second, not every n batches: with steps of a millisecond a redraw
     costs as much as a step.
@@ -93,10 +93,11 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     def __init__(self) -> None:
         super().__init__(refresh_rate=50)  # batches, of validation and test
         self.redrawn_at = 0.0
+        self.validated_epoch = 0
 
-    def init_train_tqdm(self) -> Tqdm:
-        bar = super().init_train_tqdm()
-        bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+    def init_test_tqdm(self) -> Tqdm:
+        bar = super().init_test_tqdm()
+        bar.bar_format = f"Test: {BAR}{{n_fmt}}/{{total_fmt}}"
         return bar
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
@@ -121,8 +122,14 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         self._redraw(trainer, pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.val_progress_bar.close()
-        self.reset_dataloader_idx_tracker()
+        super().on_validation_end(trainer, pl_module)
+        self.validated_epoch = trainer.current_epoch + 1
+
+    def on_exception(self, *_: Any) -> None:
+        """Let the next line begin below the bar."""
+        for name in ("val_progress_bar", "train_progress_bar", "test_progress_bar"):
+            with contextlib.suppress(TypeError):  # there is none yet
+                getattr(self, name).close()
 
     def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
         if self.is_disabled:
@@ -130,7 +137,16 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         # Lightning has read these numbers already: nothing waits for the GPU
         metrics = self.get_metrics(trainer, pl_module).items()
         values = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
-        self.train_progress_bar.set_postfix_str(", ".join(self.pace.texts(trainer) + values))
+        train = [text for text in values if not text.startswith("val")]
+        val = [f"{x} (epoch {self.validated_epoch})" for x in values if x.startswith("val")]
+        bar, texts, count = self.train_progress_bar, self.pace.texts(trainer), ""
+        if shutil.get_terminal_size().columns < WIDE:
+            texts = [text for text in texts if text.endswith("left")] + train[:1] + val[:1]
+        else:
+            count, texts = "{n_fmt}/{total_fmt}, ", texts + train + val
+        text = ", ".join(texts).replace("{", "{{").replace("}", "}}")
+        bar.bar_format = f"{{desc}}: {BAR}{count}{text}"
+        bar.refresh()
 
 
 class Patience(EarlyStopping):

@@ -145,7 +145,7 @@ def scripts() -> Iterator[Check]:
 
 
 def measured(dry: bool) -> Iterator[Check]:
-    yield Check("waits", [f"waits.py {'--dry' * dry}"], alone=True)
+    yield Check("waits", ["-m pytest -o addopts= -q -rf test_waits.py"], alone=True)
     tests = "-m pytest -m gpu -o addopts= -q -rf .."
     yield Check("tests marked gpu", [tests], needs_gpu=True, alone=True)
     speed = "../../benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300"

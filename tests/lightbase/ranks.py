@@ -1,13 +1,8 @@
-"""Several ranks for tests, forked from one process that has imported everything: a new process a
-rank would take 5 s.
+"""Several ranks for tests, forked by programs.py. They find the environment that torchrun sets.
 
-`python tests/ranks.py` reads a job a line, as JSON, and answers each with the ranks' exit statuses
-and outputs. The ranks find the environment that torchrun sets, so nothing here is known to the
-project.
+`python ranks.py FUNCTION ARGUMENTS` is one rank: it calls a function of a test file.
 """
 
-import contextlib
-import gc
 import importlib
 import json
 import os
@@ -15,11 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import programs
 
@@ -35,120 +28,39 @@ class Ranks:
     outputs: list[str]
 
 
-class RunRanks(Protocol):
-    def __call__(self, num_ranks: int, function: str, *args: Any) -> Ranks: ...
-
-
-@contextlib.contextmanager
-def start(folder: Path) -> Iterator[RunRanks]:
-    """A function that runs `module.function(*args)` of tests/ on so many ranks; outputs are kept in
-    `folder`."""
-    server = programs.start(
-        [sys.executable, __file__, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ,
-    )
-    assert server.stdin
-    assert server.stdout
-
-    def run(num_ranks: int, function: str, *args: Any) -> Ranks:
-        assert server.stdin
-        assert server.stdout
-        server.stdin.write(json.dumps([num_ranks, function, args], default=str) + "\n")
-        server.stdin.flush()
-        return Ranks(**json.loads(server.stdout.readline()))
-
-    with server:  # waits for it
-        yield run
-        # the end of its input would not do: a loader's worker, forked from here, may hold the other
-        # end of the pipe
-        server.stdin.write("null\n")
-        server.stdin.flush()
-
-
-def serve(folder: Path) -> None:
-    import test_distributed  # noqa: F401  # all that the ranks need
-
-    gc.freeze()  # shared memory stays shared, and no rank looks through it
-    for number, line in enumerate(sys.stdin):
-        job = json.loads(line)
-        if job is None:
-            break
-        num_ranks, function, args = job
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        outputs = [folder / f"{number}_{rank}.txt" for rank in range(num_ranks)]
-        pids = [
-            fork(rank, num_ranks, port, function, args, output)
-            for rank, output in enumerate(outputs)
-        ]
-        statuses = wait(pids)
-        answer = {"statuses": statuses, "outputs": [output.read_text() for output in outputs]}
-        print(json.dumps(answer), flush=True)
-
-
-def fork(rank: int, num_ranks: int, port: int, function: str, args: list[Any], output: Path) -> int:
-    """Process id of a new rank."""
-    output.touch()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        file = os.open(output, os.O_WRONLY)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.environ |= {
-            **{
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "GROUP_RANK": "0",
-                "TORCHELASTIC_RUN_ID": "tests",
-            },
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks)),
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-        }
-        import torch
-
-        from lightbase.devices import processes
-        from lightbase.folder import PROJECT
-
-        PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
-
-        torch.set_num_threads(1)
-        processes.STARTED_BY = os.getppid()  # it was noted before the fork
-        module, _, name = function.partition(".")
-        getattr(importlib.import_module(module), name)(*args)
-        status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def wait(pids: list[int]) -> list[int]:
-    """Exit statuses; as torchrun does, the others are killed soon after one has failed."""
-    statuses: dict[int, int] = {}
+def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
+    """Run `module.function(*args)` of tests/ on so many ranks; outputs are kept in `folder`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__, function, json.dumps(args, default=str)]
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests", "OMP_NUM_THREADS": "1"}
+    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
+    outputs = [folder / f"{port}_{rank}.txt" for rank in range(num_ranks)]
+    processes = []
+    for rank, path in enumerate(outputs):
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with path.open("w") as output:
+            how: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
+            processes.append(programs.start(command, env=environment, **how))
     end = time.monotonic() + SECONDS
-    while len(statuses) < len(pids):
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            statuses[pid] = os.waitstatus_to_exitcode(status)
-            if statuses[pid]:
-                end = min(end, time.monotonic() + 5)
-        elif time.monotonic() > end:
-            for late in set(pids) - statuses.keys():
-                os.kill(late, 9)
-        else:
-            time.sleep(0.01)
-    return [statuses[pid] for pid in pids]
+    while None in (statuses := [process.poll() for process in processes]):
+        if any(statuses):  # as torchrun does, the others are killed soon after one has failed
+            end = min(end, time.monotonic() + 5)
+        if time.monotonic() > end:
+            for process in processes:
+                process.kill()
+        time.sleep(0.01)
+    return Ranks([process.wait() for process in processes], [x.read_text() for x in outputs])
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    import torch
+
+    from lightbase.folder import PROJECT
+
+    PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
+    torch.set_num_threads(1)
+    module, _, name = sys.argv[1].partition(".")
+    getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))

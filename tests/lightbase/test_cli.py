@@ -77,6 +77,8 @@ stray | unknown argument stray
 --model.net.activation null | model.net.activation: | null
 --model.optimizer_args.betas [0.9] | Adam | betas
 --trainer.max_epochs -5 | max_epochs | -5
+--trainer.devices 0 --trainer.accelerator cpu | devices='0'
+--trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | 0 | >0
 --trainer.val_check_interval 0 | val_check_interval 0
 --seed_everything null | seed_everything | null

@@ -20,8 +20,8 @@ from torch.nn.parallel import scatter_gather
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.devices import data_parallel
-from lightbase.devices.data_parallel import DataParallelStrategy
+from lightbase.devices import strategies
+from lightbase.devices.strategies import DataParallelStrategy
 from lightbase.errors import UserError
 from lightbase.run.train import main
 
@@ -52,7 +52,7 @@ def known_warnings() -> None:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_parallel, "replicate", replicate_on_cpu)
+    monkeypatch.setattr(strategies, "replicate", replicate_on_cpu)
     chunks = SimpleNamespace(apply=lambda devices, _, dim, tensor: tensor.chunk(len(devices), dim))
     monkeypatch.setattr(scatter_gather, "Scatter", chunks)
     joined = SimpleNamespace(apply=lambda _, dim, *tensors: torch.cat(tensors, dim))
@@ -150,19 +150,6 @@ def test_each_batch_is_split_and_the_step_runs_once(tmp_path: Path) -> None:
     assert fitted.global_step == 8
 
 
-@pytest.mark.usefixtures("stand_ins")
-def test_an_error_in_a_replica_is_the_users_own_and_leaves_the_network_as_it_was() -> None:
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError("not 3")
-
-    net, strategy = Net(), DataParallelStrategy([CPU, CPU])
-    strategy.connect(Classifier(net))
-    with pytest.raises(ValueError, match="not 3"), strategy.split_forward():
-        net(torch.arange(6))
-    assert "forward" not in vars(net)
-
-
 class OwnStep(Classifier):
     """Calls the network twice, and has parameters of its own beside it."""
 
@@ -234,17 +221,12 @@ def command(folder: Path) -> list[str]:
     return ["--config", TINY, "--trainer.default_root_dir", str(folder)]
 
 
-def test_what_dp_cannot_do_is_refused(tmp_path, monkeypatch, capsys):
-    args = [*command(tmp_path), "--trainer.strategy", "dp"]
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    assert caught.value.code == 1
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "dp is one process with several GPUs: with torchrun or on CPUs use ddp" in error
+def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeypatch):
     compiled = Classifier(MLP(sizes=[48, 8, 4]), lr=0.1, compile_net="eager")
     with pytest.raises(UserError, match=r"split a compiled network: leave model\.compile_net"):
         fit(tmp_path, DataParallelStrategy([CPU, CPU]), compiled)
     # as if there were GPUs
+    args = [*command(tmp_path), "--trainer.strategy", "dp"]
     monkeypatch.setattr("lightbase.cli.training_cli.check_devices", lambda *_: None)
     strategy = TrainingCLI(CommandLine(args).parser_args).make_trainer(logger=False).strategy
     assert isinstance(strategy, DataParallelStrategy)
@@ -257,14 +239,6 @@ def test_gpus_train_as_one(tmp_path, options, indices):
     if torch.cuda.device_count() <= max(indices):
         pytest.skip("one GPU")
     compare(tmp_path, [torch.device("cuda", index) for index in indices], **options)
-
-
-@pytest.mark.gpu
-def test_batchnorms_running_mean_is_that_of_the_first_part(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 4))
-    gpu = torch.device("cuda", 0)
-    fitted, *_ = fit(tmp_path, DataParallelStrategy([gpu, gpu]), Classifier(net, lr=0.02))
-    assert int(net[1].num_batches_tracked) == fitted.global_step
 
 
 @pytest.mark.gpu

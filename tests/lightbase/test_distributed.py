@@ -1,7 +1,7 @@
 """Runs of several processes. Functions without `test_` run on the ranks of `tests/ranks.py`."""
 
-import atexit
 import contextlib
+import functools
 import json
 import os
 import random
@@ -25,26 +25,27 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from paths import HERE, TINY, script
-from ranks import RunRanks
+from ranks import Ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
-from lightbase.data.batches import EpochBatchSampler, ResumableLoader, as_it_is
+from lightbase.data.batches import as_it_is
 from lightbase.data.module import BaseDataModule, Batch
-from lightbase.devices import processes, signals
+from lightbase.devices import signals
 from lightbase.devices.processes import StopOnSignal
 from lightbase.run.train import main
 
+RunRanks = Callable[..., Ranks]
+
 
 @pytest.fixture(scope="session")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     if sys.platform != "linux":
         pytest.skip("forks processes that use torch")
-    with ranks.start(tmp_path_factory.mktemp("ranks")) as run:
-        yield run
+    return functools.partial(ranks.on_ranks, tmp_path_factory.mktemp("ranks"))
 
 
 def train(folder: str, *args: Any) -> None:
@@ -109,14 +110,6 @@ class PlainNumbers(LightningDataModule):
         return self.loader(1000, 25)
 
     predict_dataloader = test_dataloader
-
-
-class OurLoaders(PlainNumbers):
-    """Our loader in a plain data module."""
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        order = {"rank": self.trainer.global_rank, "num_ranks": self.trainer.world_size}  # type: ignore[union-attr]
-        return ResumableLoader(Drawn(0, 48), EpochBatchSampler(48, 4, shuffle=True, **order))
 
 
 class StockImages(SyntheticImages):
@@ -288,13 +281,9 @@ def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(on_ran
     assert len(draws) == len(set(draws)) == 2 * 48
 
 
-@pytest.mark.parametrize(
-    ("data", "sampler"),
-    [("PlainNumbers", "DistributedSampler"), ("OurLoaders", "EpochBatchSampler")],
-)
-def test_each_loader_is_shared_out_once(on_ranks, tmp_path, data, sampler):
-    notes = by_flags(on_ranks, tmp_path, data)
-    assert [rank["sampler"] for rank in notes] == [sampler] * 2
+def test_a_stock_loader_is_shared_out_once(on_ranks, tmp_path):
+    notes = by_flags(on_ranks, tmp_path, "PlainNumbers")
+    assert [rank["sampler"] for rank in notes] == ["DistributedSampler"] * 2
     orders = [together(notes, "train", epoch) for epoch in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))
     assert orders[0] != orders[1]
@@ -362,13 +351,24 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
     assert len(curve(tmp_path / "1", "train/loss")) > 1
 
 
+class NoteFolder(Callback):
+    """Writes into the run's folder on the last rank alone."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_rank == trainer.world_size - 1:
+            (run_folder(trainer) / "note.txt").write_text("here")
+
+
 def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
-    first, second = run(on_ranks, 2, tmp_path)
+    callback = ("--trainer.callbacks", "test_distributed.NoteFolder")
+    first, second = run(on_ranks, 2, tmp_path, *callback)
     assert second == ""
     words = "Data Network Best Device Curves Epoch Epoch Trained Test Run"
     assert [line.split(":")[0].split(" ")[0] for line in first.splitlines()] == words.split()
     (folder,) = (tmp_path / "tiny").iterdir()
-    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json progress.json"
+    files = (
+        "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt progress.json"
+    )
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     assert names - {"code.diff"} == {*files.split()}  # it is only where code is not committed
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
@@ -449,30 +449,6 @@ def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks, tmp_p
     run(on_ranks, 2, tmp_path, *DROPOUT, "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *DROPOUT, "--ckpt_path", "last")
     assert_equal_runs(tmp_path, uninterrupted)
-
-
-# the validation after the last batch of an epoch writes best.ckpt, before the epoch has ended
-TO_THE_END = (
-    *("--data.num_train", 356, "--trainer.val_check_interval", 0.5, "--data.batch_size", 16),
-    *("--trainer.log_every_n_steps", 100, "--monitor", "val/loss", "--model.lr", 0.001),
-)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_a_validation_that_ended_its_epoch(on_ranks, tmp_path):
-    outputs = run(on_ranks, 2, tmp_path / "cut", *TO_THE_END)
-    assert "sync_dist" not in "".join(outputs)  # Lightning's hint, where values are equal already
-    (path,) = tmp_path.rglob("best.ckpt")
-    assert torch.load(path, weights_only=True)["global_step"] == 20
-    longer = (*TO_THE_END, "--trainer.max_epochs", 3)
-    run(on_ranks, 2, tmp_path / "more", *longer, "--ckpt_path", path)
-    run(on_ranks, 2, tmp_path / "expected", *longer)
-    for name, value in weights(tmp_path / "expected").items():
-        assert torch.equal(weights(tmp_path / "more")[name], value), name
-    for tag in ("train/loss", "val/loss"):
-        expected, rest = curve(tmp_path / "expected", tag), curve(tmp_path / "more", tag)
-        assert max(rest) == max(expected) == 29
-        assert rest == pytest.approx({step: expected[step] for step in rest}, rel=1e-6), tag
 
 
 class Terminate(Callback):
@@ -724,21 +700,6 @@ def test_sigterm_ends_a_run_whose_ranks_wait_for_each_other(start_command):
     assert_none_left(process.pid)
 
 
-class NoteFolder(Callback):
-    """Writes into the run's folder on the last rank alone."""
-
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_rank == trainer.world_size - 1:
-            (run_folder(trainer) / "note.txt").write_text("here")
-
-
-@pytest.mark.slow
-def test_one_rank_alone_can_ask_for_the_folder_of_the_run(on_ranks, tmp_path):
-    args = ("--trainer.callbacks", "test_distributed.NoteFolder", "--trainer.max_epochs", 1)
-    run(on_ranks, 2, tmp_path, *args)
-    assert (tmp_path / "tiny" / "version_0" / "note.txt").read_text() == "here"
-
-
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(start_command):
@@ -747,25 +708,6 @@ def test_a_rank_that_fails_after_the_others_are_done_fails_the_command(start_com
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert "a bug on rank 1" in output
-    assert_none_left(process.pid)
-
-
-class ExitsSlowly(Callback):
-    """The second process takes a minute to exit."""
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        processes.EXIT_S = 1
-        if trainer.global_rank == 1:
-            atexit.register(time.sleep, 60)
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_finished_run_does_not_wait_for_a_process_that_exits_slowly(start_command):
-    process = start_command("--trainer.callbacks", "test_distributed.ExitsSlowly")
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
-    assert "Run folder: " in output
     assert_none_left(process.pid)
 
 
@@ -786,14 +728,3 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
     assert "".join(outputs).count("Run folder: ") == 1
     (metrics,) = tmp_path.rglob("metrics.json")
     assert json.loads(metrics.read_text())["test/num_samples"] == 75
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_process_ends_with_one_that_died_at_its_start(start_command):
-    process = start_command()
-    while not children(process):
-        time.sleep(0.02)
-    time.sleep(0.5)  # it imports torch
-    process.kill()
-    assert_none_left(process.pid)

@@ -78,7 +78,6 @@ model: {scheduler: example.base.optim.WarmupCosineLR}
 trainer:
   callbacks:
   - class_path: example.callbacks.step_timer.StepTimer
-    init_args: {every_n_epochs: 1}
 """)
     train("--config", old, "--model.test_views=example.data.transforms.mirrored")
     folder = tmp_path / "tiny" / "version_0"

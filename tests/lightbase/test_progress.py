@@ -26,18 +26,29 @@ def epoch_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in lines if line.startswith("Epoch")]
 
 
-@pytest.mark.parametrize("steps", [1, 8])
-def test_the_bar_shows_loss_accuracy_speed_and_time_left(train, capsys, steps):
+NUMBER = r"\d\.\d{4}"
+NARROW = rf"Epoch 2/3: 100%.*\| 0:0\d left, train/loss {NUMBER}, val/acc {NUMBER} \(epoch 1\)$"
+BARS = {
+    80: NARROW,
+    160: NARROW.replace("0:", r"19/19, [\d,]+ images/s, 0:").replace(
+        ", val", rf", train/acc {NUMBER}, val"
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "steps"), [(80, 1), (160, 8)])
+def test_a_terminal_gets_a_bar_below_the_lines_of_the_epochs(
+    train, capsys, monkeypatch, columns, steps
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
-    bars = epoch_lines(capsys)
-    last_of_second = [line for line in bars if line.startswith("Epoch 2/3: 100%")][-1]
-    pattern = (
-        r".*\| 19/19, [\d,]+ images/s, 0:0\d left, train/loss \d\.\d{4}, train/acc "
-        r"\d\.\d{4}, val/acc \d\.\d{4}"
-    )
-    assert re.match(pattern, last_of_second)
+    shown = re.split(r"[\r\n]", capsys.readouterr().out)
+    lines = [line for line in shown if re.match(r"Epoch \d of 3: ", line)]
+    assert [line[6] for line in lines] == ["1", "2", "3"]
+    bars = [line for line in shown if re.match(r"Epoch \d/3: ", line)]
+    assert [line for line in bars if re.match(BARS[columns], line)]
     assert "left" not in bars[-1]
-    assert not [line for line in bars if re.match(r"Epoch \d of", line)]
+    assert [line for line in shown if re.match(r"Test: 100%\|.*\| \d/\d$", line)]
 
 
 @pytest.mark.slow
@@ -92,13 +103,6 @@ def test_the_values_of_two_loaders_are_in_the_line(train, tmp_path, capsys):
     for i in range(2):
         assert f"val_loss/dataloader_idx_{i} " in line
         assert f"val_loss/twice/dataloader_idx_{i} " in line
-
-
-def test_a_training_without_an_end_has_no_time_left(train, capsys):
-    train("--trainer.max_epochs", -1, "--patience", 1, "--model.lr", 1e-9)
-    lines = epoch_lines(capsys)
-    assert lines
-    assert not [line for line in lines if "left" in line or " of " in line]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """What Lightning and torch say on a machine with a GPU, and need not; and that other words get
 through."""
 
-import io
-import logging
 import warnings
 
 import pytest
 import torch
-from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
 
 from lightbase.compat import quiet_lightning
 
@@ -53,16 +50,3 @@ def test_a_warning_is_one_line_with_the_place_of_the_users_code_only() -> None:
         "Warning: few batches\n"
     )
     assert show("odd", UserWarning, "net.py", 3) == "Warning: odd (net.py:3, UserWarning)\n"
-
-
-def test_tensor_cores_are_left_to_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "stand-in")
-    output = io.StringIO()
-    logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(output)
-    monkeypatch.setattr(logger, "handlers", [handler])
-    quiet_lightning()
-    _check_cuda_matmul_precision.__wrapped__(torch.device("cuda"))
-    logger.info("heard")
-    assert output.getvalue() == "heard\n"

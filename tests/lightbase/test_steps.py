@@ -129,23 +129,15 @@ class Stops(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_step_that_ends_the_training_is_the_last_one(train: Train, tmp_path: Path) -> None:
-    for name, num_steps in (("one", 1), ("several", 4)):
-        flags = ("--model", "test_steps.Stops", "--steps_per_execution", num_steps)
-        assert train(*flags, "--name", name)["steps"] == 10
-    assert equal(
-        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
-    )
-
-
-@pytest.mark.parametrize("max_steps", [1, 31])
-def test_training_ends_at_max_steps(train: Train, tmp_path: Path, max_steps: int) -> None:
-    for name, num_steps in (("one", 1), ("several", 8)):
-        flags = ("--trainer.max_steps", max_steps, "--steps_per_execution", num_steps)
-        assert train(*flags, "--name", name)["steps"] == max_steps
-    assert equal(
-        weights(tmp_path / "one" / "version_0"), weights(tmp_path / "several" / "version_0")
-    )
+@pytest.mark.parametrize(
+    ("flag", "value", "num_steps"),
+    [("model", "test_steps.Stops", 10), ("trainer.max_steps", 1, 1), ("trainer.max_steps", 31, 31)],
+)
+def test_training_ends_in_the_middle_of_a_call(train, tmp_path, flag, value, num_steps):
+    for name, steps in (("one", 1), ("several", 8)):
+        flags = (f"--{flag}", value, "--steps_per_execution", steps, "--name", name)
+        assert train(*flags)["steps"] == num_steps
+    assert equal(*(weights(tmp_path / name / "version_0") for name in ("one", "several")))
 
 
 def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(train, tmp_path, monkeypatch):

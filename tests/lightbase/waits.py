@@ -1,16 +1,11 @@
 """Which lines of a training wait for the GPU: noted on one, or on a device that stands in for one.
 
-python waits.py            # on a GPU; --dry: on the stand-in. Status 1 where others than log steps
-wait
-
 The stand-in computes on the CPU. Its tensors report the device "meta", whose gradients autograd
 computes in the caller's thread. What waits is what waits on CUDA: to read a number, to ask where a
 mask is true, to copy from or into memory that is not page-locked.
 """
 
 import contextlib
-import sys
-import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -32,8 +27,6 @@ from torch.utils.data import dataloader
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import TensorBatches
 from lightbase.data.module import BaseDataModule
-from lightbase.folder import PROJECT
-from lightbase.run import train as run
 
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
@@ -293,43 +286,3 @@ def stand_in(tell: Callable[[str], None]) -> Iterator[None]:
         StandIn(tell),
     ):
         yield
-
-
-HERE = Path(__file__).parent
-# Metrics follow the first outputs to their device. In 16-mixed GradScaler reads one number a step
-# if gradients are clipped or the optimizer is not fused.
-EXPECTED = ("metrics.to(", "self.scaler.step(")
-RUNS = {
-    "one step a call": "tiny.yaml --data.resident true --trainer.strategy {one}",
-    "several steps a call": "tiny.yaml --data.resident true --steps_per_execution 3",
-    "16-mixed, clipped": "tiny.yaml --data.resident true --trainer.strategy {one} "
-    "--trainer.precision 16-mixed --trainer.gradient_clip_val 1",
-    "pinned batches": "tiny.yaml --data.resident false --data.pin_memory true "
-    "--steps_per_execution 3",
-    "features": "configs/small_net.yaml --data.resident true --data.num_samples 2000 "
-    "--trainer.max_epochs 2",
-}
-
-
-def main() -> int:
-    """Print the lines that wait, by run; return how many do so where none should."""
-    PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
-    dry, num_found, make = "--dry" in sys.argv, 0, run.make_callbacks
-    where = f"--trainer.accelerator {'stand_in' if dry else 'gpu'} --trainer.log_every_n_steps 10"
-    for name, flags in RUNS.items():
-        watch = Watch()
-        run.make_callbacks = lambda *args, watch=watch: [*make(*args), watch]
-        flags = f"--config {flags} {where}".format(one="stand_in" if dry else "auto")
-        with tempfile.TemporaryDirectory() as folder, (stand_in if dry else real_gpu)(watch.tell):
-            run.main([*flags.split(), "--trainer.default_root_dir", folder])
-        num_allowed, num_others = watch.allowed.total(), watch.found.total()
-        print(f"{name}: {num_allowed} waits on log steps, {num_others} on others")
-        for kind, counts in (("others", watch.found), ("log steps", watch.allowed)):
-            for line, number in counts.most_common():
-                print(f"  {kind}: {number} x {line}")
-        num_found += sum(not any(text in line for text in EXPECTED) for line in watch.found)
-    return num_found
-
-
-if __name__ == "__main__":
-    sys.exit(min(1, main()))

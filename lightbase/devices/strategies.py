@@ -1,11 +1,8 @@
-"""Several optimizer steps in one turn of Lightning's loop, as Keras's steps_per_execution.
+"""Two strategies: one process that splits each batch over the GPUs of a machine, and several
+optimizer steps in one turn of Lightning's loop, as Keras's steps_per_execution."""
 
-A step of a small network takes less time than the loop around it. This strategy makes the steps of
-all batches but the last itself, with the model's own `training_step`, and advances Lightning's
-counters as if the loop had made them. Lightning makes the last step. Weights, curves and
-checkpoints are the same as with single steps.
-"""
-
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,18 +11,20 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
-    RichProgressBar,
     StochasticWeightAveraging,
-    TQDMProgressBar,
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import replicate
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
 from lightbase.curves import MayMissSteps
+from lightbase.errors import UserError
+from lightbase.module import BaseModule
 from lightbase.ranks import say
 
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -47,10 +46,83 @@ MODEL_HOOKS = (
 FP16 = ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16")
 
 
-class SeveralSteps(SingleDeviceStrategy):
-    """One device; at most `max_num_steps` optimizer steps in one turn of the loop.
+class DataParallelStrategy(SingleDeviceStrategy):
+    """Splits the forward of the LightningModule's attribute `net` over several GPUs.
 
-    If something must see each step, it makes single steps, and a line says so.
+    Step, loss, metrics, logging and optimizer run once, on the first GPU; so checkpoints are the
+    same as on one device. torch.nn.DataParallel splits in the same way; Lightning's strategy "dp"
+    was removed in 2.0. A layer that looks at the batch, such as BatchNorm, sees the part on its
+    GPU; its running statistics are those of the first GPU.
+
+    parallel_devices: the first one holds the LightningModule. The Trainer fills them in by default.
+    """
+
+    strategy_name = "dp"
+
+    def __init__(self, parallel_devices: Sequence[torch.device] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.parallel_devices = list(parallel_devices)
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.parallel_devices[0]
+
+    def setup(self, trainer: Trainer) -> None:
+        model = self.lightning_module
+        if isinstance(model, BaseModule) and model.compile_net:
+            what = "trainer.strategy dp cannot split a compiled network"
+            raise UserError(f"{what}: leave model.compile_net {model.compile_net} out, or use ddp")
+        super().setup(trainer)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.split_forward():
+            return super().training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.split_forward():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.split_forward():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.split_forward():
+            return super().predict_step(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def split_forward(self) -> Iterator[None]:
+        """Within it, `net` runs on all devices."""
+        assert self.lightning_module is not None
+        net: Any = self.lightning_module.get_submodule("net")
+        if len(self.parallel_devices) > 1:
+            net.forward = functools.partial(self._forward, net)
+        try:
+            yield
+        finally:
+            vars(net).pop("forward", None)  # the forward of the class is back
+
+    def _forward(self, net: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # torch's parallel_apply passes on neither autocast's dtype nor inference mode
+        args_of, kwargs_of = scatter_kwargs(args, kwargs, self.parallel_devices)
+        devices = self.parallel_devices[: len(args_of)]  # a batch may be smaller
+        outputs = []
+        for i, replica in enumerate(replicate(net, devices, detach=not torch.is_grad_enabled())):
+            del replica.forward  # copied from net
+            with torch.accelerator.device_index(devices[i].index):
+                # not __call__: the hooks of `net` run once, around all parts
+                outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
+        return gather(outputs, self.root_device)
+
+
+class SeveralSteps(SingleDeviceStrategy):
+    """One device; at most `max_num_steps` optimizer steps in one turn of Lightning's loop.
+
+    A step of a small network takes less time than the loop around it. This strategy makes the steps
+    of all batches but the last itself, with the model's own `training_step`, and advances
+    Lightning's counters as if the loop had made them. Lightning makes the last step. Weights,
+    curves and checkpoints are the same as with single steps. If something must see each step, it
+    makes single steps, and a line says so.
     """
 
     strategy_name = "several_steps"
@@ -82,23 +154,18 @@ class SeveralSteps(SingleDeviceStrategy):
         num_more = self.num_steps - 1
         if trainer.max_steps >= 0:
             num_more = min(num_more, trainer.max_steps - trainer.global_step - 1)
-        if num_more > 0:
-            with trainer.profiler.profile("loop"):
-                for _ in range(num_more):
-                    if data_fetcher(trainer).done or trainer.should_stop:
-                        break
-                    output = self.forward(trainer, batch, args)
-                    if trainer.should_stop:
-                        return output  # Lightning makes this step, the last one
-                    self.step(trainer, output)
-                    batch = self.next_batch(trainer)
-                    args = (trainer.fit_loop.batch_idx,) if args else ()
+        with trainer.profiler.profile("loop"):
+            for _ in range(num_more):
+                if data_fetcher(trainer).done or trainer.should_stop:
+                    break
+                with trainer.profiler.profile("forward"):
+                    output = super().training_step(batch, *args)
+                if trainer.should_stop:
+                    return output  # Lightning makes this step, the last one
+                self.step(trainer, output)
+                batch = self.next_batch(trainer)
+                args = (trainer.fit_loop.batch_idx,) if args else ()
         return super().training_step(batch, *args)
-
-    def forward(self, trainer: Any, batch: Any, args: Sequence[int]) -> Any:
-        model: Any = self.lightning_module
-        with trainer.profiler.profile("forward"), self.precision_plugin.train_step_context():
-            return model.training_step(batch, *args)
 
     def step(self, trainer: Any, output: Any) -> None:
         """Backward and the optimizer's step. output: what the model's training_step returned."""
@@ -170,30 +237,21 @@ def say_single_steps(num_steps: int, reason: str) -> None:
 
 def obstacle(trainer: Any) -> str | None:
     """What must see each step; None if nothing must."""
-    obstacles = [*model_obstacles(trainer), *flag_obstacles(trainer)]
-    for callback in trainer.callbacks:
-        obstacles += callback_obstacles(callback)
-    return next(iter(obstacles), None)
+    return next(obstacles(trainer), None)
 
 
-def model_obstacles(trainer: Any) -> Iterator[str]:
+def obstacles(trainer: Any) -> Iterator[str]:
     model = trainer.lightning_module
     name = type(model).__name__
     if not model.automatic_optimization:
         yield f"the manual optimisation of {name}"
-    for hook in MODEL_HOOKS:
-        if is_overridden(hook, model, LightningModule):
-            yield f"{hook} of {name}"
-    kinds = [type(optimizer) for optimizer in trainer.optimizers]
-    if len(kinds) != 1:
-        yield f"{len(kinds)} optimisers"
-    for kind in kinds:
+    yield from (f"{x} of {name}" for x in MODEL_HOOKS if is_overridden(x, model, LightningModule))
+    if len(trainer.optimizers) != 1:
+        yield f"{len(trainer.optimizers)} optimisers"
+    for kind in map(type, trainer.optimizers):
         # its step may call for the loss again
         if kind is torch.optim.LBFGS or not kind.__module__.startswith("torch.optim"):
             yield f"the optimiser {kind.__name__}"
-
-
-def flag_obstacles(trainer: Any) -> list[str]:
     needs_each_step = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
         "gradient_clip_val": bool(trainer.gradient_clip_val),
@@ -201,8 +259,11 @@ def flag_obstacles(trainer: Any) -> list[str]:
         "precision": trainer.precision in FP16,
         "profiler": not isinstance(trainer.profiler, PassThroughProfiler),
     }
-    flags = [flag for flag, is_needed in needs_each_step.items() if is_needed]
-    return [f"trainer.{flag} {getattr(trainer, flag)}" for flag in flags]
+    for flag, is_obstacle in needs_each_step.items():
+        if is_obstacle:
+            yield f"trainer.{flag} {getattr(trainer, flag)}"
+    for callback in trainer.callbacks:
+        yield from callback_obstacles(callback)
 
 
 def callback_obstacles(callback: Any) -> list[str]:
@@ -215,7 +276,6 @@ def callback_obstacles(callback: Any) -> list[str]:
         and not is_overridden("on_train_batch_end", callback, ModelCheckpoint)
         and bool(callback.every_n_epochs)
     )
-    is_bar = type(callback) in (TQDMProgressBar, RichProgressBar)
-    may_miss_batches = isinstance(callback, MayMissSteps) or is_bar or is_by_epoch
+    may_miss_batches = isinstance(callback, MayMissSteps) or is_by_epoch
     hooks = STEP_HOOKS if may_miss_batches else (*BATCH_HOOKS, *STEP_HOOKS)
     return [f"{hook} of {name}" for hook in hooks if is_overridden(hook, callback)]
