@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
-from lightbase.curves import NEVER, gather
+from lightbase.curves import gather
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
 from lightbase.metrics import can_be_merged, collection
@@ -101,7 +101,7 @@ class WholeEpochs(Callback):
 
 
 class PlateauFirst(Checkpoint):
-    """Steps a user's ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the
+    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the
     checkpoint is written. Lightning steps it after that, so a resume would lose the step.
 
     A Checkpoint, so that the module's `on_train_epoch_end` is called before it: that may log the
@@ -114,21 +114,19 @@ class PlateauFirst(Checkpoint):
         self.frequencies = [
             (config, config.frequency)
             for config in trainer.lr_scheduler_configs
-            if config.reduce_on_plateau
-            and config.interval == "epoch"
-            and config.frequency != NEVER  # what BaseModule builds itself is stepped by Curves
+            if config.reduce_on_plateau and config.interval == "epoch"
         ]
         for config, _ in self.frequencies:
-            config.frequency = sys.maxsize  # NEVER is what Curves steps
+            config.frequency = sys.maxsize  # Lightning steps it in no epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if is_epoch_over(trainer):  # not an epoch that max_steps cuts short
-            for config, frequency in self.frequencies:
-                config.frequency = frequency
-            loop = trainer.fit_loop.epoch_loop
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            for config, _ in self.frequencies:
-                config.frequency = sys.maxsize
+        if not is_epoch_over(trainer):  # max_steps has cut it short
+            return
+        for config, frequency in self.frequencies:
+            config.frequency = frequency
+        trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        for config, _ in self.frequencies:
+            config.frequency = sys.maxsize
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
