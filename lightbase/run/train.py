@@ -38,8 +38,7 @@ from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
-from lightbase.run.loggers import ended, make_loggers
-from lightbase.run.record import RunRecorder, best_callback
+from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
 from lightbase.watch.advice import advice, facts
 
 

@@ -18,11 +18,13 @@ from tensorboard.util import tensor_util
 
 Train = Callable[..., dict[str, Any]]
 Points = dict[str, list[tuple[int, float]]]
+CSV = "lightning.pytorch.loggers.CSVLogger"
 SHOWN = ("train/", "val/", "test/", "lr")  # of which a resume repeats the numbers
 
 
-def of_csv(file: Path) -> Points:
+def of_csv(folder: Path, start: int = 0) -> Points:
     found: Points = {}
+    file = folder / "csv" / f"version_{start}" / "metrics.csv"
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):
             for name, value in row.items():
@@ -90,57 +92,49 @@ def test_tensorboard_without_its_data_server_shows_no_point_twice(train, tmp_pat
 
 
 @pytest.mark.slow
-def test_csv_beside_tensorboard_goes_on_after_a_kill(train, tmp_path, capsys):
-    config = yaml_of(
-        tmp_path / "both.yaml", "TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger"
-    )
+def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
+    train, tmp_path, capsys
+):
+    config = yaml_of(tmp_path / "both.yaml", "TensorBoardLogger", CSV)
     train("--config", config, "--keep_every_epoch true --trainer.max_epochs 3 --step_timer true")
     folder = tmp_path / "tiny" / "version_0"
     assert f"Curves: tensorboard --logdir {tmp_path}\n" in capsys.readouterr().out
-    before = rounded(of_csv(folder / "metrics.csv"))
+    before = rounded(of_csv(folder))
     assert before == rounded(of_tensorboard(folder))
     assert before["lr"][-1][0] == 56
     assert [step for step, _ in before["val/acc"]] == [18, 37, 56]
     assert before["test/acc"][0][0] == 57
     parameters = yaml.safe_load((folder / "hparams.yaml").read_text())
     assert parameters["model.net"] == "example.models.mlp.MLP"
-    with (folder / "metrics.csv").open("a") as file:
-        file.write("0,0.01,5")  # a row that the kill cut short
 
     as_if_killed(folder, 0)
     train("--ckpt_path", "last", "--trainer.max_epochs", 3)
-    assert rounded(of_csv(folder / "metrics.csv")) == before
+    assert rounded(of_csv(folder)) == before
+    later = {name: [point for point in before[name] if point[0] > 18] for name in before}
+    assert rounded(of_csv(folder, start=1)) == later
     assert rounded(of_tensorboard(folder)) == before
-    assert (folder / "hparams.yaml").exists()
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
-    assert saved[1]["init_args"]["save_dir"] is None
-
-    # the recorded config starts a run of its own
-    train("--config", folder / "config.yaml", "--trainer.max_epochs", 1)
-    assert of_csv(folder.with_name("version_1") / "metrics.csv")["val/acc"]
-    assert rounded(of_csv(folder / "metrics.csv")) == before
+    assert saved[1]["init_args"]["save_dir"] is None  # the recorded config starts a run of its own
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_the_test_of_several_processes_drops_no_point_of_their_training(tmp_path: Path) -> None:
-    loggers = "[lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.CSVLogger]"
     flags = argv("--config", TINY, "--trainer.default_root_dir", tmp_path, "--trainer.devices 2")
-    flags += argv("--trainer.strategy ddp_fork --trainer.logger", loggers)
+    flags += argv("--trainer.strategy ddp_fork")
     # a process of its own: torch forks none that has run a backward in threads
     command = [sys.executable, str(HERE / "scripts" / "train.py"), *flags]
     subprocess.run(command, check=True, capture_output=True)
     folder = tmp_path / "tiny" / "version_0"
-    files = of_tensorboard(folder), without_data_server(folder), of_csv(folder / "metrics.csv")
-    for found in files:
-        assert (len(found["val/loss"]), len(found["test/loss"])) == (2, 1)
+    for points in (of_tensorboard(folder), without_data_server(folder)):
+        assert (len(points["val/loss"]), len(points["test/loss"])) == (2, 1)
 
 
 def test_what_is_given_is_kept(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--trainer.logger CSVLogger --trainer.logger.save_dir own --trainer.logger.prefix x"
     train(flags, "--trainer.max_epochs 1")
-    file = tmp_path / "own" / "tiny" / "version_0" / "metrics.csv"
+    file = tmp_path / "own" / "csv" / "version_0" / "metrics.csv"
     assert "x-val/acc" in file.read_text().partition("\n")[0]
 
 
@@ -181,7 +175,7 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(train, tmp_path, m
     names = [name for name in run.data.metrics if name.startswith(SHOWN)]
     histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
     points = {name: [(p.step, p.value) for p in found] for name, found in histories.items()}
-    assert rounded(points) == rounded(of_csv(folder / "metrics.csv"))
+    assert rounded(points) == rounded(of_csv(folder))
     pictures = client.list_artifacts(run.info.run_id, "view/confusion_matrix/val")
     assert "view/confusion_matrix/val/37.png" in [file.path for file in pictures]
 

@@ -1,10 +1,14 @@
+"""The folder of a run and what the run writes down about itself."""
+
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightbase.errors import UserError
-from lightbase.folder import Run, json_text, root_of
-from lightbase.run.record import hyper_parameters
+from lightbase.folder import PROJECT, Run, json_text, root_of
+from lightbase.run.record import git_commit, hyper_parameters
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
@@ -73,3 +77,40 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
 def test_json_has_null_for_numbers_that_it_lacks() -> None:
     text = json_text({"loss": float("nan"), "time": float("inf"), "acc": 0.5, "name": "x"})
     assert text == '{"loss": null, "time": null, "acc": 0.5, "name": "x"}'
+
+
+def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    git_commit.cache_clear()
+    assert git_commit() == commit
+    git_commit.cache_clear()
+    (tmp_path / "new.py").write_text("y = 3\n")
+    assert git_commit() == f"{commit}, with uncommitted changes"
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    ("program", "reason"), [("echo fatal >&2; exit 3", "3: fatal"), ("exec sleep 60", "timed out")]
+)
+def test_a_training_writes_down_what_git_did_not_tell(
+    train, tmp_path, monkeypatch, program, reason
+):
+    (tmp_path / "git").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    git_commit.cache_clear()
+    train("--trainer.max_steps", 1)
+    git_commit.cache_clear()
+    (line,) = [
+        line
+        for line in (tmp_path / "tiny" / "version_0" / "environment.txt").read_text().splitlines()
+        if line.startswith("git commit: not recorded (")
+    ]
+    assert reason in line
