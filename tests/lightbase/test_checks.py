@@ -1,9 +1,7 @@
 """What is refused before a run has a folder: by its data, its network, its flags."""
 
 import json
-import random
 import signal
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,27 +14,26 @@ from torch import Tensor, nn
 from lightbase.folder import Run
 
 Train = Callable[..., dict[str, Any]]
-Outputs = namedtuple("Outputs", "logits aux_logits")
 
 
-class InTraining(nn.Module):
-    """A network whose training mode differs. how: named, a named tuple; small, too small an image;
-    dropout."""
+class Random(nn.Module):
+    """A network that draws random numbers, in eval mode as well."""
 
-    def __init__(self, how: str = "dropout") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.how, self.pool = how, nn.AvgPool2d(kernel_size=9)
         self.norm, self.dropout, self.head = nn.BatchNorm2d(3), nn.Dropout(), nn.Linear(192, 4)
 
     def forward(self, x: Tensor) -> Any:
-        x = x + random.random() if self.training else x
-        logits = self.head(self.dropout(self.norm(x).flatten(1)))
-        if self.training and self.how == "small":
-            self.pool(x)
-        return Outputs(logits, logits) if self.training and self.how == "named" else logits
+        return self.head(self.dropout(self.norm(x).flatten(1) + torch.rand(192)))
 
 
-NET = "--model.net test_checks.InTraining"
+class Pooled(nn.Sequential):
+    """Takes no image as small as those of tests/tiny.yaml."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.AvgPool2d(kernel_size=9), nn.Flatten(), nn.Linear(3, 4))
+
+
 FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
@@ -45,13 +42,12 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        ("--trainer.limit_test_batches 0.001", 2, ["limit_test_batches 0.001", "such as 1"]),
         (f"{FUSED} --trainer.precision bf16-mixed", 2, ["fused true in bf16-mixed"]),
         ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
-        (f"{NET} --model.net.how named", 1, ["InTraining returns Outputs in training"]),
-        (f"{NET} --model.net.how small", 1, ["cannot take the samples (3, 8, 8)", "too small"]),
+        ("--model.net test_checks.Pooled", 1, ["cannot take the samples (3, 8, 8)", "too small"]),
+        ("--model.net.sizes [192,3]", 1, ["MLP has 3 outputs for the 4 classes of Synthetic"]),
     ],
 )
 def test_a_mistake_is_named_before_the_run_has_a_folder(
@@ -68,8 +64,8 @@ def test_a_mistake_is_named_before_the_run_has_a_folder(
 
 
 def test_the_trial_changes_nothing(train: Train, tmp_path: Path) -> None:
-    train(NET, "--name tried")
-    train(NET, "--name not_tried --try_network false")
+    train("--model.net test_checks.Random --name tried")
+    train("--model.net test_checks.Random --name not_tried --try_network false")
     folders = tmp_path / "tried" / "version_0", tmp_path / "not_tried" / "version_0"
     assert equal(*map(weights, folders))
 
