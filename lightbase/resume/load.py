@@ -196,8 +196,15 @@ def check_changes(
     """
     for file in line.configs:
         say(f"Resume: the config of the run and your flags count, not --config {file}")
-    for key, (old, new) in changed(restart.config or {}, config, line).items():
-        now, before = (textwrap.shorten(str(value), 80) for value in (new, old))
+    old, new = flatten(restart.config), flatten(config)
+    flags = tuple(flag.removeprefix("--") + "." for flag, _ in line.flags)
+    flags += ("model.",) if line.model else ()
+    for key in old | new:
+        # another version of a class may have other arguments: they count if a flag names them
+        counts = key in old.keys() & new.keys() or f"{key}.".startswith(flags)
+        if key in PLACE or old.get(key) == new.get(key) or not counts:
+            continue
+        now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
         if restart.checkpoint is not None and not may_change(key, restart.checkpoint):
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if isinstance(model, BaseModule):
@@ -207,33 +214,12 @@ def check_changes(
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
-    if key in NOT_IN_EPOCH and is_within_epoch(checkpoint):
-        return False
-    section, _, rest = f".{key}".rpartition(".") if "." not in key else key.partition(".")
-    return rest.partition(".")[0] in MAY_CHANGE.get(section, ())
-
-
-def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
     epochs = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress")
-    return epochs is not None and epochs["current"]["ready"] > epochs["current"]["processed"]
-
-
-def changed(
-    old: dict[str, Any], new: dict[str, Any], line: CommandLine
-) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (old, new)} for each changed setting. A key that only one config has is included
-    only if the user passed it, or a part of its name."""
-    old, new = flatten(old), flatten(new)
-    flags = {flag.removeprefix("--") for flag, _ in line.flags}
-    flags |= {"model"} if line.model else set()
-    changes = {}
-    for key in new | old:
-        parents = {key, *(key[:i] for i, letter in enumerate(key) if letter == ".")}
-        in_both = key in old and key in new
-        is_changed = old.get(key) != new.get(key) and key not in PLACE
-        if is_changed and (in_both or parents & flags):
-            changes[key] = (old.get(key), new.get(key))
-    return changes
+    is_within_epoch = epochs and epochs["current"]["ready"] > epochs["current"]["processed"]
+    if key in NOT_IN_EPOCH and is_within_epoch:
+        return False
+    section, name, *_ = key.split(".") if "." in key else ("", key)
+    return name in MAY_CHANGE.get(section, ())
 
 
 def check_resume(

@@ -7,19 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import gather
 from lightbase.devices.devices import HasDevices
-from lightbase.errors import UserError
-from lightbase.metrics import can_be_merged, collection
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import plain
 
 
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -158,49 +155,18 @@ class ResumedOptimizer(Callback):
             # the epoch and the loader's state are restored; without them Lightning makes them anew,
             # and restores both
             forget_train_loader(trainer)
-            say_unsaved(trainer, pl_module)
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        if has_named_optimizer(pl_module):
-            checkpoint["schedule"] = schedule_options(pl_module)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if trainer.state.fn != "fit" or "schedule" not in checkpoint:
-            return
-        if has_named_optimizer(pl_module):
-            check_schedule(checkpoint["schedule"], pl_module)
+        if trainer.state.fn == "fit" and has_named_optimizer(pl_module):
             change_length(checkpoint, pl_module)
-
-
-def say_unsaved(trainer: Any, model: LightningModule) -> None:
-    """Print a line with the callbacks and metrics that do not continue. A BaseFinetuning freezes at
-    its start, and thaws in a later epoch, which may be past."""
-    names = [type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, BaseFinetuning)]
-    if isinstance(model, BaseModule):
-        metrics = collection(model.metrics).items()
-        names += [f"metric {name}" for name, metric in metrics if not can_be_merged(metric)]
-    if names:
-        say(f"Resume: no checkpoint holds the state of {', '.join(names)}; they begin anew")
-
-
-def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError where the model would train with other options than the checkpoint."""
-    options = schedule_options(model)
-    for name, value in saved.items():
-        if value != options.get(name):
-            what = f"{type(model).__name__} has the {name} {options.get(name)}"
-            way_out = "start a new run: without --ckpt_path and with --model.weights"
-            raise UserError(f"{what}: a resume goes on with {value}\n{way_out}", 2)
 
 
 def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     """Give the optimizer and the schedule in a checkpoint the rates that they would have now, had
     the training always had this model's number of steps."""
-    (saved,) = checkpoint["lr_schedulers"] or [{}]
+    saved = (checkpoint["lr_schedulers"] or [{}])[0]
     old_length = saved.get("T_max", saved.get("total_steps"))
     num_steps = num_scheduler_steps(model.trainer, model.step_scheduler_every())
     is_given = {"T_max", "total_steps"} & model.scheduler_args.keys()
@@ -213,14 +179,6 @@ def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
         group.update({key: value for key, value in rebuilt.items() if key != "params"})
     length = f"{num_steps} {model.step_scheduler_every()}s"
     say(f"Resume: {model.scheduler} goes on as in a training of {length}, before {old_length}")
-
-
-def schedule_options(model: BaseModule) -> dict[str, Any]:
-    """What sets the options of the optimizer's parameter groups, as a checkpoint can hold it."""
-    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
-    names += ["parameter_groups"] if model.parameter_groups else []
-    options: dict[str, Any] = plain({name: getattr(model, name) for name in names})
-    return options | {"scheduler_interval": model.step_scheduler_every()}
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
     [
         (f"{FUSED} --trainer.precision bf16-mixed", 2, ["fused true in bf16-mixed"]),
         ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
-        (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
         ("--model.net test_checks.Pooled", 1, ["cannot take the samples (3, 8, 8)", "too small"]),
         ("--model.net.sizes [192,3]", 1, ["MLP has 3 outputs for the 4 classes of Synthetic"]),

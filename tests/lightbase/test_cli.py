@@ -239,9 +239,9 @@ def test_a_path_that_is_too_long(capsys: Any) -> None:
     assert "File name too long" in fails(capsys, 1, lambda: script("export")(args))
 
 
-def test_a_share_of_batches_that_is_none_names_its_own_flag(train, tmp_path, capsys):
+def test_a_share_of_batches_that_is_none_is_refused(train, tmp_path, capsys):
     error = fails(capsys, 2, lambda: train("--trainer.overfit_batches", 0.05))
-    assert "increase the `overfit_batches`" in error
+    assert "Please increase the `limit_train_batches`" in error
     assert not (tmp_path / "tiny").exists()
 
 

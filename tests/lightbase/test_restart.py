@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from lightning import LightningModule
-from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.cli import OptimizerCallable
 from paths import TINY
 from test_training import checkpoint, curves, equal, weights
@@ -116,33 +115,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, t
     with pytest.raises(SystemExit):  # a run that has ended is not one to start again
         train("--ckpt_path", "last")
     assert f"{newest} has no last.ckpt" in capsys.readouterr().err
-
-
-class Finetuning(BaseFinetuning):
-    def freeze_before_training(self, pl_module: LightningModule) -> None:
-        self.freeze(pl_module.net.layers[1])  # type: ignore[union-attr, index]
-
-    def finetune_function(self, *_: Any) -> None: ...
-
-
-METRICS = """
-model:
-  metrics:
-    acc: {class_path: torchmetrics.classification.MulticlassAccuracy}
-    range:
-      class_path: torchmetrics.MinMaxMetric
-      init_args: {base_metric: {class_path: torchmetrics.classification.MulticlassAccuracy}}
-trainer: {max_epochs: 1, callbacks: [{class_path: test_restart.Finetuning}]}
-"""
-
-
-def test_state_that_no_checkpoint_holds_is_named(train, tmp_path, capsys):
-    (tmp_path / "more.yaml").write_text(METRICS)
-    train("--config", tmp_path / "more.yaml")
-    assert "begin anew" not in capsys.readouterr().out
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    line = "Resume: no checkpoint holds the state of Finetuning, metric range; they begin anew\n"
-    assert line in capsys.readouterr().out
 
 
 def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):

@@ -115,7 +115,6 @@ def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
     assert f"Trained {epochs} epochs, {max_steps} steps in " in shown
     has_best = (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").exists()
     assert has_best == (max_steps == 30)
-    assert ("No validation was made, so there is no best.ckpt" in shown) != has_best
     # nothing is left to do
     assert train("--trainer.max_steps", max_steps, "--ckpt_path last")["epochs"] == epochs
 
