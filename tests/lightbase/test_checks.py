@@ -1,7 +1,5 @@
 """What is refused before a run has a folder: by its data, its network, its flags."""
 
-import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ import pytest
 import torch
 from test_training import checkpoint, equal, weights
 from torch import Tensor, nn
-
-from lightbase.folder import Run
 
 Train = Callable[..., dict[str, Any]]
 
@@ -95,18 +91,3 @@ def test_weights_of_another_kind_of_number_are_refused(train, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train("--ckpt_path last --trainer.max_epochs 2")
     assert f"its {name} is torch.complex64, here it is torch.float32" in capsys.readouterr().err
-
-
-@pytest.mark.linux
-def test_a_signal_to_a_run_that_is_complete_changes_nothing(train, tmp_path, monkeypatch):
-    write = Run.write
-
-    def write_and_stop(run: Run, name: str, text: str) -> None:
-        write(run, name, text)
-        if name == "metrics.json":
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(Run, "write", write_and_stop)
-    metrics = train("--trainer.max_epochs 1")
-    progress = json.loads((tmp_path / "tiny" / "version_0" / "progress.json").read_text())
-    assert metrics["train_seconds"] == progress["train_seconds"]

@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningModule
 from paths import argv
@@ -139,25 +138,6 @@ def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, cap
     assert caught.value.code == 2
     assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
     assert not (tmp_path / "plain").exists()
-
-
-class TwoLoaders(SyntheticImages):
-    def val_dataloader(self) -> Any:
-        return [super().val_dataloader(), super().val_dataloader()]
-
-
-class OfTwoLoaders(Plain):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        super().validation_step(batch, batch_idx)
-
-
-def test_a_metric_of_one_of_two_loaders_is_compared(train, tmp_path, plain, capsys):
-    flags = ("--model", "test_selection.OfTwoLoaders", "--data", "test_selection.TwoLoaders")
-    train(*flags, "--monitor val/acc/dataloader_idx_1", config=plain)
-    assert "the highest val/acc/dataloader_idx_1\n" in capsys.readouterr().out
-    folder = tmp_path / "plain" / "version_0"
-    scores = [value for _, value in curves(folder)["val/acc/dataloader_idx_1"]]
-    assert best_epoch(folder) == scores.index(max(scores))
 
 
 class Untested(Plain):
