@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning import LightningModule
 
@@ -74,12 +73,6 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
     """Load the weights. Raises UserError if they are those of another network."""
-    saved, built = checkpoint["state_dict"], model.state_dict()
-    for name in saved.keys() & built.keys():
-        kinds = saved[name].dtype, built[name].dtype
-        if not torch.can_cast(*kinds):  # complex numbers would lose a part
-            what = f"its {name} is {kinds[0]}, here it is {kinds[1]}"
-            raise UserError(f"checkpoint {path} is of another model: {what}")
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:

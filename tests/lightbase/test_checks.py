@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_training import checkpoint, equal, weights
+from test_training import equal, weights
 from torch import Tensor, nn
 
 Train = Callable[..., dict[str, Any]]
@@ -78,16 +78,3 @@ def swin_like(layer: Callable[..., nn.Module] = Merged, **options: Any) -> nn.Mo
 def test_a_default_that_is_a_class_stays_a_class(train: Train) -> None:
     """As the downsample_layer of torchvision.models.swin_t."""
     assert train("--model.net test_checks.swin_like --trainer.max_epochs 1")["epochs"] == 1
-
-
-def test_weights_of_another_kind_of_number_are_refused(train, tmp_path, capsys):
-    train("--trainer.max_epochs 1")
-    folder = tmp_path / "tiny" / "version_0"
-    content = checkpoint(folder)
-    state = content["state_dict"]
-    name = next(iter(state))
-    state[name] = state[name].to(torch.complex64)
-    torch.save(content, folder / "checkpoints" / "last.ckpt")
-    with pytest.raises(SystemExit):
-        train("--ckpt_path last --trainer.max_epochs 2")
-    assert f"its {name} is torch.complex64, here it is torch.float32" in capsys.readouterr().err

@@ -150,9 +150,3 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(train, tmp_path, m
 
     train("--name deep/x --ckpt_path last --trainer.max_epochs 3")  # starts other runs there
     assert len(client.search_runs([experiment.experiment_id])) == 2
-
-
-@pytest.mark.slow
-def test_a_trial_run_leaves_nothing(train: Train, tmp_path: Path) -> None:
-    train("--trainer.logger", "MLFlowLogger", "--trainer.fast_dev_run")
-    assert not list(tmp_path.iterdir())

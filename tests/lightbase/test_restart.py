@@ -70,7 +70,6 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     "flags",
     [
         ("--seed_everything", 7),
-        ("--monitor", "val/loss"),
         ("--data.batch_size", 8),
         ("--model.lr", 0.5),
         ("--model.freeze", "layers.0"),

@@ -52,13 +52,12 @@ def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(tmp_path: Pat
 
 def test_hyper_parameters_are_flat_and_plain() -> None:
     net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
-    groups = {"*.bias": {"lr": 0.2}}
-    model = {"net": net, "lr": 0.1, "scheduler": None, "parameter_groups": groups}
+    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
     names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     config = {
         "seed_everything": 3,
         "model": {"class_path": "x.Classifier", "init_args": model},
-        "data": {"class_path": "x.Data", "init_args": {"batch_size": 5, "num_workers": 2}},
+        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
         "trainer": dict.fromkeys(names, 7),
     }
     assert hyper_parameters(config) == {
@@ -66,10 +65,8 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
         "model": "x.Classifier",
         "model.net": "x.Net",
         "model.net.sizes": "[1, 2]",
-        "model.lr": 0.1,
         "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
         "data": "x.Data",
-        "data.batch_size": 5,
         **{f"trainer.{name}": 7 for name in names},
     }
 
@@ -96,21 +93,12 @@ def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize(
-    ("program", "reason"), [("echo fatal >&2; exit 3", "3: fatal"), ("exec sleep 60", "timed out")]
-)
-def test_a_training_writes_down_what_git_did_not_tell(
-    train, tmp_path, monkeypatch, program, reason
-):
-    (tmp_path / "git").write_text(f"#!/bin/sh\n{program}\n")
+def test_a_git_that_fails_is_written_down(train, tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("#!/bin/sh\necho fatal >&2; exit 3\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     git_commit.cache_clear()
     train("--trainer.max_steps", 1)
     git_commit.cache_clear()
-    (line,) = [
-        line
-        for line in (tmp_path / "tiny" / "version_0" / "environment.txt").read_text().splitlines()
-        if line.startswith("git commit: not recorded (")
-    ]
-    assert reason in line
+    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
+    assert "git commit: not recorded (git ended with 3: fatal)\n" in text

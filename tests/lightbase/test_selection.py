@@ -74,16 +74,13 @@ def test_a_name_that_does_not_tell_needs_a_mode(train, tmp_path, capsys):
         assert saved(tmp_path / mode / "version_0") == ("val/energy", mode)
 
 
-def test_torchmetrics_is_asked_whatever_the_name() -> None:
+def test_torchmetrics_or_the_name_says_which_is_better() -> None:
     metrics: Any = {"wrong/acc": MulticlassHammingDistance(4), "acc": MulticlassAccuracy(4)}
     model = Classifier(MLP([2, 4]), metrics=metrics, num_classes=4)
     assert [better(f"val/{name}", model) for name in metrics] == ["min", "max"]
-
-
-def test_names_in_use_need_no_mode() -> None:
-    lower, higher = ("val/loss", "val/pixel_error", "val_loss"), ("val/top5_acc", "val/AUROC")
-    assert {better(monitor, LightningModule()) for monitor in lower} == {"min"}
-    assert {better(monitor, LightningModule()) for monitor in higher} == {"max"}
+    names = ("val/loss", "val/pixel_error", "val_loss", "val/top5_acc", "val/AUROC")
+    modes = ["min", "min", "min", "max", "max"]
+    assert [better(monitor, LightningModule()) for monitor in names] == modes
 
 
 class Plain(LightningModule):
@@ -138,17 +135,6 @@ def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, cap
     assert caught.value.code == 2
     assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
     assert not (tmp_path / "plain").exists()
-
-
-class Untested(Plain):
-    validation_step = LightningModule.validation_step
-
-
-@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
-def test_a_module_without_a_validation_has_its_last_epoch(train, tmp_path, plain, capsys):
-    train("--model", "test_selection.Untested", config=plain)
-    assert best_epoch(tmp_path / "plain" / "version_0") == 3
-    assert "the last epoch (Untested has no validation_step)" in capsys.readouterr().out
 
 
 def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):

@@ -19,7 +19,7 @@ from test_training import curves, equal, weights
 
 from lightbase.run.train import main
 
-MODULES = ["TwoGroups", "Plateau", "Estimated"]
+MODULES = ["Plateau", "Estimated"]
 PLAIN = ["Plain", "PlainPlateau", "PlainCallable", "Adversarial"]
 STOPS = ["1 3 SIGINT", "1 6 SIGTERM", "3 4 SIGKILL"]  # epoch and batch, in 4 epochs of 10 batches
 CASES = ["Estimated", "PlainPlateau"]
@@ -105,5 +105,5 @@ def stopped_and_resumed(module, stops, root, monkeypatch, flags=()) -> Path:
 def test_an_optimizer_that_is_never_built_is_not_tried(tmp_path, capsys):
     """A subclass may have names of its own for its optimizers and schedules."""
     flags = ("--model.optimizer", "mine", "--model.scheduler", "yours", "--trainer.max_epochs", "1")
-    main(["--config", str(write_config("TwoGroups", tmp_path)), *flags])
+    main(["--config", str(write_config("Plateau", tmp_path)), *flags])
     assert "a resume with another length does not stretch the schedule" in capsys.readouterr().out
