@@ -77,7 +77,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} {what}")
     for key in ("config", *REMOVED):  # the flag --config would read a file
         config.pop(key, None)
-    checkpoint["config"] = renamed(config, str(checkpoint["package"]))
+    for key in {"config", "schedule"} & checkpoint.keys():  # a schedule may name a class
+        checkpoint[key] = renamed(checkpoint[key], str(checkpoint["package"]))
     return checkpoint
 
 

@@ -122,8 +122,6 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     """
     ckpt_path = line.value("ckpt_path")
     if ckpt_path in (None, "null") or line.has("--print_config"):
-        if line.has("--trust_checkpoint"):
-            say("--trust_checkpoint has no effect without --ckpt_path")
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
     is_own = ckpt_path in ("last", "best")

@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import gather
 from lightbase.devices.devices import HasDevices
+from lightbase.errors import UserError
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
+from lightbase.resume.checkpoints import plain
 
 
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -156,17 +158,36 @@ class ResumedOptimizer(Callback):
             # and restores both
             forget_train_loader(trainer)
 
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if has_named_optimizer(pl_module):
+            checkpoint["schedule"] = schedule_options(pl_module)
+
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if trainer.state.fn == "fit" and has_named_optimizer(pl_module):
+        is_fit = trainer.state.fn == "fit" and "schedule" in checkpoint
+        if is_fit and has_named_optimizer(pl_module):
+            check_schedule(checkpoint["schedule"], pl_module)
             change_length(checkpoint, pl_module)
+
+
+def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError where the code gives other options than the checkpoint has. In other groups a
+    fused step would read the state of another parameter, past its end."""
+    options = schedule_options(model)
+    for name, value in saved.items():
+        if value != options.get(name):
+            what = f"{type(model).__name__} has the {name} {options.get(name)}"
+            way_out = "start a new run: without --ckpt_path and with --model.weights"
+            raise UserError(f"{what}: a resume goes on with {value}\n{way_out}", 2)
 
 
 def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     """Give the optimizer and the schedule in a checkpoint the rates that they would have now, had
     the training always had this model's number of steps."""
-    saved = (checkpoint["lr_schedulers"] or [{}])[0]
+    (saved,) = checkpoint["lr_schedulers"] or [{}]
     old_length = saved.get("T_max", saved.get("total_steps"))
     num_steps = num_scheduler_steps(model.trainer, model.step_scheduler_every())
     is_given = {"T_max", "total_steps"} & model.scheduler_args.keys()
@@ -179,6 +200,14 @@ def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
         group.update({key: value for key, value in rebuilt.items() if key != "params"})
     length = f"{num_steps} {model.step_scheduler_every()}s"
     say(f"Resume: {model.scheduler} goes on as in a training of {length}, before {old_length}")
+
+
+def schedule_options(model: BaseModule) -> dict[str, Any]:
+    """What sets the options of the optimizer's parameter groups, as a checkpoint can hold it."""
+    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
+    names += ["parameter_groups"] if model.parameter_groups else []
+    options: dict[str, Any] = plain({name: getattr(model, name) for name in names})
+    return options | {"scheduler_interval": model.step_scheduler_every()}
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:

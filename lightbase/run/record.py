@@ -288,7 +288,6 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:
 def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
     """Return the arguments by the logger's class. title: the run's name, without its version."""
     version = run.folder.name
-    project = os.environ.get("WANDB_PROJECT", PROJECT.package)
     return {
         "TensorBoardLogger": {
             "save_dir": run.folder.parents[1],
@@ -301,7 +300,7 @@ def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
         "WandbLogger": {
             "save_dir": str(run.folder),
             "name": f"{title}/{version}",
-            "project": project,
+            "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
         },
         "MLFlowLogger": {
             "save_dir": str(run.root / "mlruns"),

@@ -91,8 +91,9 @@ trainer:
     shutil.copytree(tmp_path / "tiny", tmp_path / "unchanged")
     # as version 0.2 wrote it
     init_args["test_views"] = "example.data.transforms.mirrored"
-    init_args["scheduler"] = "example.base.optim.WarmupCosineLR"
-    checkpoint["schedule"] = {"scheduler": init_args["scheduler"]}
+    init_args["scheduler"] = checkpoint["schedule"]["scheduler"] = (
+        "example.base.optim.WarmupCosineLR"
+    )
     trainer["callbacks"][0]["class_path"] = "example.callbacks.step_timer.StepTimer"
     checkpoint["config"] |= {"gradient_norm": "modules", "histograms_every_n_epochs": 5}
     torch.save(checkpoint, last)

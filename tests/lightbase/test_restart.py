@@ -117,9 +117,7 @@ def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):
 
 
 def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
-    train("--trust_checkpoint", "true")
-    message = "--trust_checkpoint has no effect without --ckpt_path"
-    assert message in capsys.readouterr().out
+    train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
         train("--ckpt_path", "best")
