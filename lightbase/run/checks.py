@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
@@ -136,9 +137,11 @@ def try_network(
             raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
     num_classes = data.num_classes or 0
-    if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < num_classes:
+    num_trained = (model.num_classes or 0) if isinstance(model, KnowsClasses) else 0
+    least = max(num_classes, num_trained)
+    if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < least:
         what = f"{outputs.shape[1]} outputs for the {num_classes} classes of {type(data).__name__}"
-        raise UserError(f"{name} has {what}\n{way_out}")
+        raise UserError(f"{name} has {what} and model.num_classes {num_trained}\n{way_out}")
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
 
 

@@ -54,7 +54,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         with short_flag_errors(), short_device_errors():
             cli = build(line)
         if not line.names_experiment and not (cli.restart and cli.restart.config):
-            say(f"No --config given, so this is {short(PROJECT.default_config)}")
+            comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
+            name = short(PROJECT.default_config)
+            say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
+            say("for another one: python scripts/train.py --config configs/NAME.yaml")
         with cpu_threads(cli.config.num_threads):
             return train(cli)
 

@@ -241,7 +241,7 @@ def test_a_path_that_is_too_long(capsys: Any) -> None:
 
 def test_a_share_of_batches_that_is_none_is_refused(train, tmp_path, capsys):
     error = fails(capsys, 2, lambda: train("--trainer.overfit_batches", 0.05))
-    assert "Please increase the `limit_train_batches`" in error
+    assert "Please increase the `limit_val_batches`" in error
     assert not (tmp_path / "tiny").exists()
 
 
