@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
@@ -92,9 +91,6 @@ def log_values(trainer: Any, values: Mapping[str, Any], step: int | None = None)
 
 
 Stage = Literal["train", "val", "test"]
-# Effectively never. Lightning steps ReduceLROnPlateau after the checkpoint is written, so a resume
-# would lose the step. Curves steps it after each validation instead.
-NEVER = 2**62  # epochs
 
 
 class Curves(MayMissSteps):
@@ -188,12 +184,9 @@ class Curves(MayMissSteps):
             LightningModule.log(pl_module, name, value, sync_dist=True, **options)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        points = self.result(trainer, "val")
-        for name, value in points.items():
+        for name, value in self.result(trainer, "val").items():
             in_bar = name != "val/loss" and not is_of_class(name)
             LightningModule.log(pl_module, name, value, prog_bar=in_bar, sync_dist=True)
-        if points and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            step_plateau(trainer, points)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, value in self.result(trainer, "test").items():
@@ -245,12 +238,3 @@ def is_log_step(module: Any) -> bool:
     num_batches = trainer.fit_loop.batch_idx + 1
     is_step = num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
     return bool(is_step)
-
-
-def step_plateau(trainer: Trainer, points: dict[str, Tensor]) -> None:
-    """Step ReduceLROnPlateau after a validation."""
-    metrics = [name for name in points if name != "val/loss" and not is_of_class(name)]
-    for config in trainer.lr_scheduler_configs:
-        if config.frequency == NEVER and isinstance(config.scheduler, ReduceLROnPlateau):
-            watched = metrics[0] if metrics and config.scheduler.mode == "max" else "val/loss"
-            config.scheduler.step(points[watched])

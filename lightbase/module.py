@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from lightbase.curves import NEVER, Curves, Stage, is_log_step
+from lightbase.curves import Curves, Stage, is_log_step
 from lightbase.errors import UserError, function_at
-from lightbase.metrics import Metrics
+from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
 from lightbase.optim import (
     build_optimizer,
@@ -241,8 +241,10 @@ class BaseModule(RecordsArguments, LightningModule):
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):
-            # Curves steps it after each validation: see NEVER
-            config |= {"interval": "epoch", "frequency": NEVER, "monitor": "val/loss"}
+            names = [*map(str, collection(self.metrics)), "loss"]
+            monitor = f"val/{names[0]}" if scheduler.mode == "max" else "val/loss"
+            frequency = self.trainer.check_val_every_n_epoch or 1  # after epochs with a validation
+            config |= {"interval": "epoch", "frequency": frequency, "monitor": monitor}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _build_optimizer(self) -> Optimizer:

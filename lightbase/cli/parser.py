@@ -44,7 +44,7 @@ TRAINER_TYPES: dict[str, Any] = {
     "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
     "gradient_clip_val": NonNegativeFloat | None,
 }
-# null in config.yaml unless given: run/loggers.py fills them in when the run has a folder
+# null in config.yaml unless given: run/record.py fills them in when the run has a folder
 LOGGER_TYPES: dict[str, Any] = {
     "save_dir": str | None,
     "name": str | None,

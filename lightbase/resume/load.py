@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning import LightningModule
 
@@ -76,12 +75,6 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
     """Load the weights. Raises UserError if they are those of another network."""
-    saved, built = checkpoint["state_dict"], model.state_dict()
-    for name in saved.keys() & built.keys():
-        kinds = saved[name].dtype, built[name].dtype
-        if not torch.can_cast(*kinds):  # complex numbers would lose a part
-            what = f"its {name} is {kinds[0]}, here it is {kinds[1]}"
-            raise UserError(f"checkpoint {path} is of another model: {what}")
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:
@@ -131,8 +124,6 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     """
     ckpt_path = line.value("ckpt_path")
     if ckpt_path in (None, "null") or line.has("--print_config"):
-        if line.has("--trust_checkpoint"):
-            say("--trust_checkpoint has no effect without --ckpt_path")
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
     is_own = ckpt_path in ("last", "best")
@@ -198,8 +189,15 @@ def check_changes(
     """
     for file in line.configs:
         say(f"Resume: the config of the run and your flags count, not --config {file}")
-    for key, (old, new) in changed(restart.config or {}, config, line).items():
-        now, before = (textwrap.shorten(str(value), 80) for value in (new, old))
+    old, new = flatten(restart.config), flatten(config)
+    flags = tuple(flag.removeprefix("--") + "." for flag, _ in line.flags)
+    flags += ("model.",) if line.model else ()
+    for key in old | new:
+        # another version of a class may have other arguments: they count if a flag names them
+        counts = key in old.keys() & new.keys() or f"{key}.".startswith(flags)
+        if key in PLACE or old.get(key) == new.get(key) or not counts:
+            continue
+        now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
         if restart.checkpoint is not None and not may_change(key, restart.checkpoint):
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if isinstance(model, BaseModule):
@@ -209,33 +207,12 @@ def check_changes(
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
-    if key in NOT_IN_EPOCH and is_within_epoch(checkpoint):
-        return False
-    section, _, rest = f".{key}".rpartition(".") if "." not in key else key.partition(".")
-    return rest.partition(".")[0] in MAY_CHANGE.get(section, ())
-
-
-def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
     epochs = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress")
-    return epochs is not None and epochs["current"]["ready"] > epochs["current"]["processed"]
-
-
-def changed(
-    old: dict[str, Any], new: dict[str, Any], line: CommandLine
-) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (old, new)} for each changed setting. A key that only one config has is included
-    only if the user passed it, or a part of its name."""
-    old, new = flatten(old), flatten(new)
-    flags = {flag.removeprefix("--") for flag, _ in line.flags}
-    flags |= {"model"} if line.model else set()
-    changes = {}
-    for key in new | old:
-        parents = {key, *(key[:i] for i, letter in enumerate(key) if letter == ".")}
-        in_both = key in old and key in new
-        is_changed = old.get(key) != new.get(key) and key not in PLACE
-        if is_changed and (in_both or parents & flags):
-            changes[key] = (old.get(key), new.get(key))
-    return changes
+    is_within_epoch = epochs and epochs["current"]["ready"] > epochs["current"]["processed"]
+    if key in NOT_IN_EPOCH and is_within_epoch:
+        return False
+    section, name, *_ = key.split(".") if "." in key else ("", key)
+    return name in MAY_CHANGE.get(section, ())
 
 
 def check_resume(

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
-from lightbase.curves import NEVER, gather
+from lightbase.curves import gather
 from lightbase.devices.devices import HasDevices
 from lightbase.errors import UserError
-from lightbase.metrics import can_be_merged, collection
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
@@ -101,7 +100,7 @@ class WholeEpochs(Callback):
 
 
 class PlateauFirst(Checkpoint):
-    """Steps a user's ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the
+    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before the
     checkpoint is written. Lightning steps it after that, so a resume would lose the step.
 
     A Checkpoint, so that the module's `on_train_epoch_end` is called before it: that may log the
@@ -114,21 +113,19 @@ class PlateauFirst(Checkpoint):
         self.frequencies = [
             (config, config.frequency)
             for config in trainer.lr_scheduler_configs
-            if config.reduce_on_plateau
-            and config.interval == "epoch"
-            and config.frequency != NEVER  # what BaseModule builds itself is stepped by Curves
+            if config.reduce_on_plateau and config.interval == "epoch"
         ]
         for config, _ in self.frequencies:
-            config.frequency = sys.maxsize  # NEVER is what Curves steps
+            config.frequency = sys.maxsize  # Lightning steps it in no epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if is_epoch_over(trainer):  # not an epoch that max_steps cuts short
-            for config, frequency in self.frequencies:
-                config.frequency = frequency
-            loop = trainer.fit_loop.epoch_loop
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            for config, _ in self.frequencies:
-                config.frequency = sys.maxsize
+        if not is_epoch_over(trainer):  # max_steps has cut it short
+            return
+        for config, frequency in self.frequencies:
+            config.frequency = frequency
+        trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        for config, _ in self.frequencies:
+            config.frequency = sys.maxsize
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -160,7 +157,6 @@ class ResumedOptimizer(Callback):
             # the epoch and the loader's state are restored; without them Lightning makes them anew,
             # and restores both
             forget_train_loader(trainer)
-            say_unsaved(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -171,26 +167,15 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if trainer.state.fn != "fit" or "schedule" not in checkpoint:
-            return
-        if has_named_optimizer(pl_module):
+        is_fit = trainer.state.fn == "fit" and "schedule" in checkpoint
+        if is_fit and has_named_optimizer(pl_module):
             check_schedule(checkpoint["schedule"], pl_module)
             change_length(checkpoint, pl_module)
 
 
-def say_unsaved(trainer: Any, model: LightningModule) -> None:
-    """Print a line with the callbacks and metrics that do not continue. A BaseFinetuning freezes at
-    its start, and thaws in a later epoch, which may be past."""
-    names = [type(cb).__name__ for cb in trainer.callbacks if isinstance(cb, BaseFinetuning)]
-    if isinstance(model, BaseModule):
-        metrics = collection(model.metrics).items()
-        names += [f"metric {name}" for name, metric in metrics if not can_be_merged(metric)]
-    if names:
-        say(f"Resume: no checkpoint holds the state of {', '.join(names)}; they begin anew")
-
-
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError where the model would train with other options than the checkpoint."""
+    """Raise UserError where the code gives other options than the checkpoint has. In other groups a
+    fused step would read the state of another parameter, past its end."""
     options = schedule_options(model)
     for name, value in saved.items():
         if value != options.get(name):

@@ -5,12 +5,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    LearningRateFinder,
-    ModelCheckpoint,
-)
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -41,7 +36,7 @@ def make_callbacks(
     """Build the callbacks of a run in the order in which Lightning calls them. The Trainer adds
     those of the config. run: None in a fast_dev_run, and in all processes but the first."""
     config = cli.config
-    check_callbacks(cli.config_init.trainer.callbacks, cli.model)
+    check_callbacks(cli.config_init.trainer.callbacks)
     with cli.import_rules():
         values, text = write_config(cli.parser, config)
     callbacks: list[Callback] = [ResumedOptimizer(), WholeEpochs(), RandomState(), StopOnSignal()]
@@ -90,18 +85,13 @@ def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None)
     return [*callbacks, RunCheckpoint(folder, "last")]
 
 
-def check_callbacks(callbacks: Any, model: LightningModule) -> None:
+def check_callbacks(callbacks: Any) -> None:
     """Raise UserError for a ModelCheckpoint of the config that would write over best.ckpt or
-    last.ckpt, for a finder, which trains with other settings than the run records, and for a
-    BackboneFinetuning without a backbone.
+    last.ckpt, and for a finder, which trains with other settings than the run records.
 
     callbacks: the value of trainer.callbacks, an object, a list or None.
     """
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if isinstance(callback, BackboneFinetuning) and not hasattr(model, "backbone"):
-            name = type(model).__name__
-            what = f"BackboneFinetuning needs {name}.backbone, a part of the network"
-            raise UserError(f"{what}\nassign it in a subclass, or use --model.freeze", 2)
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             what = f"trainer.callbacks: a {type(callback).__name__} changes a setting of the run"
             raise UserError(f"{what}; search before the run, with scripts/tune.py", 2)

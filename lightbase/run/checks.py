@@ -1,7 +1,6 @@
 """Checks before a run starts: of the data, of the network on two samples, of the optimizer, and of
 the metric that compares epochs."""
 
-import math
 import os
 import traceback
 from pathlib import Path
@@ -15,13 +14,13 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lightbase.cli.config import KnowsClasses
-from lightbase.data.batches import TensorBatches, for_network
+from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
-from lightbase.module import BaseModule, has_named_optimizer, mean_over_views
+from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import schedule_at
 from lightbase.ranks import say
 
@@ -32,7 +31,6 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     run has a folder. A plain LightningModule or LightningDataModule is not checked."""
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
-        check_compiling(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
         limits = "a resume may end with other weights; several processes may count samples twice, "
@@ -43,8 +41,6 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         say(f"{type(model).__name__} has its own optimizers: {limit}")
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
-        check_resident(data, config.trainer)
-        check_limit(data, config.trainer.limit_test_batches)
         if config.try_network:
             try_network(model, data, config.trainer)
     # a step of torch's Adam starts CUDA even on the CPU, and a process that forks must not start it
@@ -53,17 +49,6 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
         torch.empty(0, device=device)  # does torch take the driver?
     if has_named_optimizer(model) and device is not None:
         schedule_at(3, model, num_steps=100)
-
-
-def check_compiling(model: BaseModule, trainer: Any) -> None:
-    """Raise UserError if CUDA graphs would overwrite the gradients of the batch before (pytorch
-    issue 169545). trainer: the Trainer's flags."""
-    is_graph = model.compile_net and model.compile_mode in ("reduce-overhead", "max-autotune")
-    num_batches = trainer.accumulate_grad_batches
-    if is_graph and num_batches > 1 and trial_device(trainer) != torch.device("cpu"):
-        what = f"model.compile_mode {model.compile_mode} launches CUDA graphs, which cannot add up"
-        what += f" the gradients of trainer.accumulate_grad_batches {num_batches}"
-        raise UserError(f"{what}:\nleave one out", 2)
 
 
 def has_test(model: LightningModule, data: LightningDataModule) -> bool:
@@ -109,23 +94,6 @@ def check_augment(data: BaseDataModule) -> None:
             raise UserError(f"{what}, of the same size:\nleave it out, or {way_out}", 2)
 
 
-def check_resident(data: BaseDataModule, trainer: Any) -> None:
-    """Raise UserError if the data is to stay on a GPU and cannot. trainer: the Trainer's flags."""
-    is_in_memory = isinstance(data.splits["train"], TensorBatches) and not data.num_workers
-    if data.resident and not is_in_memory and trial_device(trainer) != torch.device("cpu"):
-        what = "data.resident true keeps arrays on the GPU, where workers cannot read"
-        raise UserError(f"{what}: leave one out", 2)
-
-
-def check_limit(data: BaseDataModule, limit: int | float | None) -> None:
-    """Raise UserError if limit_test_batches leaves no batch: Lightning finds it after training."""
-    num_samples = len(data.splits.get("test", ()))
-    num_batches = math.ceil(num_samples / (data.eval_batch_size or data.batch_size))
-    if isinstance(limit, float) and 0 < limit * num_batches < 1:
-        what = f"--trainer.limit_test_batches {limit} of {num_batches} batches is none"
-        raise UserError(f"{what}; give a number of batches, such as 1", 2)
-
-
 def trial_device(trainer: Any) -> torch.device | None:
     """Return the device that the network will train on; None if the processes that train are forked
     from this one, which then must not start CUDA. trainer: the Trainer's flags."""
@@ -142,10 +110,11 @@ def trial_device(trainer: Any) -> torch.device | None:
 def try_network(
     model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
 ) -> None:
-    """Try `model.net` on two samples of a split and print its number of parameters. It runs on the
-    device and in the precision of the Trainer's flags.
+    """Try `model.net` on two samples of a split, and print its number of parameters. It runs in
+    eval mode, on the device and in the precision of the Trainer's flags. Inputs that are no tensor
+    are not tried.
 
-    Raises UserError if it cannot take the samples, or if its outputs do not fit the classes.
+    Raises UserError if it cannot take the samples, or has fewer outputs than there are classes.
     """
     samples = data.splits[split]
     inputs = samples.__getitems__(list(range(min(2, len(samples)))))[0]
@@ -156,71 +125,39 @@ def try_network(
         # cuBLAS reads it at its first use, which is here; Lightning sets it later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
+    way_out = "change the arguments of model.net or of data, or use --try_network false"
     with short_device_errors():
         inputs = data.normalize(inputs.to(device))
         try:
-            outputs, in_training = run_network(model, inputs, str(trainer.precision))
+            outputs = run_network(net.to(device), inputs, str(trainer.precision))
         except (RuntimeError, ValueError, AssertionError) as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_of_package(error):
                 raise
             what = f"the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            way_out = "change the arguments of model.net or of data, or use --try_network false"
             raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
-    # a named tuple, as of torchvision's googlenet
-    if isinstance(in_training, tuple) and type(in_training) is not tuple:
-        what = f"{name} returns {type(in_training).__name__} in training, not one tensor"
-        way_out = "change the arguments of model.net, aux_logits false for instance"
-        raise UserError(f"{what}\n{way_out}, or use --try_network false")
-    # a test set may have fewer classes than the network was trained with
-    num_trained = model.num_classes if isinstance(model, KnowsClasses) else None
-    check_num_outputs(name, outputs, data, num_trained if split == "train" else None)
+    num_classes = data.num_classes or 0
+    num_trained = (model.num_classes or 0) if isinstance(model, KnowsClasses) else 0
+    least = max(num_classes, num_trained)
+    if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < least:
+        what = f"{outputs.shape[1]} outputs for the {num_classes} classes of {type(data).__name__}"
+        raise UserError(f"{name} has {what} and model.num_classes {num_trained}\n{way_out}")
     say(f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters")
 
 
-def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any, Any]:
-    """Return the outputs of `model.net` in eval mode, their mean over the test_views if any, and
-    the outputs in training mode. The network's buffers stay."""
-    net: nn.Module = model.net.to(inputs.device)
+def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
+    """Return the outputs of the network in eval mode. It has its modes afterwards."""
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
-    inputs = for_network(inputs, net)
     with (
         torch.autocast(inputs.device.type, dtype, enabled=is_half),
-        isolate_rng(include_cuda=inputs.is_cuda),  # views and dropout draw random numbers
+        isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
     ):
-        net.eval()
-        views = model.test_views
-        outputs = net(inputs) if views is None else mean_over_views(net, views, inputs)
-        for module in training_modules:  # frozen modules stay in eval mode
-            module.training = True
-        if len(inputs) == 1:  # too few for BatchNorm
-            return outputs, None
-        buffers = [buffer.clone() for buffer in net.buffers()]
-        in_training = net(inputs)
-        for buffer, before in zip(net.buffers(), buffers, strict=True):
-            buffer.data = before
-        return outputs, in_training
-
-
-def check_num_outputs(
-    name: str, outputs: Any, data: BaseDataModule, num_trained: int | None
-) -> None:
-    """Raise UserError if the network has fewer outputs than the data has classes, or others than
-    the model was built for. name: of the network. num_trained: None does not check for more."""
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        return
-    num_outputs = outputs.shape[1]
-    num_classes = data.num_classes or 0
-    is_too_few = num_classes and num_outputs < max(num_classes, num_trained or 0)
-    is_too_many = num_outputs > (num_trained or num_outputs)
-    if num_outputs and (is_too_few or is_too_many):
-        classes = f"the {num_classes or num_trained} classes of {type(data).__name__}"
-        if num_trained and num_trained != num_classes:
-            classes += f" and model.num_classes {num_trained}"
-        way_out = "change the arguments of model.net or of data, or use --try_network false"
-        raise UserError(f"{name} has {num_outputs} outputs for {classes}\n{way_out}")
+        outputs = net.eval()(for_network(inputs, net))
+    for module in training_modules:  # frozen modules stay in eval mode
+        module.training = True
+    return outputs
 
 
 def is_of_package(error: Exception) -> bool:

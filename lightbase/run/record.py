@@ -1,37 +1,57 @@
-"""What a run writes down about itself: config, environment, code, hyperparameters, progress."""
+"""What a run writes down about itself: config, environment, progress, and the curves and
+hyperparameters in its loggers."""
 
 import datetime
 import functools
 import importlib.metadata
 import math
+import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
 import lightbase
-from lightbase.cli.config import LOOKS_ON
+from lightbase.cli.config import LOOKS_ON, configs_of_loggers
+from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import logged_step_of
 from lightbase.curves import num_steps
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
 from lightbase.resume.checkpoints import RunCheckpoint
-from lightbase.run.loggers import RunCSV, RunTensorBoard
 
 PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
 
 
+class RunTensorBoard(TensorBoardLogger):
+    def drop_points_from(self, step: int) -> None:
+        """Tell TensorBoard to drop the points from a step on that are there now. It ignores the
+        first such event of a run, so a new run needs one, too."""
+        event = Event(step=step, session_log=SessionLog(status=SessionLog.START))
+        self.experiment.file_writer.add_event(event)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        # TensorBoard sorts by name: Lightning's `epoch` would come before loss and accuracy
+        names = {"epoch": "watch/epoch"}
+        super().log_metrics({names.get(name, name): metrics[name] for name in metrics}, step)
+
+
 class RunRecorder(Callback):
-    """Writes config.yaml, code.diff, environment.txt and progress.json into the run's folder, the
+    """Writes config.yaml, environment.txt and progress.json into the run's folder, the
     hyperparameters into its loggers, and the config into its checkpoints. Counts the seconds of
     training, across resumes.
 
@@ -71,7 +91,7 @@ class RunRecorder(Callback):
             (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
         parameters = hyper_parameters(self.config)
         for logger in trainer.loggers:
-            if isinstance(logger, RunTensorBoard | RunCSV):
+            if isinstance(logger, RunTensorBoard):
                 logger.drop_points_from(self.first_step)
             logger.log_hyperparams(parameters)
             if isinstance(logger, TensorBoardLogger):
@@ -89,13 +109,8 @@ class RunRecorder(Callback):
     def write_files(self, run: Run, trainer: Trainer) -> None:
         run.write("config.yaml", self.text)
         (run.folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
-        commit, patch = source()
-        texts = {"environment.txt": describe_environment(trainer)}
-        if patch:
-            texts["code.diff"] = f"commit {commit}\n{patch}\n"
-        for name, text in texts.items():  # each start adds to them
-            with (run.folder / name).open("a", encoding="utf-8") as file:
-                file.write(text)
+        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
+            file.write(describe_environment(trainer))  # each start adds to it
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.write_progress(trainer)  # here, because best.ckpt of the last epoch is written now
@@ -189,7 +204,6 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def describe_environment(trainer: Trainer) -> str:
     """Return date, command, versions, devices and git commit, a line each."""
-    commit, patch = source()
     # a training on the CPU must not start CUDA, whose driver may not work
     num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     lines = [
@@ -203,39 +217,111 @@ def describe_environment(trainer: Trainer) -> str:
         *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(num_gpus)),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
-        f"git commit: {commit}" + (", with the changes in code.diff" if patch else ""),
+        f"git commit: {git_commit()}",
     ]
     return "\n".join(lines) + "\n\n"
 
 
 @functools.cache  # a process keeps the code that it has imported
-def source() -> tuple[str, str]:
-    """Return the commit, and the changes since the commit: names of untracked files, and a patch.
-
-    If git fails or takes too long, the first text says why the code was not recorded.
-    """
+def git_commit() -> str:
+    """Return the commit of the user's repository, and whether files have changed since; if git
+    fails or takes too long, why."""
+    command = ["git", "--no-optional-locks", "-C", str(PROJECT.root), "status"]
     try:
-        commit = run_git("rev-parse", "HEAD").strip()
-        untracked = run_git("ls-files", "--others", "--exclude-standard")
-        patch = run_git("diff", "HEAD")
+        result = subprocess.run(
+            [*command, "--porcelain=v2", "--branch"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=2,  # the training waits for it
+            start_new_session=True,  # a terminal's Ctrl-C is for the run alone
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not recorded ({first_line(error)})", ""
-    names = "".join(f"untracked, not here: {name}\n" for name in untracked.splitlines())
-    return commit, names + patch
-
-
-def run_git(*args: str) -> str:
-    """Return what a git command in the user's repository prints. Raises OSError if it fails, and
-    TimeoutExpired."""
-    result = subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(PROJECT.root), *args],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=2,  # the training waits for it
-        start_new_session=True,  # a terminal's Ctrl-C is for the run alone
-    )
+        return f"not recorded ({first_line(error)})"
     if result.returncode:
-        raise ChildProcessError(result.stderr.strip() or f"git ended with {result.returncode}")
-    return result.stdout
+        return f"not recorded (git ended with {result.returncode}: {result.stderr.strip()})"
+    lines = result.stdout.splitlines()
+    commit = lines[0].removeprefix("# branch.oid ")
+    has_changes = any(not line.startswith("#") for line in lines)
+    return f"{commit}, with uncommitted changes" if has_changes else commit
+
+
+DEFAULT = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace())
+
+
+def make_loggers(cli: TrainingCLI, root: Path, run: Run | None) -> list[Logger] | Literal[False]:
+    """Build the loggers of trainer.logger; TensorBoard's without one.
+
+    run: None in a fast_dev_run, and in all processes but the first. Raises UserError if a logger
+    cannot start, for instance without its package or its server.
+    """
+    if cli.config.trainer.logger in (False, []):
+        return False
+    if run is None:
+        return [RunTensorBoard(root, version="")]  # writes nothing
+    if logger := cli.config_init.trainer.logger:  # an object, see lightbase.train
+        return logger if isinstance(logger, list) else [logger]
+    configs = configs_of_loggers(cli.config.trainer.logger) or [DEFAULT]
+    return [make_logger(cli, config, run) for config in configs]
+
+
+def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:
+    """Build a logger. Its arguments that the config leaves out follow from the run."""
+    name = config.class_path.rpartition(".")[2]
+    arguments = default_arguments(str(cli.config.name), run).get(name, {})
+    for given in (config.get("init_args"), config.get("dict_kwargs")):
+        values = vars(given or Namespace())
+        arguments |= {key: value for key, value in values.items() if value is not None}
+    # MLflow 3 needs it where the runs are in a folder
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        if config.class_path == DEFAULT.class_path:
+            return RunTensorBoard(**arguments)
+        config = Namespace(class_path=config.class_path, init_args=Namespace(arguments))
+        logger: Logger = cli.instantiate(Namespace(trainer=Namespace(logger=config))).trainer.logger
+        if isinstance(logger, WandbLogger | MLFlowLogger):
+            _ = logger.experiment  # starts the run at the server
+        return logger
+    except Exception as error:  # each package has errors of its own
+        raise UserError(f"{name} cannot start: {first_line(error)}") from error
+
+
+def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
+    """Return the arguments by the logger's class. title: the run's name, without its version."""
+    version = run.folder.name
+    number = version.removeprefix("version_")
+    return {
+        "TensorBoardLogger": {
+            "save_dir": run.folder.parents[1],
+            "name": run.folder.parent.name,
+            # Lightning's bars show a number, but the last four letters of a text
+            "version": int(number) if number.isdecimal() else version,
+            "default_hp_metric": False,
+        },
+        # Lightning's writer deletes an earlier metrics.csv: it counts versions of its folder
+        "CSVLogger": {"save_dir": str(run.folder), "name": "csv"},
+        "WandbLogger": {
+            "save_dir": str(run.folder),
+            "name": f"{title}/{version}",
+            "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
+        },
+        "MLFlowLogger": {
+            "save_dir": str(run.root / "mlruns"),
+            "experiment_name": title,
+            "run_name": version,
+        },
+    }
+
+
+@contextmanager
+def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
+    """End the run at W&B when ours ends: the next run of this process would continue it."""
+    status = 1
+    try:
+        yield
+        status = 0
+    finally:
+        for logger in loggers or []:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(status)

@@ -1,7 +1,6 @@
 """A training run from its command line to its test result."""
 
 import random
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +37,7 @@ from lightbase.resume.checkpoints import AtomicCheckpointIO
 from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
-from lightbase.run.loggers import ended, make_loggers
-from lightbase.run.record import RunRecorder, best_callback
+from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
 from lightbase.watch.advice import advice
 
 
@@ -150,7 +148,7 @@ def fit_and_test(
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
     recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
-    with short_flag_errors(trainer), end_on_signal(trainer):
+    with short_flag_errors(), end_on_signal(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics, reason = run_test(trainer, model, data, tested)
@@ -159,7 +157,7 @@ def fit_and_test(
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
-    say_results(values, tested, run, bool(trainer.checkpoint_callbacks), reason)
+    say_results(values, tested, run, reason)
     if text := advice(trainer):
         say(f"Advice: {text}")
     return values
@@ -170,7 +168,7 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 
 
 @contextmanager
-def short_flag_errors(trainer: Trainer | None = None) -> Iterator[None]:
+def short_flag_errors() -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError."""
     try:
         yield
@@ -179,10 +177,7 @@ def short_flag_errors(trainer: Trainer | None = None) -> Iterator[None]:
         is_of_flag = any(text in str(error) for text in texts)
         if not isinstance(error, MisconfigurationException) and not is_of_flag:
             raise
-        text = first_line(error)
-        if trainer and trainer.overfit_batches:  # type: ignore[attr-defined]  # it sets all limits
-            text = re.sub(r"limit_\w+_batches", "overfit_batches", text)
-        raise UserError(text, 2) from error
+        raise UserError(first_line(error), 2) from error
 
 
 @contextmanager
@@ -218,44 +213,29 @@ def run_test(
         results = trainer.test(model, data, ckpt_path=path, verbose=False, weights_only=True)
     if not results:
         return {}, "No test: the data has no batch for it, or trainer.limit_test_batches is 0"
-    metrics = as_metrics(results)
-    step = f"test_step of {type(model).__name__}"
-    return metrics, "" if metrics else f"No test: {step} logs nothing with self.track or self.log"
-
-
-def as_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Merge what Lightning's test returns. The number of samples becomes an int."""
     metrics: dict[str, Any] = {key: value for result in results for key, value in result.items()}
     if "test/num_samples" in metrics:
         metrics["test/num_samples"] = int(metrics["test/num_samples"])
-    return metrics
+    step = f"test_step of {type(model).__name__}"
+    return metrics, "" if metrics else f"No test: {step} logs nothing with self.track or self.log"
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
     """Return best.ckpt; None if the first process has not written one."""
     best = best_callback(trainer)
     path = Path(str(best.dirpath), "best.ckpt") if best else None
-    is_there: bool = trainer.strategy.broadcast(path is not None and path.is_file())
-    if best and best.best_model_path and not is_there:
-        raise UserError(f"{path} has been deleted: there is no best epoch to test")
-    return path if is_there else None
+    # one that was written and has been deleted is an error of the test
+    is_written = bool(best and best.best_model_path) or (path is not None and path.is_file())
+    return path if trainer.strategy.broadcast(is_written) else None
 
 
-def say_results(
-    values: Mapping[str, Any],
-    tested: Path | None,
-    run: Run | None,
-    has_checkpoints: bool,
-    reason: str,
-) -> None:
+def say_results(values: Mapping[str, Any], tested: Path | None, run: Run | None, why: str) -> None:
     """Print the length of the training, the test metrics, those of each class, and the folder.
 
-    reason: why there are no test metrics.
+    why: why there are no test metrics.
     """
-    seconds = values["train_seconds"]
-    say(f"Trained {values['epochs']} epochs, {values['steps']} steps in {seconds:.1f} s")
-    if run and not tested and has_checkpoints:
-        say("No validation was made, so there is no best.ckpt")
+    length = f"{values['epochs']} epochs, {values['steps']} steps"
+    say(f"Trained {length} in {values['train_seconds']:.1f} s")
     texts = {
         key: str(value) if isinstance(value, int) else f"{value:.4f}"
         for key, value in values.items()
@@ -266,8 +246,7 @@ def say_results(
         shown = ", ".join(f"{key} {texts[key]}" for key in texts if not is_of_class(key))
         say(f"Test of {what}: {shown}")
     else:
-        say(reason)
+        say(why)
     for key in sorted(filter(is_of_class, texts), key=lambda key: float(values[key])):
         say(f"  {key:<40}{texts[key]}")  # the worst class first
-    place = f"Run folder: {short(run.folder)}" if run else "fast_dev_run: nothing written"
-    say(place)
+    say(f"Run folder: {short(run.folder)}" if run else "fast_dev_run: nothing written")

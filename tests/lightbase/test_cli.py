@@ -194,9 +194,9 @@ def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
     assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
 
 
-def test_a_share_of_batches_that_is_none_names_its_own_flag(train, tmp_path, capsys):
+def test_a_share_of_batches_that_is_none_is_refused(train, tmp_path, capsys):
     error = fails(capsys, 2, lambda: train("--trainer.overfit_batches", 0.05))
-    assert "increase the `overfit_batches`" in error
+    assert "Please increase the `limit_val_batches`" in error
     assert not (tmp_path / "tiny").exists()
 
 

@@ -134,31 +134,9 @@ def test_a_network_is_tried_in_the_precision_of_its_training(train):
     assert train("--trainer.precision", "bf16-mixed", *flags)["steps"] == 1
 
 
-def test_what_cannot_be_resident_on_a_gpu_is_refused(train, monkeypatch, capsys):
-    flags = ("--data.resident", "true", "--data.num_workers", 1, "--trainer.max_steps", 1)
-    assert train(*flags)["steps"] == 1  # without a GPU all data is where it is
-    monkeypatch.setattr(checks, "trial_device", lambda trainer: torch.device("cuda", 0))
-    with pytest.raises(SystemExit) as caught:
-        train(*flags)
-    assert caught.value.code == 2
-    assert "data.resident true keeps arrays on the GPU" in capsys.readouterr().err
-
-
 MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
 DRIVER = "The NVIDIA driver on your system is too old (found version 12020). Please update your"
 COMPILER = "In a subprocess:\nRuntimeError: Failed to find C compiler. Please specify via CC"
-
-
-def test_cuda_graphs_do_not_accumulate_gradients(train, monkeypatch, capsys):
-    flags = "--model.compile_net eager --model.compile_mode reduce-overhead"
-    flags += " --trainer.accumulate_grad_batches 2"
-    monkeypatch.setattr(checks, "trial_device", lambda trainer: torch.device("cuda", 0))
-    with pytest.raises(SystemExit) as caught:
-        train(*flags.split())
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert "compile_mode reduce-overhead" in error
-    assert "trainer.accumulate_grad_batches 2" in error
 
 
 class Fails(MLP):

@@ -370,7 +370,7 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
         "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt progress.json"
     )
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
-    assert names - {"code.diff"} == {*files.split()}  # it is only where code is not committed
+    assert names == {*files.split()}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     flags = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]

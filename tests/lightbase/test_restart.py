@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from lightning import LightningModule
-from lightning.pytorch.callbacks import BaseFinetuning
-from lightning.pytorch.cli import OptimizerCallable
 from paths import TINY
 from test_training import checkpoint, curves, equal, weights
-from torch import Tensor, nn
 
 from lightbase.run.train import main
 
@@ -75,15 +70,11 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     "flags",
     [
         ("--seed_everything", 7),
-        ("--monitor", "val/loss"),
-        ("--data.val_fraction", 0.3),
         ("--data.batch_size", 8),
         ("--model.lr", 0.5),
-        ("--model.scheduler", "CosineAnnealingLR"),
         ("--model.freeze", "layers.0"),
         ("--trainer.accumulate_grad_batches", 2),
         ("--model.net", "small.ConvNet"),
-        ("--model.optimizer", "SGD"),
     ],
 )
 def test_what_a_run_cannot_go_on_with_is_refused(train, trained, tmp_path, capsys, flags):
@@ -118,33 +109,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, t
     assert f"{newest} has no last.ckpt" in capsys.readouterr().err
 
 
-class Finetuning(BaseFinetuning):
-    def freeze_before_training(self, pl_module: LightningModule) -> None:
-        self.freeze(pl_module.net.layers[1])  # type: ignore[union-attr, index]
-
-    def finetune_function(self, *_: Any) -> None: ...
-
-
-METRICS = """
-model:
-  metrics:
-    acc: {class_path: torchmetrics.classification.MulticlassAccuracy}
-    range:
-      class_path: torchmetrics.MinMaxMetric
-      init_args: {base_metric: {class_path: torchmetrics.classification.MulticlassAccuracy}}
-trainer: {max_epochs: 1, callbacks: [{class_path: test_restart.Finetuning}]}
-"""
-
-
-def test_state_that_no_checkpoint_holds_is_named(train, tmp_path, capsys):
-    (tmp_path / "more.yaml").write_text(METRICS)
-    train("--config", tmp_path / "more.yaml")
-    assert "begin anew" not in capsys.readouterr().out
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    line = "Resume: no checkpoint holds the state of Finetuning, metric range; they begin anew\n"
-    assert line in capsys.readouterr().out
-
-
 def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):
     shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "elsewhere" / "version_0")
     (tmp_path / "tiny").symlink_to(tmp_path / "elsewhere")
@@ -153,48 +117,8 @@ def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):
 
 
 def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
-    train("--trust_checkpoint", "true")
-    message = "--trust_checkpoint has no effect without --ckpt_path"
-    assert message in capsys.readouterr().out
+    train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
         train("--ckpt_path", "best")
     assert "version_1 has no best.ckpt" in capsys.readouterr().err
-
-
-class Called(LightningModule):
-    """Its optimizer comes from the config; Adam's betas are a tuple."""
-
-    def __init__(
-        self, optimizer: OptimizerCallable = torch.optim.Adam, scales: tuple[int, int] = (1, 1)
-    ) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
-        self.make_optimizer = optimizer
-
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    validation_step = training_step
-
-    def configure_optimizers(self) -> Any:
-        return self.make_optimizer(self.parameters())
-
-
-def test_an_optimizer_of_the_config_goes_on_and_is_not_exchanged(train, tmp_path, capsys):
-    config = tmp_path / "called.yaml"
-    name, _, rest = Path(TINY).read_text().partition("model:")
-    model = "model: {class_path: test_restart.Called, init_args: {optimizer: torch.optim.AdamW}}"
-    config.write_text(f"{name}{model}\ndata:{rest.partition('data:')[2]}")
-    train("--trainer.max_epochs", 1, config=str(config))
-    last = str(tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt")
-    capsys.readouterr()
-    main(["--ckpt_path", last, "--trainer.max_epochs", "2"])
-    assert resume_lines(capsys.readouterr().out) == ["Resume: trainer.max_epochs 2, before 1"]
-    for flag, value in (("--model.optimizer", "torch.optim.SGD"), ("--model.optimizer.lr", "0.5")):
-        with pytest.raises(SystemExit) as caught:
-            main(["--ckpt_path", last, "--trainer.max_epochs", "3", flag, value])
-        assert caught.value.code == 2
-        first, second = capsys.readouterr().err.splitlines()
-        assert f"{flag} {value}: a resume goes on with " in first
-        assert "leave it out" in second

@@ -1,10 +1,14 @@
+"""The folder of a run and what the run writes down about itself."""
+
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightbase.errors import UserError
-from lightbase.folder import Run, json_text, root_of
-from lightbase.run.record import hyper_parameters
+from lightbase.folder import PROJECT, Run, json_text, root_of
+from lightbase.run.record import git_commit, hyper_parameters
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
@@ -48,13 +52,12 @@ def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(tmp_path: Pat
 
 def test_hyper_parameters_are_flat_and_plain() -> None:
     net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
-    groups = {"*.bias": {"lr": 0.2}}
-    model = {"net": net, "lr": 0.1, "scheduler": None, "parameter_groups": groups}
+    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
     names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     config = {
         "seed_everything": 3,
         "model": {"class_path": "x.Classifier", "init_args": model},
-        "data": {"class_path": "x.Data", "init_args": {"batch_size": 5, "num_workers": 2}},
+        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
         "trainer": dict.fromkeys(names, 7),
     }
     assert hyper_parameters(config) == {
@@ -62,10 +65,8 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
         "model": "x.Classifier",
         "model.net": "x.Net",
         "model.net.sizes": "[1, 2]",
-        "model.lr": 0.1,
         "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
         "data": "x.Data",
-        "data.batch_size": 5,
         **{f"trainer.{name}": 7 for name in names},
     }
 
@@ -73,3 +74,31 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
 def test_json_has_null_for_numbers_that_it_lacks() -> None:
     text = json_text({"loss": float("nan"), "time": float("inf"), "acc": 0.5, "name": "x"})
     assert text == '{"loss": null, "time": null, "acc": 0.5, "name": "x"}'
+
+
+def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    git_commit.cache_clear()
+    assert git_commit() == commit
+    git_commit.cache_clear()
+    (tmp_path / "new.py").write_text("y = 3\n")
+    assert git_commit() == f"{commit}, with uncommitted changes"
+
+
+@pytest.mark.linux
+def test_a_git_that_fails_is_written_down(train, tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("#!/bin/sh\necho fatal >&2; exit 3\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    git_commit.cache_clear()
+    train("--trainer.max_steps", 1)
+    git_commit.cache_clear()
+    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
+    assert "git commit: not recorded (git ended with 3: fatal)\n" in text

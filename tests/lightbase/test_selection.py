@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningModule
 from paths import argv
@@ -75,16 +74,13 @@ def test_a_name_that_does_not_tell_needs_a_mode(train, tmp_path, capsys):
         assert saved(tmp_path / mode / "version_0") == ("val/energy", mode)
 
 
-def test_torchmetrics_is_asked_whatever_the_name() -> None:
+def test_torchmetrics_or_the_name_says_which_is_better() -> None:
     metrics: Any = {"wrong/acc": MulticlassHammingDistance(4), "acc": MulticlassAccuracy(4)}
     model = Classifier(MLP([2, 4]), metrics=metrics, num_classes=4)
     assert [better(f"val/{name}", model) for name in metrics] == ["min", "max"]
-
-
-def test_names_in_use_need_no_mode() -> None:
-    lower, higher = ("val/loss", "val/pixel_error", "val_loss"), ("val/top5_acc", "val/AUROC")
-    assert {better(monitor, LightningModule()) for monitor in lower} == {"min"}
-    assert {better(monitor, LightningModule()) for monitor in higher} == {"max"}
+    names = ("val/loss", "val/pixel_error", "val_loss", "val/top5_acc", "val/AUROC")
+    modes = ["min", "min", "min", "max", "max"]
+    assert [better(monitor, LightningModule()) for monitor in names] == modes
 
 
 class Plain(LightningModule):
@@ -139,36 +135,6 @@ def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, cap
     assert caught.value.code == 2
     assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
     assert not (tmp_path / "plain").exists()
-
-
-class TwoLoaders(SyntheticImages):
-    def val_dataloader(self) -> Any:
-        return [super().val_dataloader(), super().val_dataloader()]
-
-
-class OfTwoLoaders(Plain):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        super().validation_step(batch, batch_idx)
-
-
-def test_a_metric_of_one_of_two_loaders_is_compared(train, tmp_path, plain, capsys):
-    flags = ("--model", "test_selection.OfTwoLoaders", "--data", "test_selection.TwoLoaders")
-    train(*flags, "--monitor val/acc/dataloader_idx_1", config=plain)
-    assert "the highest val/acc/dataloader_idx_1\n" in capsys.readouterr().out
-    folder = tmp_path / "plain" / "version_0"
-    scores = [value for _, value in curves(folder)["val/acc/dataloader_idx_1"]]
-    assert best_epoch(folder) == scores.index(max(scores))
-
-
-class Untested(Plain):
-    validation_step = LightningModule.validation_step
-
-
-@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
-def test_a_module_without_a_validation_has_its_last_epoch(train, tmp_path, plain, capsys):
-    train("--model", "test_selection.Untested", config=plain)
-    assert best_epoch(tmp_path / "plain" / "version_0") == 3
-    assert "the last epoch (Untested has no validation_step)" in capsys.readouterr().out
 
 
 def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):

@@ -25,15 +25,6 @@ class Plateau(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val/loss"}
 
 
-class TwoGroups(Classifier):
-    def configure_optimizers(self) -> Any:
-        biases = [parameter for parameter in self.parameters() if parameter.dim() == 1]
-        others = [parameter for parameter in self.parameters() if parameter.dim() > 1]
-        groups = [{"params": others, "weight_decay": 0.1}, {"params": biases, "lr": 0.5}]
-        optimizer = SGD(groups, lr=0.05, momentum=0.9)
-        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)]
-
-
 class Estimated(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=0.02)

@@ -7,6 +7,7 @@ pytest -m "" -n 0 tests/lightbase/faults/test_own_optimizers.py   # each module
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from test_training import curves, equal, weights
 
 from lightbase.run.train import main
 
-MODULES = ["TwoGroups", "Plateau", "Estimated"]
+MODULES = ["Plateau", "Estimated"]
 PLAIN = ["Plain", "PlainPlateau", "PlainCallable", "Adversarial"]
 STOPS = ["1 3 SIGINT", "1 6 SIGTERM", "3 4 SIGKILL"]  # epoch and batch, in 4 epochs of 10 batches
 CASES = ["Estimated", "PlainPlateau"]
@@ -48,7 +49,10 @@ def kill(args: list[str]) -> int:
     """Run train.py in a process of its own, which ends itself; its status."""
     command = [sys.executable, "scripts/train.py", *args]
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{HERE}"}
-    return programs.start(command, cwd=HERE, env=environment, stdout=subprocess.DEVNULL).wait(60)
+    process = programs.start(command, cwd=HERE, env=environment, stdout=subprocess.DEVNULL)
+    status = process.wait(60)
+    time.sleep(1)  # TensorBoard reads event files of one second in the order of their processes
+    return status
 
 
 @pytest.fixture(autouse=True)
@@ -98,22 +102,8 @@ def stopped_and_resumed(module, stops, root, monkeypatch, flags=()) -> Path:
     return root / "cut" / "version_0"
 
 
-def test_what_only_the_checkpoint_knows_is_refused_and_a_new_run_takes_it(tmp_path, capsys):
-    command = ["--config", str(write_config("TwoGroups", tmp_path))]
-    main([*command, "--trainer.max_epochs", "1"])
-    last = tmp_path / "cut" / "version_0" / "checkpoints" / "last.ckpt"
-    for flag, value in (("--model.lr", "0.5"), ("--model.scheduler", "StepLR")):
-        with pytest.raises(SystemExit) as caught:
-            main([*command, "--ckpt_path", "last", flag, value])
-        assert caught.value.code == 2
-        first, second = capsys.readouterr().err.splitlines()
-        assert f"{flag} {value}" in first
-        assert f"without --ckpt_path and with --model.weights {last}" in second
-    main([*command, "--model.weights", str(last), "--model.lr", "0.5", "--trainer.max_epochs", "1"])
-
-
 def test_an_optimizer_that_is_never_built_is_not_tried(tmp_path, capsys):
     """A subclass may have names of its own for its optimizers and schedules."""
     flags = ("--model.optimizer", "mine", "--model.scheduler", "yours", "--trainer.max_epochs", "1")
-    main(["--config", str(write_config("TwoGroups", tmp_path)), *flags])
+    main(["--config", str(write_config("Plateau", tmp_path)), *flags])
     assert "a resume with another length does not stretch the schedule" in capsys.readouterr().out
