@@ -2,7 +2,7 @@
 within an epoch."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -11,14 +11,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from numpy.random import SeedSequence
 from torch import Tensor, nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler, Subset
 
 Batch = tuple[Tensor, Tensor]
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
@@ -140,16 +133,22 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(self.inputs.to(device), self.targets.to(device))
 
 
-class SeededSamples(Dataset[Any]):
-    """A map-style Dataset, read batch by batch.
+class DatasetSamples(Dataset[Any]):
+    """A map-style Dataset, read batch by batch. Without `collate` a batch is a list of samples.
 
     The seed of each batch seeds the global generators of torch, Python and numpy. So random
     transforms do not depend on the number of workers, and repeat after a resume. The generators get
     their state back after each batch.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
         self.dataset = dataset
+        self.collate = collate
+
+    @property
+    def targets(self) -> Any:
+        """Of all samples, without reading them, as torchvision's sets have them; or None."""
+        return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -160,24 +159,11 @@ class SeededSamples(Dataset[Any]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            return [self.dataset[index] for index in indices]
-
-
-class DatasetSamples(SeededSamples):
-    """A Dataset of (input, target). Batches are made by torch's default_collate."""
-
-    @property
-    def targets(self) -> Any:
-        """Of all samples, without reading them, as torchvision's sets have them; or None."""
-        return getattr(self.dataset, "targets", None)
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        pairs = [(input, target) for input, target in super().__getitems__(indices)]
-        inputs, targets = default_collate(pairs)
-        return convert_types(inputs, targets)
+            samples = [self.dataset[index] for index in indices]
+            return samples if self.collate is None else convert_types(*self.collate(samples))
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        return DatasetSamples(Subset(self.dataset, index.tolist()))
+        return DatasetSamples(Subset(self.dataset, index.tolist()), self.collate)
 
 
 Samples = TensorBatches | DatasetSamples
@@ -211,13 +197,13 @@ class ResumableLoader(DataLoader[Any]):
     dataset: Samples, or any map-style Dataset. The global random state does not change.
     """
 
-    dataset: TensorBatches | SeededSamples
+    dataset: TensorBatches | DatasetSamples
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this pass
 
     def __init__(self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any) -> None:
-        if not isinstance(dataset, TensorBatches | SeededSamples):
-            dataset = SeededSamples(dataset)
+        if not isinstance(dataset, TensorBatches | DatasetSamples):
+            dataset = DatasetSamples(dataset)
         options = {"generator": torch.Generator(), **options}
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         self.__dict__["sampler"] = batch_sampler  # Lightning looks at the type of `sampler`

@@ -1,15 +1,15 @@
-"""What all data modules share: splits, loaders, and the batch transforms on the device."""
+"""What all data modules share: seeded splits and folds, loaders, and the batch transforms on the
+device."""
 
 from collections.abc import Collection, Sized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from lightbase.data.batches import (
     Batch,
@@ -21,13 +21,18 @@ from lightbase.data.batches import (
     as_it_is,
     convert_types,
 )
-from lightbase.data.folds import Fold, fold_of_flags, seeded_order, split_fold, split_validation
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
-Values = Tensor | np.ndarray | list  # of numbers
 MAX_WORKERS = 256
-Loaded = tuple[Values, Values] | Dataset
+
+
+class Fold(NamedTuple):
+    """The fold that is the test set. Samples are dealt out to `num_folds` folds, by `seed`."""
+
+    number: int
+    num_folds: int
+    seed: int
 
 
 class BaseDataModule(LightningDataModule):
@@ -84,8 +89,6 @@ class BaseDataModule(LightningDataModule):
             what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
             raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
-        if self.data_dir.is_file():
-            raise UserError(f"data.data_dir {self.data_dir} is a file; give a folder", 2)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.resident = resident
@@ -105,7 +108,7 @@ class BaseDataModule(LightningDataModule):
     def num_classes(self) -> int | None:
         return len(self.classes or []) or None
 
-    def load(self, split: Literal["train", "test"]) -> Loaded:
+    def load(self, split: Literal["train", "test"]) -> Any:
         """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
         `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
         `augment` changes training samples only."""
@@ -136,7 +139,7 @@ class BaseDataModule(LightningDataModule):
     def _load_train_and_val(self) -> None:
         train = self._samples("train")
         if self.fold:
-            self.splits["test"], train = split_fold(train, self.fold, bool(self.classes))
+            self.splits["test"], train = split_fold(train, self.fold)
         self.splits["train"] = train
         if "val" in self.own_splits:
             self.splits["val"] = self._samples("val")
@@ -282,6 +285,61 @@ class BaseDataModule(LightningDataModule):
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 
 
+def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
+    """Raises UserError if one of the flags is missing, or the fold does not exist."""
+    if number is None and num_folds is None:
+        return None
+    if number is None or num_folds is None or not number < num_folds or num_folds < 2:
+        what = f"data.fold {number} with data.num_folds {num_folds}: there is no such fold"
+        raise UserError(f"{what}\none of 5 folds is --data.num_folds 5 --data.fold 0", 2)
+    return Fold(int(number), int(num_folds), seed)
+
+
+def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
+    """The samples of the fold, and all others. The sizes of the folds differ by one at most, and so
+    do their numbers of samples of a class, if a Dataset has its class numbers as `targets`."""
+    num = len(samples)
+    if num < fold.num_folds:
+        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
+    order = seeded_order(num, fold.seed)
+    labels = class_numbers(samples)
+    if labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+    folds = torch.empty_like(order)
+    folds[order] = torch.arange(num) % fold.num_folds
+    return split_by_mask(samples, folds == fold.number)
+
+
+def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """The share of the samples for validation, and the others."""
+    if fraction == 1:
+        raise UserError("data.val_fraction: 1 leaves no sample to train on; give a number <1", 2)
+    num, num_val = len(samples), round(len(samples) * fraction)
+    if not 0 < num_val < num:
+        raise UserError(f"data.val_fraction {fraction} of {num} samples is {num_val} samples")
+    return split_by_mask(samples, seeded_order(num, seed).argsort() < num_val)
+
+
+def split_by_mask(samples: Samples, mask: Tensor) -> tuple[Samples, Samples]:
+    """The samples where the mask, bool (N,), is true, and the others."""
+    return samples.select(mask.nonzero().flatten()), samples.select((~mask).nonzero().flatten())
+
+
+def seeded_order(num: int, seed: int) -> Tensor:
+    """0 to num - 1, shuffled by the seed, equally on any machine."""
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
+def class_numbers(samples: Samples) -> Tensor | None:
+    """int64 (N,), without reading a sample; None if they are not available."""
+    try:
+        targets = torch.as_tensor(samples.targets)
+    except (TypeError, ValueError, RuntimeError):  # None, or no numbers
+        return None
+    is_one_integer_each = targets.shape == (len(samples),) and not targets.is_floating_point()
+    return targets.long() if is_one_integer_each else None
+
+
 def as_samples(loaded: Any, name: str) -> Samples:
     """What `load` has returned, as samples. Raises UserError, which begins with `name`, for
     anything else."""
@@ -294,7 +352,7 @@ def as_samples(loaded: Any, name: str) -> Samples:
         return TensorBatches(*convert_types(inputs, targets))
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
-        return DatasetSamples(loaded)
+        return DatasetSamples(loaded, default_collate)
     needs = "load returns (inputs, targets), or a Dataset of them with __len__ and __getitem__"
     way_out = "for a stream write a LightningDataModule"
     raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")

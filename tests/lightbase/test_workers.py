@@ -21,9 +21,9 @@ def test_a_dataset_survives_pickling(tmp_path: Path, kind: str) -> None:
     data: BaseDataModule = SyntheticImages(num_train=100, num_test=20, num_workers=1)
     if kind == "folder":
         for name in ("a", "b"):
-            (tmp_path / "train" / name).mkdir(parents=True)
+            (tmp_path / name).mkdir()
             for i in range(10):
-                Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / f"{i}.png")
+                Image.new("RGB", (8, 8)).save(tmp_path / name / f"{i}.png")
         data = ImageFolder(data_dir=str(tmp_path), num_workers=1, batch_size=4)
     loader = attach(data).train_dataloader()
     buffer = io.BytesIO()
