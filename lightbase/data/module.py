@@ -1,10 +1,12 @@
 """What all data modules share: seeded splits and folds, loaders, and the batch transforms on the
 device."""
 
-from collections.abc import Collection, Sized
+from collections.abc import Callable, Collection, Sized
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
@@ -19,7 +21,14 @@ from lightbase.data.batches import (
     Samples,
     TensorBatches,
     as_it_is,
+)
+from lightbase.data.nested import (
+    as_tensors,
     convert_types,
+    inputs_of,
+    targets_of,
+    tensors_in,
+    with_parts,
 )
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
@@ -38,7 +47,7 @@ class Fold(NamedTuple):
 class BaseDataModule(LightningDataModule):
     """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set
     sets `classes` and `image_shape`, if it has them, and overrides `load`, maybe `normalize`,
-    `augment`, `prepare_data`: see README.md.
+    `augment`, `collate`, `transform_batch`, `prepare_data`: see README.md.
 
     Args:
         data_dir: Folder of the data set's files; `data` in the repository if not given.
@@ -109,11 +118,17 @@ class BaseDataModule(LightningDataModule):
         return len(self.classes or []) or None
 
     def load(self, split: Literal["train", "test"]) -> Any:
-        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
-        `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
-        `augment` changes training samples only."""
+        """The samples of one of `own_splits`: tensors or arrays (N, ...), mostly the pair (inputs,
+        targets), with images as uint8 (N, C, H, W); any tuple or dict of them, also nested; or a
+        map-style Dataset of any samples. Its transforms change validation samples, too; `augment`
+        and `transform_batch` can change training samples only."""
         what = f"{type(self).__name__} has no method load(split), which reads the samples"
         raise UserError(f"data: {what}", 2)
+
+    def collate(self, samples: list) -> Batch:
+        """The batch of these samples, such as padded sequences. float64 becomes float32, and the
+        targets of a pair, if they are one tensor, become float32 or int64."""
+        return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """The network's inputs, float32, from a batch (N, ...) on its device."""
@@ -123,6 +138,14 @@ class BaseDataModule(LightningDataModule):
         """Random changes to the inputs (N, ...) of a training batch, on its device, before
         `normalize`."""
         return inputs
+
+    def transform_batch(self, batch: Batch, training: bool) -> Batch:
+        """What the steps get, from a batch on its device. Unless overridden, `augment` (if
+        training) and `normalize` change the inputs: the first part of a tuple or list, else the
+        batch itself."""
+        inputs = inputs_of(batch)
+        changed = self.normalize(self.augment(inputs) if training else inputs)
+        return changed if inputs is batch else with_parts(batch, changed, *batch[1:])
 
     def setup(self, stage: str) -> None:
         if self.classes is None:
@@ -158,10 +181,12 @@ class BaseDataModule(LightningDataModule):
 
     def _samples(self, split: Any) -> Samples:
         name = f"the {split} set of {type(self).__name__}"
-        samples = as_samples(self.load(split), name)
+        is_overridden = self.collate != MethodType(BaseDataModule.collate, self)
+        samples = as_samples(self.load(split), name, self.collate if is_overridden else None)
         if not len(samples):
             raise UserError(f"{name} is empty")
-        inputs, targets = samples.__getitems__([0])
+        batch = samples.__getitems__([0])
+        inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
             shape = tuple(inputs.shape[1:])
             if self.image_shape is not None and shape != tuple(self.image_shape):
@@ -255,9 +280,13 @@ class BaseDataModule(LightningDataModule):
         return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
+        batch = self.transform_batch(batch, self.trainer.training)
         # with a precision such as bf16-true, the weights are not float32
-        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), batch[1]
+        return self.trainer.precision_plugin.convert_input(batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a new process gets, for `collate` in a worker."""
+        return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:
         state = {
@@ -340,20 +369,23 @@ def class_numbers(samples: Samples) -> Tensor | None:
     return targets.long() if is_one_integer_each else None
 
 
-def as_samples(loaded: Any, name: str) -> Samples:
-    """What `load` has returned, as samples. Raises UserError, which begins with `name`, for
-    anything else."""
-    if isinstance(loaded, TensorDataset) and len(loaded.tensors) == 2:
+def as_samples(loaded: Any, name: str, collate: Callable[[list], Any] | None) -> Samples:
+    """What `load` has returned, as samples. collate: the user's function; None for torch's. Raises
+    UserError, which begins with `name`, for anything else."""
+    if type(loaded) is TensorDataset:
         loaded = loaded.tensors
-    if isinstance(loaded, tuple | list) and len(loaded) == 2:
-        inputs, targets = torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1])
-        if len(inputs) != len(targets):
-            raise UserError(f"{name} has {len(inputs)} inputs and {len(targets)} targets")
-        return TensorBatches(*convert_types(inputs, targets))
+    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
+        values = convert_types(as_tensors(loaded))
+        sizes = {len(tensor) if tensor.dim() else 1: None for tensor in tensors_in(values)}
+        if len(sizes) != 1:
+            lengths = " and ".join(map(str, sizes)) or "no"
+            raise UserError(f"{name} has arrays of {lengths} samples: they must be equally long")
+        samples = TensorBatches(values)
+        return DatasetSamples(samples, collate) if collate else samples
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
-        return DatasetSamples(loaded, default_collate)
-    needs = "load returns (inputs, targets), or a Dataset of them with __len__ and __getitem__"
+        return DatasetSamples(loaded, collate or default_collate)
+    needs = "load returns arrays, or a Dataset with __len__ and __getitem__"
     way_out = "for a stream write a LightningDataModule"
     raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
 
