@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, LightningModule
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -143,7 +144,7 @@ def try_network(
     model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
 ) -> None:
     """Try `model.net` on two samples of a split and print its number of parameters. It runs on the
-    device and in the precision of the Trainer's flags.
+    device and in the precision of the Trainer's flags. Only batches that are pairs are tried.
 
     Raises UserError if it cannot take the samples, or if its outputs do not fit the classes.
     """
@@ -158,7 +159,10 @@ def try_network(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
     with short_device_errors():
-        inputs = data.normalize(inputs.to(device))
+        batch = data.transform_batch(move_data_to_device(batch, device), training=False)
+        inputs = inputs_of(batch)
+        if not isinstance(inputs, Tensor):
+            return
         try:
             outputs, in_training = run_network(model, inputs, str(trainer.precision))
         except (RuntimeError, ValueError, AssertionError) as error:

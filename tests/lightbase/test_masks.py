@@ -48,14 +48,16 @@ class Photos(Plain):
 
 
 class Joint(Masks):
-    """Flips both together, as docs/extending.md has it."""
+    """Flips both together, and scales without `normalize`."""
+
+    normalize: Any = None
 
     def transform_batch(self, batch: Any, training: bool) -> Any:
         images, masks = batch
         if training:
             is_flipped = torch.rand(len(images), device=images.device) < 0.5
             images, masks = flip_where(is_flipped, images), flip_where(is_flipped, masks)
-        return self.normalize(images), masks
+        return to_float(images), masks
 
 
 @pytest.mark.parametrize("flags", ["Masks", "Photos --data.random_crop 2"])
