@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightbase.compat import quiet_lightning
-from lightbase.data.batches import DatasetSamples, EpochBatchSampler, ResumableLoader, TensorBatches
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader, TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 
@@ -196,42 +196,6 @@ def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -
         data.trainer.training = is_training
         inputs, _ = data.on_after_batch_transfer(batch, 0)
         assert torch.equal(inputs, torch.full((8, 3), value, dtype=torch.bfloat16))
-
-
-class Pairs(Dataset[Any]):
-    def __init__(self, pairs: list[Any]) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.pairs[index]
-
-
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset", "Dataset"])
-@pytest.mark.parametrize("target", [torch.uint8, torch.float64])
-def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype) -> None:
-    inputs = torch.arange(100, dtype=torch.float64).reshape(50, 2)
-    targets = torch.arange(50).to(target)
-    torch.manual_seed(0)
-    expected = list(attach(Numbers((inputs.float(), targets))).train_dataloader())
-    forms = {
-        "tensors": (inputs, targets),
-        "arrays": (inputs.numpy(), targets.numpy()),
-        "TensorDataset": TensorDataset(inputs, targets),
-        "Dataset": Pairs([(inputs[i].numpy(), targets[i].item()) for i in range(50)]),
-    }
-    torch.manual_seed(0)
-    data = attach(Numbers(forms[kind]))
-    assert isinstance(data.splits["train"], DatasetSamples if kind == "Dataset" else TensorBatches)
-    batches = list(data.train_dataloader())
-    assert len(batches) == len(expected) == 5
-    for (x, y), (expected_x, expected_y) in zip(batches, expected, strict=True):
-        assert x.dtype == torch.float32
-        assert y.dtype == (torch.float32 if target.is_floating_point else torch.int64)
-        assert torch.equal(x, expected_x)
-        assert torch.equal(y, expected_y)
 
 
 def test_a_stock_loader_in_a_subclass() -> None:

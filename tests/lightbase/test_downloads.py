@@ -6,8 +6,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import pytest
-import torch
-from attached import attach
 from small import Points
 from torchvision import datasets
 
@@ -56,15 +54,6 @@ class Fashion(BaseDataModule):
         options = {"root": self.data_dir, "train": split == "train"}
         source = open_or_download(datasets.FashionMNIST, self.data_dir, files, **options)
         return source.data[:, None], source.targets
-
-
-def test_a_set_of_torchvision(mnist_dir: Path) -> None:
-    (mnist_dir / "MNIST").rename(mnist_dir / "FashionMNIST")
-    data = attach(Fashion(data_dir=str(mnist_dir), batch_size=8), "test")
-    images, targets = next(iter(data.test_dataloader()))
-    reference = datasets.FashionMNIST(mnist_dir, train=False)
-    assert torch.equal(images[:, 0], reference.data[:8])
-    assert torch.equal(targets, reference.targets[:8])
 
 
 class Fetched(Points):

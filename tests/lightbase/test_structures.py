@@ -2,6 +2,7 @@
 sizes. Each is trained, and everything that holds for pairs holds for it."""
 
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from attached import attach
 from paths import argv, script
+from test_data import Numbers
 from test_training import equal, weights
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -175,7 +177,8 @@ def test_the_batches_do_not_depend_on_workers_or_on_where_the_samples_are(kind):
     loader = data.train_dataloader()
     loader.load_state_dict({"epoch": 0, "num_batches": 4})
     assert flat(loader) == batches[4:]
-    samples = pickle.loads(pickle.dumps(loader.dataset))  # as a worker gets it on macOS
+    # as a worker gets them on macOS and Windows, where nothing is forked
+    samples, _ = pickle.loads(ForkingPickler.dumps((loader.dataset, loader.collate_fn)))
     first = [tensor.tolist() for tensor in tensors_in(samples.__getitems__([5, 7]))]
     assert first == [tensor.tolist() for tensor in tensors_in(loader.dataset.__getitems__([5, 7]))]
     if isinstance(samples, TensorBatches):
@@ -198,6 +201,8 @@ def test_the_types_of_a_batch() -> None:
     batch = next(iter(attach(Kinds("named")).train_dataloader()))
     assert isinstance(batch, Named)
     assert batch.y.dtype == torch.int64
+    _, targets = attach(Numbers(([[1, 2]] * 50, np.arange(50.0)))).splits["train"].values
+    assert targets.dtype == torch.float32
     masks = torch.zeros(50, 2, dtype=torch.uint8)
 
     class Boxes(Kinds):

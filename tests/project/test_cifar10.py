@@ -40,20 +40,6 @@ def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir, packed_anew, caps
     assert targets.tolist() == [reference[i][1] for i in range(64)]
 
 
-def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
-    data = attach(
-        CIFAR10(data_dir=str(cifar10_dir), random_crop=4, random_flip=True, val_fraction=0)
-    )
-    batch = next(iter(data.train_dataloader()))
-    data.trainer.training = True
-    augmented, _ = data.on_after_batch_transfer(batch, 0)
-    data.trainer.validating = True
-    plain, _ = data.on_after_batch_transfer(batch, 0)
-    assert augmented.shape == plain.shape
-    assert not torch.equal(augmented, plain)
-    torch.testing.assert_close(plain, batch[0].float() / 255)
-
-
 class RunsCode:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return open, ("run", "w")
