@@ -29,7 +29,6 @@ MOVED = {
     "callbacks.step_timer": "lightbase.watch.step_timer",
     "data.features": "lightbase.data.tables",
     "data.image_folder": "lightbase.data.images",
-    "data.torchvision_set": "lightbase.data.torchvision_set",
     "data.transforms": "lightbase.data.transforms",
 }
 """Modules that were in the user's package before 0.3, and where their classes are now."""

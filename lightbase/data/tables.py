@@ -1,7 +1,6 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -45,8 +44,6 @@ class Features(BaseDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        if csv_path is None and label_column != "label":
-            raise UserError(f"data.label_column {label_column}: there is no data.csv_path", 2)
         self.csv_path = csv_path
         self.label_column = label_column
         self.num_features = num_features
@@ -110,26 +107,28 @@ class Features(BaseDataModule):
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
     """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a
     wrong value."""
-    features: list[list[float]] = []
-    labels: list[str] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or [])
-            if label_column not in columns or len({*columns}) < max(2, len(columns)):
-                needs = f"a column {label_column!r} (--data.label_column), another, each name once"
-                raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
-            for row in reader:
-                label, cells = row.pop(label_column), list(row.values())
-                try:
-                    numbers = [float(cell) for cell in cells]
-                except (TypeError, ValueError):  # a missing cell is None, superfluous ones a list
-                    numbers = [math.nan]
-                if not label or not all(abs(number) < LARGEST for number in numbers):
-                    what = f"no label with finite numbers: {label!r}, {str(cells)[:60]}"
-                    raise UserError(f"{path}, line {reader.line_num}: {what}")
-                labels.append(label)
-                features.append(numbers)
+            columns, *rows = [*csv.reader(file)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
+    if label_column not in columns or len(columns) < 2:
+        needs = f"a column {label_column!r} (--data.label_column) and another one"
+        raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
+    features: list[list[float]] = []
+    labels: list[str] = []
+    for line, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        try:
+            label = row.pop(columns.index(label_column))
+            numbers = [float(cell) for cell in row]
+        except (IndexError, ValueError):
+            label, numbers = "", []
+        is_complete = label and len(numbers) == len(columns) - 1
+        if not is_complete or not all(abs(number) < LARGEST for number in numbers):
+            what = f"no label with {len(columns) - 1} finite numbers: {str(row)[:60]}"
+            raise UserError(f"{path}, line {line}: {what}")
+        labels.append(label)
+        features.append(numbers)
     return torch.tensor(features), labels

@@ -104,7 +104,7 @@ ANYWHERE: dict[str, Change] = {
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
     "a program by a detour": anything("lightbase.run.record.subprocess.Popen", args=["TARGET"]),
     "a program by a function that imports": anything(
-        "lightbase.data.torchvision_set.open_or_download", source=POPEN, data_dir="x", files="x"
+        "lightbase.data.downloads.open_or_download", source=POPEN, data_dir="x", files="x"
     ),
     "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
     "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
