@@ -18,7 +18,6 @@ from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.metrics import Accumulator, check_names, collection
-from lightbase.ranks import say
 
 
 class MayMissSteps(Callback):
@@ -110,7 +109,6 @@ class Curves(MayMissSteps):
         self.epoch = Accumulator(MetricCollection({}))
         self.lr: float | Tensor = 0.0  # of the last step
         self.logged: set[str] = set()  # names that the module gives to self.log
-        self.saw_views = False  # whether test_views had an effect
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -198,9 +196,6 @@ class Curves(MayMissSteps):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, value in self.result(trainer, "test").items():
             LightningModule.log(pl_module, name, value, sync_dist=True)
-        if pl_module.test_views is not None and not self.saw_views:
-            name = type(pl_module).__name__
-            say(f"model.test_views had no effect: test_step of {name} does not call self(x)")
 
     def state_dict(self) -> dict[str, Any]:
         states = gather({"train": self.means["train"].state(), "epoch": self.epoch.state()})

@@ -69,7 +69,7 @@ class Classifier(BaseModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = at_least_float32(self(x))  # of the network, or their mean over test_views
+        logits = at_least_float32(self(x))
         self.track("test", self.criterion(logits, y), logits, y)
         return logits
 

@@ -21,7 +21,7 @@ from lightbase.devices.devices import num_gpus, parse_devices, short_device_erro
 from lightbase.errors import UserError, first_line
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
-from lightbase.module import BaseModule, has_named_optimizer, mean_over_views
+from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import schedule_at
 from lightbase.ranks import say
 
@@ -179,8 +179,7 @@ def try_network(
 
 
 def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any, Any]:
-    """Return the outputs of `model.net` in eval mode, their mean over the test_views if any, and
-    the outputs in training mode. The network's buffers stay."""
+    """Return the outputs of `model.net` in eval mode and in training mode. Its buffers stay."""
     net: nn.Module = model.net.to(inputs.device)
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
@@ -188,11 +187,10 @@ def run_network(model: BaseModule, inputs: Tensor, precision: str) -> tuple[Any,
     inputs = for_network(inputs, net)
     with (
         torch.autocast(inputs.device.type, dtype, enabled=is_half),
-        isolate_rng(include_cuda=inputs.is_cuda),  # views and dropout draw random numbers
+        isolate_rng(include_cuda=inputs.is_cuda),  # dropout draws random numbers
     ):
         net.eval()
-        views = model.test_views
-        outputs = net(inputs) if views is None else mean_over_views(net, views, inputs)
+        outputs = net(inputs)
         for module in training_modules:  # frozen modules stay in eval mode
             module.training = True
         if len(inputs) == 1:  # too few for BatchNorm

@@ -37,7 +37,6 @@ class InTraining(nn.Module):
 
 
 NET = "--model.net test_checks.InTraining"
-FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 
@@ -46,7 +45,6 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
     ("flags", "status", "words"),
     [
         ("--trainer.limit_test_batches 0.001", 2, ["limit_test_batches 0.001", "such as 1"]),
-        (f"{FUSED} --trainer.precision bf16-mixed", 2, ["fused true in bf16-mixed"]),
         ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.BackboneFinetuning", 2, ["Classifier.backbone", "--model.freeze"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),

@@ -58,8 +58,6 @@ stray | unknown argument stray
 --data.num_workers 1000 | data.num_workers 1000 | 256
 --num_threads 100000 | num_threads: | 100000 | <=1024
 --data lightbase.BaseDataModule | BaseDataModule has no method load
---model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
---model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
 --trainer.barebones true | trainer.barebones true: a run logs and saves
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor '' is no metric's name

@@ -23,8 +23,7 @@ NETWORKS = {  # flags beside tiny.yaml
     "discs": "--model example.regressor.Regressor --data example.data.discs.Discs "
     "--data.num_train 99 --data.num_test 20 --model.net.sizes [1024,8,1]",
     "words": "--data test_export.Words --model.net test_export.BagOfWords",
-    "views": "--model.net small.ConvNet --model.net.num_classes 4 "
-    "--model.test_views lightbase.data.transforms.mirrored",
+    "convolutions": "--model.net small.ConvNet --model.net.num_classes 4",
     "cnn": "--data.image_shape [3,32,32] --model.net example.models.cnn.CIFAR10CNN "
     "--model.compile_net aot_eager",
 }
