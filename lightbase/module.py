@@ -6,6 +6,7 @@ import torch
 from jsonargparse.typing import PositiveFloat
 from lightning import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -65,6 +66,9 @@ class BaseModule(LightningModule):
             train. Modules that have no others stay in eval mode.
     """
 
+    task: Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None = None
+    """What outputs and targets mean, for pictures and tables."""
+
     def __init__(
         self,
         net: nn.Module,
@@ -104,6 +108,8 @@ class BaseModule(LightningModule):
         self.has_weights = False
         self.is_frozen = False
         self.is_compiled = False
+        # outputs and targets of the newest batch, as `track` got them
+        self.tracked: tuple[Any, Any] | None = None
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
             backends = torch.compiler.list_backends(exclude_tags=())
@@ -126,29 +132,26 @@ class BaseModule(LightningModule):
         return self
 
     def track(
-        self,
-        stage: Stage,
-        loss: Tensor,
-        outputs: Tensor | None = None,
-        targets: Tensor | None = None,
-        **values: Any,
+        self, stage: Stage, loss: Tensor, outputs: Any = None, targets: Any = None, **values: Any
     ) -> None:
         """Add a batch to the curves of a stage.
 
         loss, values: means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none.
+        outputs, targets: (N, ...), for the metrics; without them the stage has none. They may be
+            what else the metrics take, such as lists with an entry for each sample.
         """
+        outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
+        self.tracked = outputs, targets
         if not self.curves_callback.means:  # called without a Trainer
             return
-        samples = outputs if targets is None else targets
         means = {"loss": loss}
         for name, value in values.items():
             # new_full writes the number on the GPU; copying it there would wait for the GPU
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
-        size = 1 if samples is None else len(samples)
+        size = num_samples(outputs if targets is None else targets)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
-            self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.curves_callback.note_rates(self.trainer)
             if self.trainer.world_size == 1 and is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
@@ -207,6 +210,13 @@ class BaseModule(LightningModule):
             # Curves steps it after each validation: see NEVER
             config |= {"interval": "epoch", "frequency": NEVER, "monitor": "val/loss"}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def num_samples(values: Any) -> int:
+    """The length of a tensor, of a list, or of the first value of a dict; 1 of None."""
+    while isinstance(values, dict):
+        values = next(iter(values.values()))
+    return 1 if values is None else len(values)
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:

@@ -217,8 +217,11 @@ def grouped(
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, [name for name, _ in parameters])
-    first = [{"params": rest}] if rest else []
-    return first + [{**options, "params": members[group]} for group, options in groups.items()]
+    if not groups:
+        return [{"params": rest}] if rest else []
+    first = [{"params": rest, "name": "rest"}] if rest else []
+    more = [{**options, "params": members[name], "name": name} for name, options in groups.items()]
+    return first + more
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:

@@ -76,7 +76,7 @@ class EpochLines(Callback):
         has_classes = isinstance(pl_module, BaseModule)  # in another module val_x/y is its own name
         names = [name for name in metrics if not (has_classes and is_of_class(name))]
         names = [name for name in names if not (is_old and name.startswith("val"))]
-        names = [name for name in names if name != "lr"]
+        names = [name for name in names if name.partition("/")[0] != "lr"]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         text = ", ".join(parts + self.pace.texts(trainer))
