@@ -90,11 +90,12 @@ class Accumulator:
             for accumulator in accumulators:
                 accumulator.metrics.to(self.sums.device)
                 for outputs, targets in pairs:
-                    accumulator._update_metrics(outputs, targets)
+                    accumulator.update_metrics(outputs, targets)
                 accumulator.has_metrics = True
             self.pairs, self.num_waiting = [], 0
 
-    def _update_metrics(self, outputs: Any, targets: Any) -> None:
+    def update_metrics(self, outputs: Any, targets: Any) -> None:
+        """Add a batch to the metrics, with targets of the type that each metric takes."""
         metrics = [*self.metrics.values(copy_state=False)]
         is_float = isinstance(targets, Tensor) and targets.is_floating_point()
         try:
