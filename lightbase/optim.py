@@ -16,7 +16,6 @@ from lightbase.compat import forget_train_loader
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
-from lightbase.ranks import say
 
 if TYPE_CHECKING:
     from lightbase.module import BaseModule
@@ -160,15 +159,18 @@ def num_training_batches(trainer: Any) -> int:
     return num_batches
 
 
-def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:
-    """After what a scheduler, given as object or by name, is made to step."""
-    name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
-    return "step" if name.rpartition(".")[2] in MADE_FOR_STEPS else "epoch"
+def interval_of(scheduler: str | None) -> Literal["epoch", "step"]:
+    """After what a scheduler is made to step."""
+    name = (scheduler or "").rpartition(".")[2]
+    return "step" if name in MADE_FOR_STEPS else "epoch"
 
 
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
     """The subclass of `base` that `name` means: in `module`, in this file, or by its import
     path."""
+    if not isinstance(name, str):
+        what = f"self.{kind} is a {type(name).__name__}, where its name belongs"
+        raise UserError(f"{what}\noverride configure_optimizers for an object", 2)
 
     def fits(cls: Any) -> bool:
         return isinstance(cls, type) and issubclass(cls, base) and cls is not base
@@ -215,8 +217,11 @@ def grouped(
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, [name for name, _ in parameters])
-    first = [{"params": rest}] if rest else []
-    return first + [{**options, "params": members[group]} for group, options in groups.items()]
+    if not groups:
+        return [{"params": rest}] if rest else []
+    first = [{"params": rest, "name": "rest"}] if rest else []
+    more = [{**options, "params": members[name], "name": name} for name, options in groups.items()]
+    return first + more
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -237,17 +242,12 @@ def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
 
 
 def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> None:
-    """Raises UserError for an option that the optimizer does not have: torch would ignore it. Says
-    which groups do not train at all."""
+    """Raises UserError for an option that the optimizer does not have: torch would ignore it."""
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
         for key in options.keys() - accepted:
             what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
             raise UserError(f"{what}; it has {', '.join(accepted)}", 2)
-    built = optimizer.param_groups[-len(groups) :]
-    for group, built_group in zip(groups, built, strict=False):
-        if not any(parameter.requires_grad for parameter in built_group["params"]):
-            say(f"model.parameter_groups.{group} has no effect: its parameters are frozen")
 
 
 def schedule_at(
@@ -263,14 +263,14 @@ def schedule_at(
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         group["params"] = [parameter]
-    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
+    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
     if model.scheduler is None and model.scheduler_args:
         what = f"model.scheduler_args {model.scheduler_args} have no effect without a scheduler"
         raise UserError(f"{what}\ngive --model.scheduler, or --model.scheduler_args null", 2)
     scheduler = None
     try:
-        if isinstance(model.scheduler, str):
+        if model.scheduler is not None:
             scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
         for _ in range(step):
             # LBFGS needs a loss

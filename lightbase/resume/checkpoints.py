@@ -10,7 +10,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightbase.cli.command_line import REMOVED, checked, renamed
+from lightbase.cli.command_line import checked, renamed, without_removed
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.ranks import say
@@ -75,8 +75,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if "package" not in checkpoint:
         what = "was written before version 0.1, and only such a version can read it"
         raise UserError(f"checkpoint {path} {what}")
-    for key in ("config", *REMOVED):  # the flag --config would read a file
-        config.pop(key, None)
+    config.pop("config", None)  # the flag --config would read a file
+    checkpoint["config"] = without_removed(config)
     for key in {"config", "schedule"} & checkpoint.keys():  # a schedule may name a class
         checkpoint[key] = renamed(checkpoint[key], str(checkpoint["package"]))
     return checkpoint

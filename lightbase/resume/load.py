@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningModule
 
-from lightbase.cli.command_line import REMOVED, CommandLine, read_config
+from lightbase.cli.command_line import CommandLine, read_config, without_removed
 from lightbase.cli.config import LOOKS_ON
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
@@ -31,7 +31,7 @@ MAY_CHANGE = {
         *("enable_model_summary", "enable_progress_bar"),
     ),
     "data": LOOKS_ON,
-    "model": ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k"),
+    "model": ("channels_last", "compile_mode", "compile_net", "per_class", "top_k"),
     # flags without a section
     "": (
         *("device_monitor", "figures_every_n_epochs", "step_timer"),
@@ -60,8 +60,6 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     trainer = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
     if config["trainer"]["accelerator"] == "cpu":
         trainer["accelerator"] = "cpu"
-    if "initializer" in config["model"].get("init_args", {}):
-        config["model"]["init_args"]["initializer"] = None  # its work is done
     line = CommandLine(flags)
     trust = None if is_trusted else Trust(path, line)
     cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer}, trust=trust)
@@ -140,9 +138,7 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     if is_own and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         file = folder / "config.yaml"
-        config = None
-        if file.is_file():
-            config = {key: inner for key, inner in read_config(file).items() if key not in REMOVED}
+        config = without_removed(read_config(file)) if file.is_file() else None
         return Restart(name, root, config, folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]

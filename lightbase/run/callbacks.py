@@ -21,6 +21,7 @@ from lightbase.run.checks import Selection
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.metric_values import MetricValues
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
@@ -62,6 +63,7 @@ def watching_callbacks(config: Any) -> list[Callback]:
     callbacks: list[Callback] = []
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
+    callbacks.append(MetricValues(config.figures_every_n_epochs))
     if config.step_timer:
         callbacks.append(StepTimer())
     if config.device_monitor:

@@ -122,7 +122,7 @@ def check_restart(cli: TrainingCLI, restart: Restart) -> None:
         restart.trust.check_run(restart.checkpoint, restart.folder)
     check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
     if isinstance(cli.model, BaseModule):
-        cli.model.is_initialized = True  # the run began with its weights; do not load them again
+        cli.model.has_weights = True  # the run began with its weights; do not load them again
 
 
 def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> None:

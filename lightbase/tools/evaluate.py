@@ -3,7 +3,6 @@
 python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
 python scripts/evaluate.py --ckpt_path ... --data.num_folds null
-python scripts/evaluate.py --ckpt_path ... --model.test_views lightbase.data.transforms.mirrored
 python scripts/evaluate.py --ckpt_path ... --report
 
 A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
@@ -37,7 +36,7 @@ from lightbase.run.train import run_test
 from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import are_logits, class_names
 
-FLAGS = ("--data.", "--trainer.", "--model.test_views")
+FLAGS = ("--data.", "--trainer.")
 MEASURES = {
     "precision": classification.multiclass_precision,
     "recall": classification.multiclass_recall,
@@ -51,9 +50,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too"
     )
-    parser.epilog = (
-        "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
-    )
+    parser.epilog = "--data.* and --trainer.* flags replace those of the run."
     with short_errors():
         options, flags = parser.parse_known_args(args)
         for flag in flags:

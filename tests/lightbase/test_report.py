@@ -51,13 +51,12 @@ def test_the_report_agrees_with_the_test(trained: Any, tmp_path: Path, capsys: A
     assert f"Accuracy {metrics['test/acc']:.4f} of 75 samples" in shown[table + 5]
 
 
-def test_it_takes_the_views_and_the_part_that_are_tested(trained, tmp_path):
+def test_it_takes_the_part_that_is_tested(trained, tmp_path):
     """Beside a checkpoint outside of a run's folder."""
     copied = tmp_path / "copied.ckpt"
     copied.write_bytes((trained()[0] / "checkpoints" / "best.ckpt").read_bytes())
-    views = "--model.test_views lightbase.data.transforms.mirrored"
     limit = "--trainer.limit_test_batches 3 --report"
-    metrics = evaluate(argv("--ckpt_path", copied, views, limit))
+    metrics = evaluate(argv("--ckpt_path", copied, limit))
     _, counts = read(tmp_path)
     assert sum(map(sum, counts)) == metrics["test/num_samples"] == 48
     assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(metrics["test/acc"], abs=1e-6)
