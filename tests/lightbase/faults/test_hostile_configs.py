@@ -223,8 +223,6 @@ MESSAGE = "x\n- Problem with given class_path 'hostile.X':\n  - No module named 
     "change",
     [
         of_model(net="hostile.yaml"),
-        of_model(optimizer="hostile"),
-        of_model(optimizer="hostile:write"),
         of_model(net=MESSAGE),
         lambda config, target: config.update({"trainer.default_root_dir": target}),
         lambda config, _: config.update(model=None),
