@@ -1,5 +1,6 @@
 """The base class of a project's LightningModules: optimizer, schedule, curves."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Self, TypeGuard
 
 import torch
@@ -9,7 +10,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from lightbase.curves import Curves, Stage, is_log_step
@@ -28,7 +30,7 @@ from lightbase.transfer import WeightsFile, freeze_parameters, load_weights
 
 class BaseModule(RecordsArguments, LightningModule):
     """Trains `net` with `criterion`, measured by `metrics`. A subclass may assign other values to
-    `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`.
+    `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`; the last two may be objects, too.
 
     The steps call `track`, which makes these curves: train/ on log steps (means over the samples
     since the last log step), val/ after each validation, test/ and test/num_samples after a test.
@@ -69,6 +71,8 @@ class BaseModule(RecordsArguments, LightningModule):
 
     task: Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None = None
     """What outputs and targets mean, for pictures and tables."""
+    optimizer: str | Optimizer | Callable[..., Optimizer]
+    scheduler: str | LRScheduler | None
 
     def __init__(
         self,
@@ -211,15 +215,23 @@ class BaseModule(RecordsArguments, LightningModule):
         return self.scheduler_interval or interval_of(self.scheduler)
 
     def configure_optimizers(self) -> Any:
+        optimizer, scheduler = self.optimizer, self.scheduler
         groups = grouped(self.named_parameters(), self.parameter_groups)
+        if isinstance(optimizer, Optimizer) and self.parameter_groups:
+            what = "model.parameter_groups: an optimizer that is an object has its groups"
+            raise UserError(f"{what}; leave them out", 2)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
         is_mixed = str(self.trainer.precision).endswith("-mixed")
         fused = not (self.trainer.gradient_clip_val and is_mixed)
-        optimizer = build_optimizer(self.optimizer, self.optimizer_args, groups, self.lr, fused)
-        if self.scheduler is None:
+        if isinstance(optimizer, str):
+            optimizer = build_optimizer(optimizer, self.optimizer_args, groups, self.lr, fused)
+        elif not isinstance(optimizer, Optimizer):  # a class
+            optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
+        if scheduler is None:
             return optimizer
-        num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
-        scheduler = build_scheduler(self.scheduler, self.scheduler_args, optimizer, num_steps)
+        if isinstance(scheduler, str):
+            num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
+            scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):
             names = [*map(str, collection(self.metrics)), "loss"]
@@ -237,6 +249,10 @@ def num_samples(values: Any) -> int:
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
-    """Whether BaseModule builds the optimizer: no subclass overrides `configure_optimizers`."""
-    is_base = isinstance(model, BaseModule)
-    return is_base and not is_overridden("configure_optimizers", model, BaseModule)
+    """Whether BaseModule builds the optimizer and the scheduler from their names. It does not if a
+    subclass overrides `configure_optimizers`, or assigns an object or a class."""
+    if not isinstance(model, BaseModule):
+        return False
+    if is_overridden("configure_optimizers", model, BaseModule):
+        return False
+    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)

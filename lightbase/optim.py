@@ -159,18 +159,15 @@ def num_training_batches(trainer: Any) -> int:
     return num_batches
 
 
-def interval_of(scheduler: str | None) -> Literal["epoch", "step"]:
-    """After what a scheduler is made to step."""
-    name = (scheduler or "").rpartition(".")[2]
-    return "step" if name in MADE_FOR_STEPS else "epoch"
+def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:
+    """After what a scheduler, given as object or by name, is made to step."""
+    name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
+    return "step" if name.rpartition(".")[2] in MADE_FOR_STEPS else "epoch"
 
 
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
     """The subclass of `base` that `name` means: in `module`, in this file, or by its import
     path."""
-    if not isinstance(name, str):
-        what = f"self.{kind} is a {type(name).__name__}, where its name belongs"
-        raise UserError(f"{what}\noverride configure_optimizers for an object", 2)
 
     def fits(cls: Any) -> bool:
         return isinstance(cls, type) and issubclass(cls, base) and cls is not base
@@ -263,14 +260,14 @@ def schedule_at(
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         group["params"] = [parameter]
-    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
+    optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
     if model.scheduler is None and model.scheduler_args:
         what = f"model.scheduler_args {model.scheduler_args} have no effect without a scheduler"
         raise UserError(f"{what}\ngive --model.scheduler, or --model.scheduler_args null", 2)
     scheduler = None
     try:
-        if model.scheduler is not None:
+        if isinstance(model.scheduler, str):
             scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
         for _ in range(step):
             # LBFGS needs a loss
