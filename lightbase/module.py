@@ -75,6 +75,9 @@ class BaseModule(LightningModule):
 
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
+    # What outputs and targets mean, for pictures, evaluate.py --report and predict.py.
+    task: Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None = None
+    tracked: tuple[Tensor, Tensor] | None = None  # outputs and targets of the newest batch
 
     def __init__(
         self,
@@ -168,6 +171,8 @@ class BaseModule(LightningModule):
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
         size = 1 if samples is None else len(samples)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
+        if outputs is not None and targets is not None:
+            self.tracked = outputs.detach(), targets.detach()
         if stage == "train":
             self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             if self.trainer.world_size == 1 and is_log_step(self):

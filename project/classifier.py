@@ -24,6 +24,8 @@ class Classifier(BaseModule):
         system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
+    task = "multiclass"
+
     def __init__(
         self,
         net: nn.Module,

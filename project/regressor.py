@@ -15,6 +15,8 @@ class Regressor(BaseModule):
     criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
     """
 
+    task = "regression"
+
     def __init__(
         self,
         net: nn.Module,

@@ -9,10 +9,15 @@ import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from lightbase.data.batches import (
-    Batch,
     DatasetSamples,
     EpochBatchSampler,
     ResumableLoader,
@@ -251,10 +256,19 @@ class BaseDataModule(LightningDataModule):
             self.on_gpu[samples] = samples.to(device)
         return self.on_gpu[samples]
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
-        # with a precision such as bf16-true, the weights are not float32
-        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), batch[1]
+    def collate(self, samples: list) -> Any:
+        return default_collate(samples)
+
+    def transform_batch(self, batch: Any, training: bool) -> Any:
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        inputs = self.normalize(self.augment(inputs) if training else inputs)
+        return (inputs, *batch[1:]) if isinstance(batch, tuple | list) else inputs
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        batch = self.transform_batch(batch, self.trainer.training)
+        convert = self.trainer.precision_plugin.convert_input  # bf16-true: weights are not float32
+        has_parts = isinstance(batch, tuple | list)
+        return (convert(batch[0]), *batch[1:]) if has_parts else convert(batch)
 
     def state_dict(self) -> dict[str, Any]:
         state = {
