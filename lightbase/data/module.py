@@ -1,6 +1,6 @@
 """What all data modules share: splits, loaders, and the batch transforms on the device."""
 
-from collections.abc import Collection, Sized
+from collections.abc import Collection, Iterator, Sized
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,13 +9,7 @@ import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from lightbase.data.batches import (
     DatasetSamples,
@@ -294,6 +288,21 @@ class BaseDataModule(LightningDataModule):
                 raise UserError(f"data.fold: {what} of {num_folds}\n{way_out}", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
+
+    def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """For predict.py: a name and a sample for each input in a file. A tensor is an input
+        without a target; what else `collate` takes is a sample, as `load` gives it. Raises
+        UserError for a file that cannot be read."""
+        from lightbase.data.images import read_image  # which imports this module
+
+        shape = shape_of_images(self.empty_batch)
+        if shape is None:
+            raise UserError(f"{type(self).__name__} has no method read_inputs(path)")
+        yield str(path), read_image(path, shape)
+
+    def to_text(self, values: Tensor) -> str:
+        """A sample of a text task, int64 (length,), as people read it."""
+        raise UserError(f"{type(self).__name__} has no method to_text(values)")
 
 
 def as_samples(loaded: Any, name: str) -> Samples:
