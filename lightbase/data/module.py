@@ -296,8 +296,8 @@ class BaseDataModule(LightningDataModule):
         from lightbase.data.images import read_image  # which imports this module
 
         shape = shape_of_images(self.empty_batch)
-        if shape is None:
-            raise UserError(f"{type(self).__name__} has no method read_inputs(path)")
+        if shape is None or shape[0] not in (1, 3):
+            raise UserError(f"{type(self).__name__} has no read_inputs(path), nor uint8 images")
         yield str(path), read_image(path, shape)
 
     def to_text(self, values: Tensor) -> str:

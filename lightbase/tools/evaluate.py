@@ -36,18 +36,7 @@ from lightbase.run.train import run_test
 from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import Evaluated, class_names, confusion, iou, probabilities
 
-MEASURES: dict[str, dict[str, Any]] = {
-    "multiclass": {
-        "precision": classification.multiclass_precision,
-        "recall": classification.multiclass_recall,
-        "f1": classification.multiclass_f1_score,
-    },
-    "multilabel": {
-        "precision": classification.multilabel_precision,
-        "recall": classification.multilabel_recall,
-        "f1": classification.multilabel_f1_score,
-    },
-}
+MEASURES = {"precision": "precision", "recall": "recall", "f1": "f1_score"}  # of torchmetrics
 TASKS = ("multiclass", "multilabel", "segmentation")
 
 
@@ -165,7 +154,8 @@ def scores_of(evaluated: Evaluated) -> tuple[dict[str, Tensor], Tensor | None, s
             true, predicted = (true > 0.5).long(), probabilities(predicted)
             summary = f"{len(true)} samples, labels of probability 0.5; means over the labels:"
         scores, means = {}, []
-        for name, measure in MEASURES[evaluated.task].items():
+        for name, function in MEASURES.items():
+            measure = getattr(classification, f"{evaluated.task}_{function}")
             scores[name] = measure(predicted, true, num, average=None)
             means.append(f"{name} {measure(predicted, true, num, average='macro'):.4f}")
         summary += f" {', '.join(means)}"

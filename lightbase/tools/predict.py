@@ -38,7 +38,7 @@ from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.batches import as_it_is, for_network
 from lightbase.data.images import find_images
-from lightbase.data.module import BaseDataModule, shape_of_images
+from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
@@ -73,7 +73,6 @@ def main(args: Sequence[str] | None = None) -> None:
         check_output(options.output, has_masks)
         unreadable: list[tuple[Path, str]] = []
         if options.files:
-            check_reads_files(data, options.ckpt_path)
             batches = batches_of_files(data, options.files, unreadable)
         else:
             batches = batches_of_split(data, options.split)
@@ -174,7 +173,7 @@ def task_of(model: LightningModule, data: Any) -> str | None:
 
 def check_output(output: Path | None, is_folder: bool) -> None:
     """Raises UserError if it cannot be written."""
-    if is_folder and output is None:
+    if is_folder and (output is None or output.suffix or output.is_file()):
         raise UserError("masks are no table: give --output FOLDER or FILE.npz", 2)
     if output and not is_folder and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output} is a folder, or in none that is there", 2)
@@ -201,22 +200,13 @@ def batches_of_split(data: LightningDataModule, split: str) -> Iterator[Named]:
         start += num
 
 
-def check_reads_files(data: LightningDataModule, checkpoint: Path) -> None:
-    if isinstance(data, BaseDataModule):
-        shape = shape_of_images(data.empty_batch)
-        if is_overridden("read_inputs", data, BaseDataModule) or (shape and shape[0] in (1, 3)):
-            return
-    raise UserError(
-        f"{checkpoint} was trained on {type(data).__name__}: how an image file becomes such an "
-        "input is not known\na BaseDataModule tells by read_inputs(path), or if its load gives "
-        "uint8 images of 1 or 3 channels; without files the test set is predicted"
-    )
-
-
 def batches_of_files(
     data: Any, paths: list[Path], unreadable: list[tuple[Path, str]]
 ) -> Iterator[Named]:
     """What the files hold. Files that cannot be read are added to `unreadable`."""
+    if not isinstance(data, BaseDataModule):
+        what = f"files need a BaseDataModule, which {type(data).__name__} is not"
+        raise UserError(f"{what}\nwithout files the test set is predicted", 2)
     files, missing = find_images(paths)
     unreadable += missing
     waiting: list[tuple[str, Any]] = []
@@ -298,7 +288,10 @@ def write_table(options: Any, predictions: Predictions, data: Any) -> None:
     table: list[tuple[str, ...]] = []
     has_true = len(predictions.true) == len(predictions.names)
     true = predictions.true if has_true else [None] * len(predictions.names)
-    for name, values, target in zip(predictions.names, predictions.single, true, strict=True):
+    outputs = predictions.single
+    if options.task == "multilabel" and outputs:  # all together say whether they are logits
+        outputs = list(probabilities(torch.stack(outputs)))
+    for name, values, target in zip(predictions.names, outputs, true, strict=True):
         cells = [("file" if options.files else "sample", name)]
         cells += cells_of(values, data, options)
         if target is not None:
@@ -319,7 +312,6 @@ def cells_of(values: Tensor, data: Any, options: Any) -> Cells:
     if is_vector and options.task == "multiclass":
         return class_cells(values, names, data, options)
     if is_vector and options.task == "multilabel":
-        values = probabilities(values)
         cells = [("labels", labels(values > options.threshold, names))]
         for name, value in zip(names, values.tolist(), strict=True):
             cells += [(f"probability_{name}", f"{value:.4f}")] * options.probabilities

@@ -64,13 +64,14 @@ class Evaluated:
         targets: Any
         outputs, targets = tracked or (None, None)
         self.newest = self.model.tracked
-        shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in (outputs, targets)]
         if not fits(self.task, outputs, targets) or len(targets) != len(indices or targets):
+            shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in (outputs, targets)]
             got = f"track got outputs {shapes[0]} and targets {shapes[1]}"
-            self.misfit = f"{got}, which do not fit task {self.task}: see docs/tensorboard.md"
-        if self.misfit:
+            self.misfit = (
+                self.misfit or f"{got}, which do not fit task {self.task}: see docs/tensorboard.md"
+            )
             return
-        self.num_outputs = outputs.shape[1]
+        self.num_outputs = outputs.shape[-1]
         if self.task == "segmentation":
             masks = predicted_masks(outputs)
             targets = targets.view_as(masks).long()
