@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from lightbase.data.batches import (
+    Batch,
     DatasetSamples,
     EpochBatchSampler,
     ResumableLoader,
@@ -258,7 +259,7 @@ class BaseDataModule(LightningDataModule):
         inputs = self.normalize(self.augment(inputs) if training else inputs)
         return (inputs, *batch[1:]) if isinstance(batch, tuple | list) else inputs
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         batch = self.transform_batch(batch, self.trainer.training)
         convert = self.trainer.precision_plugin.convert_input  # bf16-true: weights are not float32
         has_parts = isinstance(batch, tuple | list)

@@ -1,7 +1,7 @@
 """Pictures for loggers: what the network gets right and wrong, drawn without a screen."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ NUM_IMAGES = 25  # of a grid
 NUM_SAMPLES = 10  # masks or texts of a picture
 NUM_POINTS = 5000  # of a plot of predicted numbers
 TEXT_LENGTH = 200  # tokens
+Label = tuple[str, str, bool]  # predicted and true text, and whether they agree
 
 
 class Evaluated:
@@ -59,11 +60,10 @@ class Evaluated:
 
     def add(self, indices: Sequence[int] | None = None) -> None:
         """Add the newest batch. indices: of its samples, in the data set, if they are needed."""
-        tracked: Any = None if self.model.tracked is self.newest else self.model.tracked
-        outputs: Any
-        targets: Any
-        outputs, targets = tracked or (None, None)
-        self.newest = self.model.tracked
+        tracked: tuple[Any, Any] = (None, None)
+        if self.model.tracked is not self.newest:
+            tracked = self.newest = self.model.tracked or tracked
+        outputs, targets = tracked
         if not fits(self.task, outputs, targets) or len(targets) != len(indices or targets):
             shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in (outputs, targets)]
             got = f"track got outputs {shapes[0]} and targets {shapes[1]}"
@@ -184,25 +184,27 @@ class PredictionFigures(Callback):
         self.evaluated: Evaluated | None = None  # the newest evaluation, until it is drawn
         self.loader: Any = None  # of this evaluation
         self.order: list[int] = []  # indices of this process's samples
-        self.has_pictures = False
+        self.has_pictures = self.has_predictions = False
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         # only the first process's loggers write
         self.has_pictures = trainer.strategy.broadcast(has_pictures(trainer.loggers))
-        if missing := what_is_missing(pl_module, trainer.datamodule):
-            if self.has_pictures:
-                say_once(f"Pictures: none {missing}")
-            self.has_pictures = self.has_pictures and not missing.startswith("of")
+        missing = what_is_missing(pl_module, trainer.datamodule)
+        if self.has_pictures and missing:
+            say_once(f"Pictures: none {missing}")
+        self.has_predictions = self.has_pictures and not missing.startswith("of")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.has_pictures and trainer.datamodule.image_shape and trainer.global_step == 0:
-            figure = input_figure(trainer.datamodule, pl_module)
+        data = trainer.datamodule
+        has_images = isinstance(data, BaseDataModule) and data.image_shape
+        if self.has_pictures and has_images and trainer.global_step == 0:
+            figure = input_figure(data, pl_module)
             log_figure(trainer.loggers, "view/inputs/train", figure, 0)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self.evaluated = None
         self.loader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        draws = self.has_pictures and not trainer.sanity_checking
+        draws = self.has_predictions and not trainer.sanity_checking
         if draws and isinstance(self.loader, ResumableLoader):
             every = math.ceil(len(self.loader.dataset) / NUM_SAMPLES)
             stage = "test" if trainer.testing else "val"
@@ -256,19 +258,20 @@ def what_is_missing(model: LightningModule, data: Any) -> str:
     return ""
 
 
-def input_figure(data: BaseDataModule, model: BaseModule) -> Figure:
+def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
     """Training images as the network gets them, with their classes or masks."""
     samples = data.splits["train"]
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES))
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = data.transform_batch(move_data_to_device(batch, model.device), training=True)
-    images, targets = first_part(batch).cpu(), batch[1]
+    task = model.task if isinstance(model, BaseModule) else None
+    images = first_part(batch).cpu()
     texts = [""] * len(images)
-    if model.task == "multiclass" and data.classes:
-        texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
-    if model.task == "segmentation":
-        masks = targets.cpu().reshape(len(images), *targets.shape[-2:])
+    if task == "multiclass" and data.classes:
+        texts = [shorten(data.classes[target], 9) for target in batch[1].tolist()]
+    if task == "segmentation":
+        masks = batch[1].cpu().reshape(len(images), *batch[1].shape[-2:])
         images = [overlay(*pair) for pair in zip(images, masks, strict=True)]
     title = "training images as the network gets them"
     return image_grid(images, texts, ["black"] * len(images), title)
@@ -288,17 +291,19 @@ def multiclass_figures(evaluated: Evaluated, dataset: Any) -> dict[str, Figure]:
     right = f"{int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
     figures = {"confusion_matrix": confusion_matrix(counts, names, f"{evaluated.stage}: {right}")}
     if evaluated.data.image_shape:
-        labels = [
-            (f"{shorten(names[i], 9)} {log.exp():.0%}", shorten(names[j], 9), bool(i == j))
-            for i, j, log in zip(predicted, true, best, strict=True)
-        ]
-        rows = spread(len(true), NUM_IMAGES)
+
+        def label(i: int) -> Label:
+            text = f"{shorten(names[predicted[i]], 9)} {best[i].exp():.0%}"
+            return text, shorten(names[true[i]], 9), bool(is_right[i])
+
+        rows = (true >= 0).nonzero()[:, 0].tolist()  # others are ignored by the loss
+        rows = [rows[i] for i in spread(len(rows), NUM_IMAGES)]
         title = "predicted class, its probability"
-        figures["predictions"] = labelled_grid(evaluated, dataset, rows, labels, title)
+        figures["predictions"] = labelled_grid(evaluated, dataset, rows, label, title)
         wrong = (~is_right & (true >= 0)).nonzero()[:, 0]
         rows = wrong[of_true[wrong].argsort()][:NUM_IMAGES].tolist()
         title = f"the worst of {len(wrong):,} mistakes" if rows else "no mistakes"
-        figures["mistakes"] = labelled_grid(evaluated, dataset, rows, labels, title)
+        figures["mistakes"] = labelled_grid(evaluated, dataset, rows, label, title)
     return figures
 
 
@@ -315,22 +320,24 @@ def multilabel_figures(evaluated: Evaluated, dataset: Any) -> dict[str, Figure]:
     title = f"{evaluated.stage}: {len(true):,} samples, labels with a probability over 0.5"
     figures = {"labels": bars(values, names, title)}
     if evaluated.data.image_shape:
-        labels = []
-        for columns in zip(has_label, is_true, strict=True):
-            texts = [", ".join(names[i] for i in x.nonzero()[:, 0]) or "none" for x in columns]
-            labels.append((shorten(texts[0]), shorten(texts[1]), torch.equal(*columns)))
+
+        def label(i: int) -> Label:
+            columns = has_label[i], is_true[i]
+            texts = [", ".join(names[k] for k in x.nonzero()[:, 0]) or "none" for x in columns]
+            return shorten(texts[0]), shorten(texts[1]), torch.equal(*columns)
+
         rows = spread(len(true), NUM_IMAGES)
         title = "predicted labels"
-        figures["predictions"] = labelled_grid(evaluated, dataset, rows, labels, title)
+        figures["predictions"] = labelled_grid(evaluated, dataset, rows, label, title)
     return figures
 
 
 def labelled_grid(
-    evaluated: Evaluated, dataset: Any, rows: list[int], labels: list[Any], title: str
+    evaluated: Evaluated, dataset: Any, rows: list[int], label: Callable[[int], Label], title: str
 ) -> Figure:
-    """labels: of all samples, the predicted text, the true text, and whether they agree."""
-    texts = [labels[i][0] if labels[i][2] else "{}\nis {}".format(*labels[i]) for i in rows]
-    colours = [RIGHT if labels[i][2] else WRONG for i in rows]
+    labels = [label(i) for i in rows]
+    texts = [text if is_right else f"{text}\nis {true}" for text, true, is_right in labels]
+    colours = [RIGHT if is_right else WRONG for *_, is_right in labels]
     indices = [evaluated.indices[i] for i in rows]
     images = first_part(dataset.__getitems__(indices)) if rows else []
     return image_grid(images, texts, colours, f"{evaluated.stage}: {title}")
