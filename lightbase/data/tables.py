@@ -61,7 +61,11 @@ class Features(BaseDataModule):
 
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
-        return read_csv(Path(self.csv_path or ""), self.label_column)
+        path = Path(self.csv_path or "")
+        table = read_csv(path, self.label_column)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            self.columns = [name for name in next(csv.reader(file)) if name != self.label_column]
+        return table
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
@@ -74,8 +78,6 @@ class Features(BaseDataModule):
 
     def _read(self) -> Batch:
         inputs, labels = self.table
-        with Path(self.csv_path or "").open(newline="", encoding="utf-8-sig") as file:
-            self.columns = [name for name in next(csv.reader(file)) if name != self.label_column]
         if unknown := sorted(set(labels) - set(self.classes)):
             names = ", ".join(unknown[:5])
             raise UserError(f"{self.csv_path} has labels that the training had not: {names}")
