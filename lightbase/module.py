@@ -70,9 +70,10 @@ class BaseModule(RecordsArguments, LightningModule):
     """
 
     task: Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None = None
-    """What outputs and targets mean, for pictures and tables."""
+    """What outputs and targets mean, for pictures, evaluate.py --report and predict.py."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
+    tracked: tuple[Any, Any] | None = None  # outputs and targets of the newest batch
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What all data modules share: seeded splits and folds, loaders, and the batch transforms on the
 device."""
 
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
 from types import MethodType
 from typing import Any, Literal, NamedTuple
@@ -313,6 +313,21 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
                 raise UserError(f"data.fold: {what} of {num_folds}\n{way_out}", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
+
+    def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """For predict.py: a name and a sample for each input in a file. A tensor is an input
+        without a target; what else `collate` takes is a sample, as `load` gives it. Raises
+        UserError for a file that cannot be read."""
+        from lightbase.data.images import read_image  # which imports this module
+
+        shape = shape_of_images(self.empty_batch)
+        if shape is None or shape[0] not in (1, 3):
+            raise UserError(f"{type(self).__name__} has no read_inputs(path), nor uint8 images")
+        yield str(path), read_image(path, shape)
+
+    def to_text(self, values: Tensor) -> str:
+        """A sample of a text task, int64 (length,), as people read it."""
+        raise UserError(f"{type(self).__name__} has no method to_text(values)")
 
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
