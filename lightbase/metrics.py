@@ -56,7 +56,7 @@ class Accumulator:
         self.sums: Tensor | None = None
         self.has_metrics = False
         # how many targets a classification metric got that are no whole numbers
-        self.num_broken: Tensor | None = None
+        self.num_broken: Any = 0
         self.metrics.reset()
 
     def add(self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any) -> None:
@@ -104,8 +104,7 @@ class Accumulator:
                 return
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
-            num_broken = (labels != targets).sum()
-            self.num_broken = num_broken + (0 if self.num_broken is None else self.num_broken)
+            self.num_broken = self.num_broken + (labels != targets).sum()
             for metric in metrics:
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
@@ -130,7 +129,7 @@ class Accumulator:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        if self.num_broken is not None and reduce(self.num_broken) > 0:
+        if isinstance(self.num_broken, Tensor) and reduce(self.num_broken.clone()) > 0:
             what = "a classification metric got targets that are no whole numbers"
             raise UserError(f"{what}\ntake a metric of torchmetrics.regression, or round them")
         metrics: dict[str, Tensor] = {}
@@ -139,10 +138,10 @@ class Accumulator:
             classes, value = self.classes, metric.compute()
             if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
                 classes, value = in_keys(metric.labels or classes), metric.metric.compute()
-            curves, others = numbers(name, value, classes)
-            metrics |= curves
-            self.others |= others
-            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & curves.keys()
+            for key, part in numbers(name, value, classes).items():
+                is_curve = isinstance(part, Tensor) and part.dim() == 0
+                (metrics if is_curve else self.others)[key] = part
+            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & metrics.keys()
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
@@ -206,33 +205,26 @@ def explain(error: Exception, metrics: MetricCollection, outputs: Any, targets: 
     error.add_note(what)
 
 
-def numbers(
-    name: str, value: Any, classes: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The curves of a metric's value, and the values in it that are no curves, by name.
+def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """The parts of a metric's value by name. Tensors float32 () are curves; others are no curves.
 
     A number is the curve NAME, a vector NAME/CLASS if it has a value for each class, and NAME_0,
     NAME_1, ... otherwise. The values of a dict are NAME_KEY.
     """
     if isinstance(value, dict):
-        curves: dict[str, Tensor] = {}
-        others: dict[str, Any] = {}
-        for key, part in value.items():
-            more_curves, more_others = numbers(f"{name}_{key}", part, classes)
-            curves |= more_curves
-            others |= more_others
-        return curves, others
+        parts = [numbers(f"{name}_{key}", part, classes) for key, part in value.items()]
+        return {key: part for inner in parts for key, part in inner.items()}
     try:
         tensor = torch.as_tensor(value).float()
     except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
-        return {}, {name: value}
+        return {name: value}
     if tensor.numel() == 1:
-        return {name: tensor.squeeze()}, {}
+        return {name: tensor.squeeze()}
     if tensor.dim() != 1 or not 0 < len(tensor) <= max(100, len(classes)):
-        return {}, {name: value}
+        return {name: value}
     if len(tensor) == len(classes):
-        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}, {}
-    return {f"{name}_{i}": number for i, number in enumerate(tensor)}, {}
+        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}
+    return {f"{name}_{i}": number for i, number in enumerate(tensor)}
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -268,7 +260,6 @@ def collection(
         return metrics
     if not isinstance(metrics, dict):
         return MetricCollection(metrics or {})
-    metrics = flat(metrics)
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
         try:
@@ -277,14 +268,3 @@ def collection(
             reason = error.args[0]
             raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
     return ordered
-
-
-def flat(metrics: Mapping[str, Any]) -> dict[str, Metric]:
-    """Metrics by name. Those of a collection in it become NAME_METRIC."""
-    by_name: dict[str, Metric] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, MetricCollection):
-            by_name |= {f"{name}_{inner}": part for inner, part in metric.items()}
-        else:
-            by_name[name] = metric
-    return by_name

@@ -73,7 +73,8 @@ class BaseModule(RecordsArguments, LightningModule):
     """What outputs and targets mean, for pictures, evaluate.py --report and predict.py."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
-    tracked: tuple[Any, Any] | None = None  # outputs and targets of the newest batch
+    # outputs and targets of the newest batch, as `track` got them
+    tracked: tuple[Any, Any] | None = None
 
     def __init__(
         self,
@@ -114,8 +115,6 @@ class BaseModule(RecordsArguments, LightningModule):
         self.has_weights = False
         self.is_frozen = False
         self.is_compiled = False
-        # outputs and targets of the newest batch, as `track` got them
-        self.tracked: tuple[Any, Any] | None = None
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
             backends = torch.compiler.list_backends(exclude_tags=())

@@ -72,9 +72,10 @@ def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Ten
         tables.append({name.removeprefix(prefix): table[name] for name in inner})
     fits = []
     for renamed in tables:
-        names = [name for name in state if name in renamed]
-        names = [name for name in names if renamed[name].shape == state[name].shape]
-        fits.append({name: renamed[name] for name in names})
+        both = state.keys() & renamed.keys()
+        fits.append(
+            {name: renamed[name] for name in both if renamed[name].shape == state[name].shape}
+        )
     return max(fits, key=len)
 
 

@@ -11,8 +11,8 @@ from lightbase.errors import UserError
 from lightbase.optim import build_optimizer, build_scheduler, check_options, grouped, interval_of
 
 
-def parameter() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.ones(3))]
+def parameter() -> list[dict[str, Any]]:
+    return [{"params": [nn.Parameter(torch.ones(3))]}]
 
 
 @pytest.mark.parametrize(

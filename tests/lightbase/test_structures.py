@@ -183,8 +183,7 @@ def test_the_batches_do_not_depend_on_workers_or_on_where_the_samples_are(kind):
     assert first == [tensor.tolist() for tensor in tensors_in(loader.dataset.__getitems__([5, 7]))]
     if isinstance(samples, TensorBatches):
         moved = samples.to(torch.device("cpu"))
-        assert moved.num_bytes == samples.num_bytes == moved.sample_bytes * 90
-        assert len(tensors_in(moved.values)[0]) == 90
+        assert len(moved) == len(tensors_in(moved.values)[0]) == 90
 
 
 @pytest.mark.parametrize("kind", ["dict", "Dataset of dicts"])
