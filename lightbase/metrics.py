@@ -96,16 +96,14 @@ class Accumulator:
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
         """Add a batch to the metrics, with targets of the type that each metric takes."""
-        metrics = [*self.metrics.values(copy_state=False)]
-        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
-        try:
-            if not is_float or not any(map(takes_labels, metrics)):
-                self.metrics.update(outputs, targets)
-                return
+        labels = targets
+        if isinstance(targets, Tensor) and targets.is_floating_point():
             labels = targets.long()
-            # .item() would wait for the GPU: `result` looks at the number
-            self.num_broken = self.num_broken + (labels != targets).sum()
-            for metric in metrics:
+        try:
+            for metric in self.metrics.values():
+                if takes_labels(metric) and labels is not targets:
+                    # .item() would wait for the GPU: `result` looks at the number
+                    self.num_broken = self.num_broken + (labels != targets).sum()
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
             explain(error, self.metrics, outputs, targets)
@@ -134,7 +132,7 @@ class Accumulator:
             raise UserError(f"{what}\ntake a metric of torchmetrics.regression, or round them")
         metrics: dict[str, Tensor] = {}
         self.class_curves, self.others = set(), {}
-        for name, metric in self.metrics.items(copy_state=False) if self.has_metrics else ():
+        for name, metric in self.metrics.items() if self.has_metrics else ():
             classes, value = self.classes, metric.compute()
             if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
                 classes, value = in_keys(metric.labels or classes), metric.metric.compute()
@@ -250,20 +248,16 @@ def collection(
 
     more: Metrics to add, by name. Raises UserError for a name that is taken.
     """
-    if more:
-        metrics = collection(metrics)
-        for name in more.keys() & metrics.keys():
+    if isinstance(metrics, Metric):
+        metrics = {type(metrics).__name__: metrics}
+    # Compute groups would take two metrics for one, if their states are equal in the first batch.
+    ordered = MetricCollection({}, compute_groups=False)
+    for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
+        if name in ordered:
             what = f"model.metrics.{name}: another argument adds a metric of this name"
             raise UserError(f"{what}; give yours another one", 2)
-        metrics.add_metrics(dict(more))
-    if isinstance(metrics, MetricCollection):
-        return metrics
-    if not isinstance(metrics, dict):
-        return MetricCollection(metrics or {})
-    ordered = MetricCollection({})
-    for name, metric in metrics.items():  # all at once they would be sorted by name
         try:
-            ordered.add_metrics({name: metric})
+            ordered.add_metrics({name: metric})  # all at once they would be sorted by name
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
             reason = error.args[0]
             raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from lightbase.compat import newest_batch
 from lightbase.curves import Curves, Stage, is_log_step
+from lightbase.data.nested import inputs_of
 from lightbase.errors import UserError
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
@@ -156,8 +158,9 @@ class BaseModule(RecordsArguments, LightningModule):
         """Add a batch to the curves of a stage.
 
         loss, values: means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none. They may be
-            what else the metrics take, such as lists with an entry for each sample.
+        outputs, targets: (N, ...), for the metrics; without them the stage has none, and the
+            samples of the batch are counted. They may be what else the metrics take, such as lists
+            with an entry for each sample.
         """
         outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
         self.tracked = outputs, targets
@@ -167,7 +170,10 @@ class BaseModule(RecordsArguments, LightningModule):
         for name, value in values.items():
             # new_full writes the number on the GPU; copying it there would wait for the GPU
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
-        size = num_samples(outputs if targets is None else targets)
+        countable = outputs if targets is None else targets
+        if countable is None:
+            countable = inputs_of(newest_batch(self.trainer))
+        size = num_samples(countable)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
             self.curves_callback.note_rates(self.trainer)

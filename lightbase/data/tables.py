@@ -64,7 +64,7 @@ class Features(BaseDataModule):
         header, rows = read_rows(Path(self.csv_path or ""), what)
         self.columns = [name for name in header if name != label]
         if label not in header or not self.columns or len({*header}) < len(header):
-            needs = f"a column {label!r} (--data.label_column) and others, each with its name"
+            needs = f"a column {label!r} (--data.label_column) and another one, each named once"
             raise UserError(f"{what} needs {needs}: it has {header[:9]}")
         features = []
         for line, row in rows:
