@@ -78,21 +78,18 @@ class Accumulator:
 
     def flush(self) -> None:
         """Add the batches that wait to the sums and the metrics."""
-        accumulators = [self, self.epoch] if self.epoch else [self]
-        if self.sizes:
-            sums = self._waiting_sums()
-            for accumulator in accumulators:
-                accumulator.names = self.names
-                accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
-            self.values, self.sizes = [], []
-        if self.pairs and self.sums is not None:
-            pairs = concatenated(self.pairs)
-            for accumulator in accumulators:
-                accumulator.metrics.to(self.sums.device)
-                for outputs, targets in pairs:
-                    accumulator.update_metrics(outputs, targets)
-                accumulator.has_metrics = True
-            self.pairs, self.num_waiting = [], 0
+        if not self.sizes:
+            return
+        sums, pairs = self._waiting_sums(), concatenated(self.pairs)
+        for accumulator in [self, self.epoch] if self.epoch else [self]:
+            accumulator.names = self.names
+            accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
+            accumulator.metrics.to(sums.device)
+            accumulator.has_metrics |= bool(pairs)
+            for outputs, targets in pairs:
+                accumulator.update_metrics(outputs, targets)
+        self.values, self.sizes = [], []
+        self.pairs, self.num_waiting = [], 0
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
         """Add a batch to the metrics, with targets of the type that each metric takes."""
@@ -175,7 +172,7 @@ def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
         return pairs
     shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
-    if len(shapes) > 1:
+    if len(shapes) != 1:
         return pairs
     all_outputs, all_targets = zip(*pairs, strict=True)
     return [(torch.cat(all_outputs), torch.cat(all_targets))]

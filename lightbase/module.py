@@ -118,11 +118,9 @@ class BaseModule(RecordsArguments, LightningModule):
         self.is_frozen = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net is not None:
-            backends = torch.compiler.list_backends(exclude_tags=())
-            if compile_net not in backends:
-                what = f"compile_net {compile_net!r} is no backend of torch.compile"
-                raise ValueError(f"{what}; inductor is the usual one")
+        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
+            what = f"compile_net {compile_net!r} is no backend of torch.compile"
+            raise ValueError(f"{what}; inductor is the usual one")
         if compile_mode is not None and compile_net is None:
             what = f"model.compile_mode {compile_mode} has no effect without a backend"
             way_out = "give --model.compile_net inductor, or --model.compile_mode null"
@@ -170,10 +168,10 @@ class BaseModule(RecordsArguments, LightningModule):
         for name, value in values.items():
             # new_full writes the number on the GPU; copying it there would wait for the GPU
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
-        countable = outputs if targets is None else targets
-        if countable is None:
-            countable = inputs_of(newest_batch(self.trainer))
-        size = num_samples(countable)
+        values_of_samples = outputs if targets is None else targets
+        if values_of_samples is None:
+            values_of_samples = inputs_of(newest_batch(self.trainer))
+        size = num_samples(values_of_samples)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
             self.curves_callback.note_rates(self.trainer)

@@ -178,25 +178,6 @@ def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
         )
 
 
-def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -> None:
-    class Transformed(Numbers):
-        def augment(self, inputs: Tensor) -> Tensor:
-            return inputs + 1
-
-        def normalize(self, inputs: Tensor) -> Tensor:
-            return inputs / 2
-
-    data = attach(
-        Transformed((torch.zeros(50, 3, dtype=torch.uint8), torch.zeros(50))), precision="bf16-true"
-    )
-    batch = next(iter(data.train_dataloader()))
-    assert batch[0].dtype == torch.uint8  # until it is on the device
-    for is_training, value in ((True, 0.5), (False, 0)):
-        data.trainer.training = is_training
-        inputs, _ = data.on_after_batch_transfer(batch, 0)
-        assert torch.equal(inputs, torch.full((8, 3), value, dtype=torch.bfloat16))
-
-
 def test_a_stock_loader_in_a_subclass() -> None:
     quiet_lightning()
     seen: list[int] = []
