@@ -257,6 +257,5 @@ def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
     subclass overrides `configure_optimizers`, or assigns an object or a class."""
     if not isinstance(model, BaseModule):
         return False
-    if is_overridden("configure_optimizers", model, BaseModule):
-        return False
-    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
+    is_named = isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
+    return is_named and not is_overridden("configure_optimizers", model, BaseModule)

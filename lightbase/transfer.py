@@ -52,15 +52,13 @@ def load_weights(net: nn.Module, path: str) -> None:
 
 def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
     """The tensors by name in what a file holds: {name: tensor}, or {"state_dict": {...}}."""
-    if not isinstance(content, dict):
-        return []
-    tables = []
-    for inner in [content, *content.values()]:
-        if isinstance(inner, dict):
-            tensors = {str(name): value for name, value in inner.items() if torch.is_tensor(value)}
-            # torch.compile renames the parts of a network that it compiles
-            tables.append({name.replace("_orig_mod.", ""): tensors[name] for name in tensors})
-    return tables
+    tables = [content, *content.values()] if isinstance(content, dict) else []
+    # torch.compile renames the parts of a network that it compiles
+    return [
+        {str(name).replace("_orig_mod.", ""): x for name, x in table.items() if torch.is_tensor(x)}
+        for table in tables
+        if isinstance(table, dict)
+    ]
 
 
 def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -137,6 +137,7 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(map_tensors(lambda tensor: tensor.to(device), self.values))
 
 
+@dataclass(eq=False)
 class DatasetSamples(Dataset[Any]):
     """A map-style Dataset, read batch by batch. Without `collate` a batch is a list of samples.
 
@@ -145,9 +146,8 @@ class DatasetSamples(Dataset[Any]):
     their state back after each batch.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
-        self.dataset = dataset
-        self.collate = collate
+    dataset: Any
+    collate: Callable[[list], Any] | None = None
 
     @property
     def targets(self) -> Any:

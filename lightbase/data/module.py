@@ -217,18 +217,16 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader:
-        return self._eval_loader("val")
+        return self._loader("val", self.eval_batch_size or self.batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
-        return self._eval_loader("test") if "test" in self.splits else []
+        size = self.eval_batch_size or self.batch_size
+        return self._loader("test", size) if "test" in self.splits else []
 
     def predict_dataloader(self) -> DataLoader:
         """The test set, by torch's own DataLoader, which Lightning shards over the processes."""
         size, num_workers = self.eval_batch_size or self.batch_size, self.num_workers
         return DataLoader(self.splits["test"], size, collate_fn=as_it_is, num_workers=num_workers)
-
-    def _eval_loader(self, split: str) -> ResumableLoader:
-        return self._loader(split, self.eval_batch_size or self.batch_size)
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
         samples, num_ranks = self.splits[split], self.trainer.world_size
@@ -306,10 +304,12 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         UserError for a file that cannot be read."""
         from lightbase.data.images import read_image  # which imports this module
 
-        shape = () if self.empty_batch is None else tuple(self.empty_batch.shape[1:])
-        if len(shape) != 3 or shape[0] not in (1, 3) or self.empty_batch.dtype != torch.uint8:
+        batch = self.empty_batch
+        are_images = batch is not None and batch.dtype == torch.uint8 and batch.dim() == 4
+        if batch is None or not are_images or batch.shape[1] not in (1, 3):
             raise UserError(f"{type(self).__name__} has no read_inputs(path), nor uint8 images")
-        yield str(path), read_image(path, shape)
+        channels, height, width = batch.shape[1:]
+        yield str(path), read_image(path, (channels, height, width))
 
     def to_text(self, values: Tensor) -> str:
         """A sample of a text task, int64 (length,), as people read it."""

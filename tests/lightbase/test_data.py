@@ -8,7 +8,7 @@ from attached import attach, inputs_of
 from example.classifier import Classifier
 from lightning import Trainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lightbase.compat import quiet_lightning
 from lightbase.data.batches import EpochBatchSampler, ResumableLoader, TensorBatches
@@ -176,33 +176,6 @@ def test_what_is_pinned_beside_a_stand_in_for_a_gpu(monkeypatch, pin_memory):
         assert loader.pin_memory == (
             (pin_memory or (pin_memory is None and pins)) and not is_resident
         )
-
-
-def test_a_stock_loader_in_a_subclass() -> None:
-    quiet_lightning()
-    seen: list[int] = []
-
-    class Stock(Numbers):
-        def train_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=4, shuffle=True)
-
-        def val_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(TensorDataset(*self.loaded["train"]), batch_size=5)
-
-        test_dataloader = predict_dataloader = val_dataloader
-
-    class Model(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen.append(len(batch[1]))
-            return super().training_step(batch, batch_idx)
-
-    # fewer samples than data.batch_size: the user's loader has its own
-    data = Stock((torch.rand(10, 3), torch.arange(10) % 2), classes=("a", "b"), batch_size=64)
-    model, trainer = Model(nn.Linear(3, 2), num_classes=2), a_trainer(max_epochs=2)
-    trainer.fit(model, data)
-    assert seen == [4, 4, 2] * 2
-    assert "test/loss" in trainer.test(model, data, verbose=False)[0]
-    assert len(trainer.predict(model, data, return_predictions=True) or ()) == 2
 
 
 def as_lists(loader: Any) -> list[Any]:
