@@ -225,10 +225,8 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        what = f"two curves have the name {twice[0]!r}, and one would replace the other"
-        way_out = "rename the metric, or the value of track() or self.log()"
-        way_out += "; loss and num_samples are taken"
-        raise UserError(f"{what}:\n{way_out}", 2)
+        what = f"two curves have the name {twice[0]!r}: loss and num_samples are taken"
+        raise UserError(f"{what}\nrename the metric, or the value of track() or self.log()", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:

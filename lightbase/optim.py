@@ -218,8 +218,7 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
 
 def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
     beginnings = [name[:i] for name in names for i, letter in enumerate(name) if letter == "."]
-    near = did_you_mean(pattern, [*names, *beginnings])
-    hint = near or f"; {', '.join(names[:4])} are some names"
+    hint = did_you_mean(pattern, [*names, *beginnings]) or f"; some names: {', '.join(names[:4])}"
     return UserError(f"{flag}: no parameter of the network has such a name{hint}", 2)
 
 

@@ -36,8 +36,7 @@ def load_weights(net: nn.Module, path: str) -> None:
     "backbone.". Raises UserError for a file that is missing, damaged, not safe to load, or does not
     fit at all.
     """
-    state: dict[str, Tensor] = net.state_dict()
-    tables = tensor_tables(read_weights(Path(path)))
+    state, tables = net.state_dict(), tensor_tables(read_weights(Path(path)))
     fit = max((fitting(state, table) for table in tables), key=len, default={})
     # A single number, such as BatchNorm's counter, fits any network.
     if not any(tensor.dim() for tensor in fit.values()):
