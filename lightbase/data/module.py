@@ -224,9 +224,14 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         return self._loader("test", size) if "test" in self.splits else []
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set, by torch's own DataLoader, which Lightning shards over the processes."""
-        size, num_workers = self.eval_batch_size or self.batch_size, self.num_workers
-        return DataLoader(self.splits["test"], size, collate_fn=as_it_is, num_workers=num_workers)
+        """The test set, by torch's own DataLoader: Lightning makes it again from its keyword
+        arguments, to shard it over the processes."""
+        return DataLoader(
+            self.splits["test"],
+            batch_size=self.eval_batch_size or self.batch_size,
+            collate_fn=as_it_is,
+            num_workers=self.num_workers,
+        )
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
         samples, num_ranks = self.splits[split], self.trainer.world_size
