@@ -24,31 +24,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-MODULES = {
-    "BaseDataModule": "data.module",
-    "BaseModule": "module",
-    "Batch": "data.batches",
-    "EpochBatchSampler": "data.batches",
-    "Features": "data.tables",
-    "FinalDecayLR": "optim",
-    "ImageFolder": "data.images",
-    "MayMissSteps": "curves",
-    "Metrics": "metrics",
-    "ResumableLoader": "data.batches",
-    "UserError": "errors",
-    "WarmupCosineLR": "optim",
-    "at_least_float32": "data.batches",
-    "collection": "metrics",
-    "load": "run.python",
-    "main": "run.train",
-    "open_or_download": "data.downloads",
-    "read_arrays": "data.downloads",
-    "run_folder": "curves",
-    "say": "ranks",
-    "short_download_errors": "data.downloads",
-    "train": "run.python",
+NAMES = {
+    "curves": ("MayMissSteps", "run_folder"),
+    "data.batches": ("Batch", "EpochBatchSampler", "ResumableLoader", "at_least_float32"),
+    "data.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
+    "data.images": ("ImageFolder",),
+    "data.module": ("BaseDataModule",),
+    "data.tables": ("Features",),
+    "errors": ("UserError",),
+    "metrics": ("Metrics", "collection"),
+    "module": ("BaseModule",),
+    "optim": ("FinalDecayLR", "WarmupCosineLR"),
+    "ranks": ("say",),
+    "run.python": ("load", "train"),
+    "run.train": ("main",),
 }
-"""The module of each public name."""
+"""The public names of each module."""
+MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = [*MODULES]
 
 

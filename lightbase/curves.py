@@ -107,7 +107,6 @@ class Curves(MayMissSteps):
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
         self.rates: dict[str, float | Tensor] = {}  # of the last step, by the curves' names
-        self.rate_names: list[str] = []
         self.logged: set[str] = set()  # names that the module gives to self.log
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
@@ -167,12 +166,8 @@ class Curves(MayMissSteps):
 
     def note_rates(self, trainer: Trainer) -> None:
         """Remember the rates of the step that comes next, after which `track` is called."""
-        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        if len(self.rate_names) != len(groups):  # a BaseFinetuning adds groups
-            names = [name for name, _ in parameter_groups(trainer)]
-            self.rate_names = [f"lr/{name}" for name in names] if len(names) > 1 else ["lr"]
-        rates = [group["lr"] for group in groups]
-        self.rates = dict(zip(self.rate_names, rates, strict=True))
+        groups = parameter_groups(trainer)
+        self.rates = {f"lr/{name}".rstrip("/"): group["lr"] for name, group in groups}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -228,7 +223,7 @@ class Curves(MayMissSteps):
 
 
 def parameter_groups(trainer: Trainer) -> list[tuple[str, dict[str, Any]]]:
-    """The parameter groups of all optimizers, with names for their curves."""
+    """The parameter groups of all optimizers, with names for their curves; "" if it is one."""
     names, groups = [], []
     for i, optimizer in enumerate(trainer.optimizers):
         for j, group in enumerate(optimizer.param_groups):

@@ -56,7 +56,7 @@ class Accumulator:
         self.sums: Tensor | None = None
         self.has_metrics = False
         # how many targets a classification metric got that are no whole numbers
-        self.num_broken: Tensor | None = None
+        self.num_broken: Any = 0
         self.metrics.reset()
 
     def add(self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any) -> None:
@@ -78,35 +78,29 @@ class Accumulator:
 
     def flush(self) -> None:
         """Add the batches that wait to the sums and the metrics."""
-        accumulators = [self, self.epoch] if self.epoch else [self]
-        if self.sizes:
-            sums = self._waiting_sums()
-            for accumulator in accumulators:
-                accumulator.names = self.names
-                accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
-            self.values, self.sizes = [], []
-        if self.pairs and self.sums is not None:
-            pairs = concatenated(self.pairs)
-            for accumulator in accumulators:
-                accumulator.metrics.to(self.sums.device)
-                for outputs, targets in pairs:
-                    accumulator.update_metrics(outputs, targets)
-                accumulator.has_metrics = True
-            self.pairs, self.num_waiting = [], 0
+        if not self.sizes:
+            return
+        sums, pairs = self._waiting_sums(), concatenated(self.pairs)
+        for accumulator in [self, self.epoch] if self.epoch else [self]:
+            accumulator.names = self.names
+            accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
+            accumulator.metrics.to(sums.device)
+            accumulator.has_metrics |= bool(pairs)
+            for outputs, targets in pairs:
+                accumulator.update_metrics(outputs, targets)
+        self.values, self.sizes = [], []
+        self.pairs, self.num_waiting = [], 0
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
         """Add a batch to the metrics, with targets of the type that each metric takes."""
-        metrics = [*self.metrics.values(copy_state=False)]
-        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
-        try:
-            if not is_float or not any(map(takes_labels, metrics)):
-                self.metrics.update(outputs, targets)
-                return
+        labels = targets
+        if isinstance(targets, Tensor) and targets.is_floating_point():
             labels = targets.long()
-            # .item() would wait for the GPU: `result` looks at the number
-            num_broken = (labels != targets).sum()
-            self.num_broken = num_broken + (0 if self.num_broken is None else self.num_broken)
-            for metric in metrics:
+        try:
+            for metric in self.metrics.values():
+                if takes_labels(metric) and labels is not targets:
+                    # .item() would wait for the GPU: `result` looks at the number
+                    self.num_broken = self.num_broken + (labels != targets).sum()
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
             explain(error, self.metrics, outputs, targets)
@@ -130,19 +124,19 @@ class Accumulator:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        if self.num_broken is not None and reduce(self.num_broken) > 0:
+        if isinstance(self.num_broken, Tensor) and reduce(self.num_broken.clone()) > 0:
             what = "a classification metric got targets that are no whole numbers"
             raise UserError(f"{what}\ntake a metric of torchmetrics.regression, or round them")
         metrics: dict[str, Tensor] = {}
         self.class_curves, self.others = set(), {}
-        for name, metric in self.metrics.items(copy_state=False) if self.has_metrics else ():
+        for name, metric in self.metrics.items() if self.has_metrics else ():
             classes, value = self.classes, metric.compute()
             if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
                 classes, value = in_keys(metric.labels or classes), metric.metric.compute()
-            curves, others = numbers(name, value, classes)
-            metrics |= curves
-            self.others |= others
-            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & curves.keys()
+            for key, part in numbers(name, value, classes).items():
+                is_curve = isinstance(part, Tensor) and part.dim() == 0
+                (metrics if is_curve else self.others)[key] = part
+            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & metrics.keys()
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
@@ -178,7 +172,7 @@ def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
         return pairs
     shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
-    if len(shapes) > 1:
+    if len(shapes) != 1:
         return pairs
     all_outputs, all_targets = zip(*pairs, strict=True)
     return [(torch.cat(all_outputs), torch.cat(all_targets))]
@@ -206,42 +200,33 @@ def explain(error: Exception, metrics: MetricCollection, outputs: Any, targets: 
     error.add_note(what)
 
 
-def numbers(
-    name: str, value: Any, classes: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The curves of a metric's value, and the values in it that are no curves, by name.
+def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """The parts of a metric's value by name. Tensors float32 () are curves; others are no curves.
 
     A number is the curve NAME, a vector NAME/CLASS if it has a value for each class, and NAME_0,
     NAME_1, ... otherwise. The values of a dict are NAME_KEY.
     """
     if isinstance(value, dict):
-        curves: dict[str, Tensor] = {}
-        others: dict[str, Any] = {}
-        for key, part in value.items():
-            more_curves, more_others = numbers(f"{name}_{key}", part, classes)
-            curves |= more_curves
-            others |= more_others
-        return curves, others
+        parts = [numbers(f"{name}_{key}", part, classes) for key, part in value.items()]
+        return {key: part for inner in parts for key, part in inner.items()}
     try:
         tensor = torch.as_tensor(value).float()
     except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
-        return {}, {name: value}
+        return {name: value}
     if tensor.numel() == 1:
-        return {name: tensor.squeeze()}, {}
+        return {name: tensor.squeeze()}
     if tensor.dim() != 1 or not 0 < len(tensor) <= max(100, len(classes)):
-        return {}, {name: value}
+        return {name: value}
     if len(tensor) == len(classes):
-        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}, {}
-    return {f"{name}_{i}": number for i, number in enumerate(tensor)}, {}
+        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}
+    return {f"{name}_{i}": number for i, number in enumerate(tensor)}
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        what = f"two curves have the name {twice[0]!r}, and one would replace the other"
-        way_out = "rename the metric, or the value of track() or self.log()"
-        way_out += "; loss and num_samples are taken"
-        raise UserError(f"{what}:\n{way_out}", 2)
+        what = f"two curves have the name {twice[0]!r}: loss and num_samples are taken"
+        raise UserError(f"{what}\nrename the metric, or the value of track() or self.log()", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:
@@ -258,33 +243,17 @@ def collection(
 
     more: Metrics to add, by name. Raises UserError for a name that is taken.
     """
-    if more:
-        metrics = collection(metrics)
-        for name in more.keys() & metrics.keys():
+    if isinstance(metrics, Metric):
+        metrics = {type(metrics).__name__: metrics}
+    # Compute groups would take two metrics for one, if their states are equal in the first batch.
+    ordered = MetricCollection({}, compute_groups=False)
+    for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
+        if name in ordered:
             what = f"model.metrics.{name}: another argument adds a metric of this name"
             raise UserError(f"{what}; give yours another one", 2)
-        metrics.add_metrics(dict(more))
-    if isinstance(metrics, MetricCollection):
-        return metrics
-    if not isinstance(metrics, dict):
-        return MetricCollection(metrics or {})
-    metrics = flat(metrics)
-    ordered = MetricCollection({})
-    for name, metric in metrics.items():  # all at once they would be sorted by name
         try:
-            ordered.add_metrics({name: metric})
+            ordered.add_metrics({name: metric})  # all at once they would be sorted by name
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
             reason = error.args[0]
             raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
     return ordered
-
-
-def flat(metrics: Mapping[str, Any]) -> dict[str, Metric]:
-    """Metrics by name. Those of a collection in it become NAME_METRIC."""
-    by_name: dict[str, Metric] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, MetricCollection):
-            by_name |= {f"{name}_{inner}": part for inner, part in metric.items()}
-        else:
-            by_name[name] = metric
-    return by_name

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from lightbase.compat import newest_batch
 from lightbase.curves import Curves, Stage, is_log_step
+from lightbase.data.nested import inputs_of
 from lightbase.errors import UserError
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
@@ -73,7 +75,8 @@ class BaseModule(RecordsArguments, LightningModule):
     """What outputs and targets mean, for pictures, evaluate.py --report and predict.py."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
-    tracked: tuple[Any, Any] | None = None  # outputs and targets of the newest batch
+    # outputs and targets of the newest batch, as `track` got them
+    tracked: tuple[Any, Any] | None = None
 
     def __init__(
         self,
@@ -114,14 +117,10 @@ class BaseModule(RecordsArguments, LightningModule):
         self.has_weights = False
         self.is_frozen = False
         self.is_compiled = False
-        # outputs and targets of the newest batch, as `track` got them
-        self.tracked: tuple[Any, Any] | None = None
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net is not None:
-            backends = torch.compiler.list_backends(exclude_tags=())
-            if compile_net not in backends:
-                what = f"compile_net {compile_net!r} is no backend of torch.compile"
-                raise ValueError(f"{what}; inductor is the usual one")
+        if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
+            what = f"compile_net {compile_net!r} is no backend of torch.compile"
+            raise ValueError(f"{what}; inductor is the usual one")
         if compile_mode is not None and compile_net is None:
             what = f"model.compile_mode {compile_mode} has no effect without a backend"
             way_out = "give --model.compile_net inductor, or --model.compile_mode null"
@@ -157,8 +156,9 @@ class BaseModule(RecordsArguments, LightningModule):
         """Add a batch to the curves of a stage.
 
         loss, values: means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none. They may be
-            what else the metrics take, such as lists with an entry for each sample.
+        outputs, targets: (N, ...), for the metrics; without them the stage has none, and the
+            samples of the batch are counted. They may be what else the metrics take, such as lists
+            with an entry for each sample.
         """
         outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
         self.tracked = outputs, targets
@@ -168,7 +168,10 @@ class BaseModule(RecordsArguments, LightningModule):
         for name, value in values.items():
             # new_full writes the number on the GPU; copying it there would wait for the GPU
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
-        size = num_samples(outputs if targets is None else targets)
+        values_of_samples = outputs if targets is None else targets
+        if values_of_samples is None:
+            values_of_samples = inputs_of(newest_batch(self.trainer))
+        size = num_samples(values_of_samples)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
             self.curves_callback.note_rates(self.trainer)
@@ -254,6 +257,5 @@ def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
     subclass overrides `configure_optimizers`, or assigns an object or a class."""
     if not isinstance(model, BaseModule):
         return False
-    if is_overridden("configure_optimizers", model, BaseModule):
-        return False
-    return isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
+    is_named = isinstance(model.optimizer, str) and isinstance(model.scheduler, str | None)
+    return is_named and not is_overridden("configure_optimizers", model, BaseModule)

@@ -21,7 +21,8 @@ class RecordsArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         instance = super().__new__(cls)
-        instance.__dict__["constructor_arguments"] = (args, kwargs)
+        names = [*inspect.signature(cls.__init__).parameters][1:]
+        vars(instance)["constructor_arguments"] = dict(zip(names, args, strict=False)) | kwargs
         return instance
 
 
@@ -48,25 +49,15 @@ def import_path(definition: Any) -> str:
             return path
     except (ImportError, AttributeError, ValueError):  # inside of a function, for instance
         pass
-    return lost(definition)
-
-
-def lost(definition: Any) -> str:
     return f"{LOST}{definition.__qualname__}>"
 
 
 def arguments_of(value: Any) -> Any:
     """The arguments of an object's constructor, with today's values where attributes have their
     names."""
-    parameters = inspect.signature(type(value).__init__).parameters
     if not isinstance(value, RecordsArguments):
         return arguments_by_attributes(value)
-    args, kwargs = vars(value)["constructor_arguments"]
-    arguments: dict[str, Any] = {}
-    bound = inspect.signature(type(value).__init__).bind(value, *args, **kwargs).arguments
-    for name, argument in [*bound.items()][1:]:
-        is_many = parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        arguments |= argument if is_many else {name: argument}
+    arguments = dict(vars(value)["constructor_arguments"])
     for cls in type(value).__mro__:  # a base class takes what **kwargs hands on
         for name in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
             now = vars(value).get(name)
@@ -87,6 +78,7 @@ def arguments_by_attributes(value: Any) -> Any:
     """Of an object that keeps all its arguments as attributes, as many networks and all metrics
     do; proven by building it again."""
     arguments: dict[str, Any] = {}
+    lost = f"{LOST}{type(value).__qualname__}>"
     is_of_torch = type(value).__module__.startswith("torch")  # its constructors ignore old names
     for name, parameter in [*inspect.signature(type(value).__init__).parameters.items()][1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -94,13 +86,13 @@ def arguments_by_attributes(value: Any) -> Any:
         if hasattr(value, name) and is_plain(getattr(value, name)):
             arguments[name] = getattr(value, name)
         elif not is_of_torch or parameter.default is parameter.empty:
-            return lost(type(value))
+            return lost
     try:
         with isolate_rng():
             again = type(value)(**arguments)
     except Exception:  # whatever a constructor raises for arguments that are not its own
-        return lost(type(value))
-    return arguments if shape_of(again) == shape_of(value) else lost(type(value))
+        return lost
+    return arguments if shape_of(again) == shape_of(value) else lost
 
 
 def shape_of(value: Any) -> Any:

@@ -74,33 +74,21 @@ MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *OWN_SCHEDULERS}
 
 
 def build_optimizer(
-    name: str,
-    args: dict[str, Any],
-    parameters: Iterable[Parameter] | Iterable[dict[str, Any]],
-    lr: float,
-    fused: bool = False,
+    name: str, args: dict[str, Any], groups: list[dict[str, Any]], lr: float, fused: bool = False
 ) -> Optimizer:
     """An optimizer of torch.optim by class name, or any other by its import path.
 
-    parameters: as torch takes them, also in groups, see `grouped`.
+    groups: of parameters, see `grouped`.
     fused: compute a step in one kernel, if torch can and `args` choose no other implementation.
         That is much the fastest for small networks.
     Raises UserError for an unknown name or argument.
     """
     cls = find_class("optimizer", name, torch.optim, Optimizer)
-    entries: list[Any] = list(parameters)
-    if fused and not IMPLEMENTATIONS & args.keys() and can_be_fused(cls, entries):
+    weights, devices = [x for group in groups for x in group["params"]], FUSED_ON.get(cls, ())
+    can_be_fused = all(x.device.type in devices and x.is_floating_point() for x in weights)
+    if fused and can_be_fused and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
-    return build("optimizer", cls, args, entries, lr=lr)
-
-
-def can_be_fused(cls: type, entries: list[Any]) -> bool:
-    """Whether torch has a fused step for these parameters, or groups of parameters."""
-    parameters: list[Parameter] = []
-    for entry in entries:
-        parameters += entry["params"] if isinstance(entry, dict) else [entry]
-    devices = FUSED_ON.get(cls, ())
-    return all(value.device.type in devices and value.is_floating_point() for value in parameters)
+    return build("optimizer", cls, args, groups, lr=lr)
 
 
 def build_scheduler(
@@ -202,11 +190,10 @@ def grouped(
     Raises UserError for a group without parameters, or with an impossible learning rate.
     """
     parameters = [(name.removeprefix("net."), parameter) for name, parameter in named]
-    rest: list[Parameter] = []
-    members: dict[str, list[Parameter]] = {group: [] for group in groups}
+    members: dict[str | None, list[Parameter]] = {group: [] for group in (None, *groups)}
     for name, parameter in parameters:
         group = next((group for group in groups if matches(group, name, parameter)), None)
-        (rest if group is None else members[group]).append(parameter)
+        members[group].append(parameter)
     for group, options in groups.items():
         flag, lr = f"model.parameter_groups.{group}", options.get("lr", 1.0)
         if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf:
@@ -214,11 +201,9 @@ def grouped(
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, [name for name, _ in parameters])
-    if not groups:
-        return [{"params": rest}] if rest else []
-    first = [{"params": rest, "name": "rest"}] if rest else []
+    rest: dict[str, Any] = {"params": members[None]} | ({"name": "rest"} if groups else {})
     more = [{**options, "params": members[name], "name": name} for name, options in groups.items()]
-    return first + more
+    return [rest, *more] if rest["params"] else more
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -233,8 +218,7 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
 
 def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
     beginnings = [name[:i] for name in names for i, letter in enumerate(name) if letter == "."]
-    near = did_you_mean(pattern, [*names, *beginnings])
-    hint = near or f"; {', '.join(names[:4])} are some names"
+    hint = did_you_mean(pattern, [*names, *beginnings]) or f"; some names: {', '.join(names[:4])}"
     return UserError(f"{flag}: no parameter of the network has such a name{hint}", 2)
 
 

@@ -36,8 +36,7 @@ def load_weights(net: nn.Module, path: str) -> None:
     "backbone.". Raises UserError for a file that is missing, damaged, not safe to load, or does not
     fit at all.
     """
-    state: dict[str, Tensor] = net.state_dict()
-    tables = tensor_tables(read_weights(Path(path)))
+    state, tables = net.state_dict(), tensor_tables(read_weights(Path(path)))
     fit = max((fitting(state, table) for table in tables), key=len, default={})
     # A single number, such as BatchNorm's counter, fits any network.
     if not any(tensor.dim() for tensor in fit.values()):
@@ -52,15 +51,13 @@ def load_weights(net: nn.Module, path: str) -> None:
 
 def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
     """The tensors by name in what a file holds: {name: tensor}, or {"state_dict": {...}}."""
-    if not isinstance(content, dict):
-        return []
-    tables = []
-    for inner in [content, *content.values()]:
-        if isinstance(inner, dict):
-            tensors = {str(name): value for name, value in inner.items() if torch.is_tensor(value)}
-            # torch.compile renames the parts of a network that it compiles
-            tables.append({name.replace("_orig_mod.", ""): tensors[name] for name in tensors})
-    return tables
+    tables = [content, *content.values()] if isinstance(content, dict) else []
+    # torch.compile renames the parts of a network that it compiles
+    return [
+        {str(name).replace("_orig_mod.", ""): x for name, x in table.items() if torch.is_tensor(x)}
+        for table in tables
+        if isinstance(table, dict)
+    ]
 
 
 def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -72,9 +69,10 @@ def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Ten
         tables.append({name.removeprefix(prefix): table[name] for name in inner})
     fits = []
     for renamed in tables:
-        names = [name for name in state if name in renamed]
-        names = [name for name in names if renamed[name].shape == state[name].shape]
-        fits.append({name: renamed[name] for name in names})
+        both = state.keys() & renamed.keys()
+        fits.append(
+            {name: renamed[name] for name in both if renamed[name].shape == state[name].shape}
+        )
     return max(fits, key=len)
 
 

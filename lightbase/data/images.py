@@ -1,7 +1,8 @@
 """Image files of any size and mode: how they are found, and read as tensors."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -81,15 +82,13 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
 
 
+@dataclass(eq=False)
 class ImageFiles(Dataset[tuple[Tensor, int]]):
     """Images as uint8 (*shape), read when they are needed, and their class numbers."""
 
-    def __init__(
-        self, files: Sequence[Path], targets: list[int], shape: tuple[int, int, int]
-    ) -> None:
-        self.files = files
-        self.targets = targets
-        self.shape = shape
+    files: list[Path]
+    targets: list[int]
+    shape: tuple[int, int, int]
 
     def __len__(self) -> int:
         return len(self.files)

@@ -34,8 +34,6 @@ from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.objects import RecordsArguments
 
-MAX_WORKERS = 256
-
 
 class Fold(NamedTuple):
     """The fold that is the test set. Samples are dealt out to `num_folds` folds, by `seed`."""
@@ -95,9 +93,6 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         eval_batch_size: PositiveInt | None = None,
     ) -> None:
         super().__init__()
-        if num_workers > MAX_WORKERS:
-            what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
-            raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -222,26 +217,21 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader:
-        return self._eval_loader("val")
+        return self._loader("val", self.eval_batch_size or self.batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
-        return self._eval_loader("test") if "test" in self.splits else []
+        size = self.eval_batch_size or self.batch_size
+        return self._loader("test", size) if "test" in self.splits else []
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set, by torch's own DataLoader: Lightning rebuilds it, to shard it over the
-        processes and to keep the indices."""
-        loader = self._eval_loader("test")
+        """The test set, by torch's own DataLoader: Lightning makes it again from its keyword
+        arguments, to shard it over the processes."""
         return DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_sampler.batch_size,
+            self.splits["test"],
+            batch_size=self.eval_batch_size or self.batch_size,
             collate_fn=as_it_is,
-            pin_memory=loader.pin_memory,
             num_workers=self.num_workers,
-            generator=loader.generator,
         )
-
-    def _eval_loader(self, split: str) -> ResumableLoader:
-        return self._loader(split, self.eval_batch_size or self.batch_size)
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
         samples, num_ranks = self.splits[split], self.trainer.world_size
@@ -275,7 +265,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             return samples
         if samples not in self.on_gpu:
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            if not self.resident and 4 * samples.num_bytes > free_bytes:
+            if not self.resident and 4 * len(samples) * samples.sample_bytes > free_bytes:
                 return samples
             self.on_gpu[samples] = samples.to(device)
         return self.on_gpu[samples]
@@ -307,10 +297,9 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):
-                number, num_folds, _ = self.trained_fold
-                what = f"the checkpoint was trained on it; its test set is fold {number}"
+                what = f"the checkpoint was trained on it; its test set is {self.trained_fold}"
                 way_out = "leave num_folds, fold and split_seed out, or train a new run"
-                raise UserError(f"data.fold: {what} of {num_folds}\n{way_out}", 2)
+                raise UserError(f"data.fold: {what}\n{way_out}", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 
@@ -320,10 +309,12 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         UserError for a file that cannot be read."""
         from lightbase.data.images import read_image  # which imports this module
 
-        shape = shape_of_images(self.empty_batch)
-        if shape is None or shape[0] not in (1, 3):
+        batch = self.empty_batch
+        are_images = batch is not None and batch.dtype == torch.uint8 and batch.dim() == 4
+        if batch is None or not are_images or batch.shape[1] not in (1, 3):
             raise UserError(f"{type(self).__name__} has no read_inputs(path), nor uint8 images")
-        yield str(path), read_image(path, shape)
+        channels, height, width = batch.shape[1:]
+        yield str(path), read_image(path, (channels, height, width))
 
     def to_text(self, values: Tensor) -> str:
         """A sample of a text task, int64 (length,), as people read it."""
@@ -418,11 +409,3 @@ def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int
     if first < 0 or last >= num_classes:
         numbers = f"targets {first} to {last} for {num_classes} classes"
         raise UserError(f"{name} has {numbers}: they must be 0 to {num_classes - 1}")
-
-
-def shape_of_images(batch: Tensor | None) -> tuple[int, int, int] | None:
-    """Channels, height, width of uint8 images (N, C, H, W), which files can replace; None for other
-    inputs."""
-    if batch is None or batch.dtype != torch.uint8 or batch.dim() != 4:
-        return None
-    return (batch.shape[1], batch.shape[2], batch.shape[3])

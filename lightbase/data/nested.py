@@ -1,6 +1,6 @@
 """Batches of any structure: tensors in tuples, lists and dicts, which may be nested."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,6 @@ def tensors_in(values: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     apply_to_collection(values, Tensor, tensors.append)
     return tensors
-
-
-def builder(values: Any) -> Callable[[Sequence[Tensor]], Any]:
-    """A function that makes the structure of `values` of other tensors, in the order of
-    `tensors_in`."""
-    if type(values) is tuple and all(isinstance(part, Tensor) for part in values):
-        return tuple  # a pair, for instance: faster than by map_tensors
-
-    def build(tensors: Sequence[Tensor]) -> Any:
-        iterator = iter(tensors)
-        return map_tensors(lambda _: next(iterator), values)
-
-    return build
 
 
 def as_tensors(values: Any) -> Any:

@@ -1,6 +1,7 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -58,11 +59,19 @@ class Features(BaseDataModule):
 
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
-        path = Path(self.csv_path or "")
-        table = read_csv(path, self.label_column)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            self.columns = [name for name in next(csv.reader(file)) if name != self.label_column]
-        return table
+        """Features float32 (N, columns) and the N labels of the file."""
+        what, label = f"data.csv_path {self.csv_path}", self.label_column
+        header, rows = read_rows(Path(self.csv_path or ""), what)
+        self.columns = [name for name in header if name != label]
+        if label not in header or not self.columns or len({*header}) < len(header):
+            needs = f"a column {label!r} (--data.label_column) and another one, each named once"
+            raise UserError(f"{what} needs {needs}: it has {header[:9]}")
+        features = []
+        for line, row in rows:
+            features.append(numbers_in(row, self.columns, f"{what}, line {line}"))
+            if not row[label]:
+                raise UserError(f"{what}, line {line}: there is no label")
+        return torch.tensor(features), [row[label] for _, row in rows]
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
@@ -117,50 +126,32 @@ class Features(BaseDataModule):
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """The rows of a CSV file with the columns of the training. Other columns, such as the
         label, do not count."""
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = [*csv.DictReader(file)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(str(error)) from error
-        header = [name for name in (rows or [{}])[0] if name != self.label_column]
-        columns = self.columns or header
+        header, rows = read_rows(path, str(path))
+        columns = self.columns or [name for name in header if name != self.label_column]
         if not {*columns} <= {*header} or len(columns) != len(self.mean):
             raise UserError(f"it has not the {len(self.mean)} columns {', '.join(columns)[:60]}")
-        for line, row in enumerate(rows, start=2):
-            try:
-                numbers = [float(row[name]) for name in columns]
-            except (TypeError, ValueError) as error:
-                raise UserError(f"row {line}: a cell is no number") from error
-            if not all(abs(number) < LARGEST for number in numbers):
-                raise UserError(f"row {line}: a number is not finite")
-            yield f"{path}:{line}", torch.tensor(numbers)
+        for line, row in rows:
+            yield f"{path}:{line}", torch.tensor(numbers_in(row, columns, f"line {line}"))
 
 
-def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
-    """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a
-    wrong value."""
+def read_rows(path: Path, what: str) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+    """The header of a CSV file, and the line and the cells of each row. Raises UserError, which
+    begins with `what`, if it cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            columns, *rows = [*csv.reader(file)] or [[]]
+            reader = csv.DictReader(file)
+            return list(reader.fieldnames or []), [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
-    if label_column not in columns or len(columns) < 2:
-        needs = f"a column {label_column!r} (--data.label_column) and another one"
-        raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
-    features: list[list[float]] = []
-    labels: list[str] = []
-    for line, row in enumerate(rows, start=2):
-        if not row:
-            continue
-        try:
-            label = row.pop(columns.index(label_column))
-            numbers = [float(cell) for cell in row]
-        except (IndexError, ValueError):
-            label, numbers = "", []
-        is_complete = label and len(numbers) == len(columns) - 1
-        if not is_complete or not all(abs(number) < LARGEST for number in numbers):
-            what = f"no label with {len(columns) - 1} finite numbers: {str(row)[:60]}"
-            raise UserError(f"{path}, line {line}: {what}")
-        labels.append(label)
-        features.append(numbers)
-    return torch.tensor(features), labels
+        raise UserError(f"{what} cannot be read: {error}") from error
+
+
+def numbers_in(row: dict[str, Any], columns: list[str], what: str) -> list[float]:
+    """The numbers in these columns. Raises UserError, which begins with `what`, for other cells."""
+    try:
+        numbers = [float(row[name]) for name in columns]
+    except (TypeError, ValueError):  # None: the row is too short
+        numbers = [math.nan]
+    if None in row or not all(abs(number) < LARGEST for number in numbers):
+        cells = ", ".join(map(str, row.values()))
+        raise UserError(f"{what}: no {len(columns)} finite numbers: {cells[:60]}")
+    return numbers

@@ -56,6 +56,7 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
     Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
     """
     quiet_lightning()
+    flags = {key: str(value) if isinstance(value, Path) else value for key, value in flags.items()}
     objects = {name: value for name, value in flags.items() if not is_plain(value)}
     of_trainer = inspect.signature(Trainer).parameters
     args = []

@@ -45,7 +45,7 @@ class MetricValues(Callback):
         if not isinstance(model, BaseModule) or not trainer.is_global_zero:
             return
         means = model.curves_callback.means[stage]
-        metrics = dict(means.metrics.items(copy_state=False))
+        metrics = dict(means.metrics.items())
         for name, value in means.others.items():
             file = run_folder(trainer) / "metrics" / f"{stage}_{in_keys([name])[0]}.json"
             file.parent.mkdir(exist_ok=True)

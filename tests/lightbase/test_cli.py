@@ -50,7 +50,6 @@ WRONG_FLAGS = """
 stray | unknown argument stray
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
---data.num_workers 1000 | data.num_workers 1000 | 256
 --data lightbase.BaseDataModule | BaseDataModule has no method load
 --trainer.barebones true | the trainer flags do not fit | barebones
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?

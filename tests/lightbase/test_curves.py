@@ -14,7 +14,7 @@ from lightning import Callback
 from test_training import Terminate, curves
 from torch import Tensor
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy
 
 from lightbase.errors import UserError
 from lightbase.metrics import Accumulator, collection, numbers
@@ -134,9 +134,16 @@ class WithEntropy(Classifier):
         )
         return loss
 
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.track("test", self.criterion(self(batch[0]), batch[1]))
+
 
 def test_values_of_the_users_are_curves_and_metrics_need_outputs(train, tmp_path):
-    train("--model", "test_curves.WithEntropy", *ONE)
+    result = train("--model", "test_curves.WithEntropy", *ONE)
+    # without outputs and targets the samples of the batches are counted: the last one is smaller
+    assert result["test/num_samples"] == 75
+    usual = train(*ONE, "--name", "usual")
+    assert result["test/loss"] == pytest.approx(usual["test/loss"], rel=1e-6)
     found = curves(tmp_path / "tiny" / "version_0")
     assert {tag for tag in found if tag.startswith("train/")} == {"train/loss", "train/entropy"}
     assert 0 < found["train/entropy"][0][1] < 1.4
@@ -210,11 +217,13 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     ids=repr,
 )
 def test_numbers_vectors_and_dicts_are_curves_and_the_rest_is_handed_on(value, expected):
-    curves, others = numbers("m", value, ["x", "y", "z"])
-    assert {name: number.item() for name, number in curves.items()} == expected
-    assert list(others) == ([] if expected else ["m"])
-    # Lightning warns of other types
-    assert all(number.dtype == torch.float32 for number in curves.values())
+    parts = numbers("m", value, ["x", "y", "z"])
+    if not expected:
+        assert parts["m"] is value
+    else:
+        assert {name: number.item() for name, number in parts.items()} == expected
+        # Lightning warns of other types
+        assert all(number.dtype == torch.float32 for number in parts.values())
 
 
 class TracksAcc(Classifier):
@@ -253,6 +262,20 @@ def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name,
     assert f"two curves have the name {name!r}" in error
     assert len(error.splitlines()) == 2
     assert not list(tmp_path.glob("*/version_*"))
+
+
+def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
+    """As of a network that is not trained. torchmetrics' compute groups would take them for one."""
+    metrics = {"low": BinaryF1Score(threshold=0.5), "high": BinaryF1Score(threshold=0.7)}
+    outputs, targets = torch.rand(100), torch.randint(2, (100,))
+    for given in (metrics, MetricCollection(metrics)):
+        means = Accumulator(collection(given).clone())
+        for scale in (0.1, 1):
+            means.reset()
+            means.add(100, {"loss": torch.tensor(0.0)}, scale * outputs, targets)
+            result = means.result(first)
+        for name, metric in metrics.items():
+            assert result[name] == metric.clone()(outputs, targets)
 
 
 @pytest.mark.parametrize("name", ["recall@0.5", "update"])

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightbase.data.batches import EpochBatchSampler
-from lightbase.resume.load import load_run
 
 Train = Callable[..., dict[str, Any]]
 HERE = "test_system"
@@ -204,46 +203,6 @@ def test_hooks_may_be_overridden_without_super(train, tmp_path, monkeypatch):
     points, expected = map(curves, folders)
     assert points == expected
     assert points["lr"][-1][1] == pytest.approx(1e-3)  # after a validation that is not good enough
-
-
-# metrics of any kind
-
-
-METRICS = """
-model:
-  metrics:
-    f1: {class_path: torchmetrics.classification.MulticlassF1Score}
-    auroc: {class_path: torchmetrics.classification.MulticlassAUROC}
-    recall: {class_path: torchmetrics.classification.MulticlassRecall, init_args: {average: none}}
-"""
-
-
-def test_metrics_of_the_config_are_in_all_that_a_run_leaves(train, tmp_path, capsys):
-    (tmp_path / "metrics.yaml").write_text(METRICS)
-    result = train("--config", tmp_path / "metrics.yaml")
-    names = {"loss", "f1", "auroc"}
-    classes = {
-        f"recall/{name}" for name in SyntheticImages(num_classes=4).classes
-    }  # one number for each class
-    keys = {f"test/{name}" for name in (*names, "num_samples")}
-    keys |= {f"test_{name}" for name in classes}
-    assert {name for name in result if name.startswith("test")} == keys
-    run = load_run(folder(tmp_path) / "checkpoints" / "best.ckpt")
-    data: Any = run.datamodule
-    data.setup("test")
-    with torch.no_grad():
-        logits = run.model.eval()(data.normalize(data.splits["test"].inputs))
-    targets = data.splits["test"].targets
-    recalls = MulticlassRecall(4, average="none")(logits, targets)
-    for name, recall in zip(data.classes, recalls, strict=True):
-        assert result[f"test_recall/{name}"] == pytest.approx(recall.item(), rel=1e-6)
-    (summary,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Test of"))
-    assert f"test/auroc {result['test/auroc']:.4f}" in summary
-    points = curves(folder(tmp_path))
-    for stage in ("train", "val"):
-        tags = {f"{stage}/{name}" for name in names} | {f"{stage}_{name}" for name in classes}
-        assert {tag for tag in points if tag.startswith(stage)} == tags
-    assert evaluate(tmp_path) == of_test(result)
 
 
 # without the engine
