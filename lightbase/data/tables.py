@@ -119,21 +119,18 @@ class Features(BaseDataModule):
         label, do not count."""
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = [*csv.DictReader(file)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(str(error)) from error
-        header = [name for name in (rows or [{}])[0] if name != self.label_column]
-        columns = self.columns or header
-        if not {*columns} <= {*header} or len(columns) != len(self.mean):
-            raise UserError(f"it has not the {len(self.mean)} columns {', '.join(columns)[:60]}")
-        for line, row in enumerate(rows, start=2):
-            try:
-                numbers = [float(row[name]) for name in columns]
-            except (TypeError, ValueError) as error:
-                raise UserError(f"row {line}: a cell is no number") from error
-            if not all(abs(number) < LARGEST for number in numbers):
-                raise UserError(f"row {line}: a number is not finite")
-            yield f"{path}:{line}", torch.tensor(numbers)
+                header, *rows = csv.reader(file)
+            # version 0.2 did not save the columns
+            columns = self.columns or [name for name in header if name != self.label_column]
+            places = [header.index(name) for name in columns]
+            numbers = torch.tensor([[float(row[i]) for i in places] for row in rows if row])
+        except (OSError, ValueError, IndexError, csv.Error) as error:
+            names = ", ".join(self.columns)[:60]
+            raise UserError(f"it has to have numbers in the columns {names}: {error}") from error
+        if len(places) != len(self.mean) or not numbers.isfinite().all():
+            raise UserError(f"it has to have {len(self.mean)} finite numbers in each row")
+        for line, inputs in enumerate(numbers, start=2):
+            yield f"{path}:{line}", inputs
 
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:

@@ -356,13 +356,13 @@ def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
     true, predicted = (column.flatten(1) if column.dim() > 1 else column for column in kept.columns)
     rows = spread(len(true), NUM_POINTS)
     points, axes = new_figure(3.6, 3.6, f"{len(true):,} samples", "true", "predicted")
-    axes.plot(true[rows], predicted[rows], ".", markersize=2, alpha=0.5)
+    axes.plot(true[rows].numpy(), predicted[rows].numpy(), ".", markersize=2, alpha=0.5)
     middle = float(true.mean())
     axes.axline((middle, middle), slope=1, color="black")  # where perfect predictions are
     errors = (predicted - true).flatten()
     title = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
     histogram, axes = new_figure(3.6, 3.0, title, "predicted - true", "numbers")
-    axes.hist(errors, bins=50)
+    axes.hist(errors.numpy(), bins=50)
     return {"predictions": points, "errors": histogram}
 
 
@@ -404,7 +404,8 @@ def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figu
     figure, axes = new_figure(4.8, min(10.0, 1.2 + 0.25 * len(names)), title)
     thickness = 0.8 / len(values)
     for k, (name, numbers) in enumerate(values.items()):
-        axes.barh(torch.arange(len(names)) + k * thickness, numbers, thickness, label=name)
+        places = torch.arange(len(names)) + k * thickness
+        axes.barh(places.numpy(), numbers.numpy(), thickness, label=name)
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
     name_ticks(axes.yaxis, names)
@@ -461,7 +462,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figu
     side = min(10.0, max(3.6, 0.34 * num + 1.6))
     figure, axes = new_figure(side, side, title, "predicted", "true")
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     name_ticks(axes.xaxis, classes)
     name_ticks(axes.yaxis, classes)
     axes.tick_params("x", rotation=90)
@@ -488,7 +489,7 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str, num_columns: in
     num_rows = math.ceil(len(images) / num_columns)
     figure, axes = new_figure(num_columns, num_rows * height / width + 0.4, title)
     axes.set_axis_off()
-    axes.imshow(make_grid(images, num_columns, padding=0).permute(1, 2, 0))
+    axes.imshow(make_grid(images, num_columns, padding=0).permute(1, 2, 0).numpy())
     for k, text in enumerate(texts):
         x, y = (k % num_columns + 0.5) * width, k // num_columns * height + text_height / 2
         colour = "firebrick" if "\n" in text else "black"

@@ -366,7 +366,7 @@ def test_predict_takes_the_rows_of_a_table_by_their_columns(train, tmp_path, cap
     (tmp_path / "new.csv").write_text("q,more,p\n10,x,1\n0,y,0\n")
     rows = rows_of(best_of(tmp_path), tmp_path / "out.csv", tmp_path / "new.csv")
     assert [row["class"] for row in rows] == ["b", "a"]
-    for text, reason in (("q,r\n1,2\n", "not the 2 columns p, q"), ("p,q\n1,z\n", "row 2")):
+    for text, reason in (("q,r\n1,2\n", "the columns p, q"), ("p,q\n1,z\n", "float: 'z'")):
         (tmp_path / "new.csv").write_text(text)
         command = [*best_of(tmp_path), str(tmp_path / "new.csv")]
         assert reason in fails(capsys, 1, lambda command=command: predict(command))
