@@ -96,7 +96,7 @@ class ClassReport(PredictionKeeper):
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
         if task not in TASKS or isinstance(trainer.test_dataloaders, list):
             what = f"--report: the attribute task of {type(pl_module).__name__} is {task}"
-            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, of a BaseModule", 2)
+            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2)
         self.start(trainer, pl_module)
 
     def on_test_batch_end(self, *args: Any) -> None:  # type: ignore[override]

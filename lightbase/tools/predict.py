@@ -18,7 +18,6 @@ In the CSV a name that a spreadsheet would take for a formula begins with '. Byt
 UTF-8, and in the table characters that cannot be printed, are written as an escape such as \n.
 """
 
-import io
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -222,9 +221,7 @@ def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
             content[name] = torch.stack(rows).numpy()
         else:
             content |= {f"{name}.{i}": row.numpy() for i, row in enumerate(rows)}
-    buffer = io.BytesIO()
-    np.savez(buffer, **content)  # type: ignore[arg-type]
-    write_whole(path, buffer.getvalue())
+    np.savez(path, **content)  # type: ignore[arg-type]
 
 
 def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:

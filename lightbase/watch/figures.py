@@ -36,6 +36,11 @@ SHAPES: dict[str, Callable[..., list[tuple[int, ...]]]] = {
     "text": lambda n, a, b: [(n, a), (n, b)],
     "regression": lambda *shape: [shape],
 }
+MEASURES = {
+    "precision": classification.precision,
+    "recall": classification.recall,
+    "f1": classification.f1_score,
+}
 
 
 def class_names(data: Any, num_classes: int) -> list[str]:
@@ -108,7 +113,7 @@ class PredictionKeeper(Callback):
     loader: Any = None
 
     def start(self, trainer: Any, pl_module: Any) -> None:
-        self.task: str = pl_module.task
+        self.task: Any = pl_module.task
         self.data = trainer.datamodule
         self.loader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         self.misfit = ""
@@ -116,7 +121,8 @@ class PredictionKeeper(Callback):
         self.confusion: Any = torch.tensor(0)
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        pl_module.tracked = None
+        if self.loader is not None:
+            pl_module.tracked = None  # this step may not call `track`
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, _: Any, __: Any, batch_idx: int, *___: Any
@@ -134,9 +140,8 @@ class PredictionKeeper(Callback):
             return
         columns = columns_of(self.task, outputs.float(), targets)
         if self.task == "segmentation":
-            self.confusion = self.confusion + confusion(
-                columns[0], columns[1], max(2, outputs.shape[1])
-            )
+            num_classes = max(2, outputs.shape[1])
+            self.confusion = self.confusion + confusion(columns[0], columns[1], num_classes)
         every = math.ceil(num / NUM_SAMPLES) if self.task in ("segmentation", "text") else 1
         # this copies: a compiled network may use the memory of its outputs again
         self.batches.append([column[indices % every == 0] for column in (indices, *columns)])
@@ -158,9 +163,9 @@ class PredictionKeeper(Callback):
         by_index = columns[0].argsort()
         self.indices, *self.columns = [column[by_index] for column in columns]
         self.confusion = sum(part[2] for part in parts)
-        num = len(self.confusion) if self.task == "segmentation" else self.columns[1].shape[-1]
+        true, predicted, *_ = self.columns
+        num = len(self.confusion) if self.task == "segmentation" else true.shape[-1]
         if self.task == "multiclass":
-            true, predicted, *_ = self.columns
             num = len(class_names(self.data, int(torch.maximum(true, predicted).max()) + 1))
             self.confusion = confusion(true, predicted, num)
         self.names = class_names(self.data, num)
@@ -176,15 +181,14 @@ class PredictionKeeper(Callback):
         if self.task == "multilabel":
             true, predicted = (true > 0.5).long(), probabilities(predicted)
             support = true.sum(0)
-        counts = slice(None) if self.task == "multilabel" else true >= 0  # not ignored by the loss
-        options: Any = {"task": self.task, "average": "none"}
-        options |= {"num_classes": len(self.names), "num_labels": len(self.names)}
-        return {
-            "precision": classification.precision(predicted[counts], true[counts], **options),
-            "recall": classification.recall(predicted[counts], true[counts], **options),
-            "f1": classification.f1_score(predicted[counts], true[counts], **options),
-            "support": support,
-        }
+        else:  # without those that the loss ignores
+            true, predicted = true[true >= 0], predicted[true >= 0]
+        num, scores = len(self.names), {}
+        for name, function in MEASURES.items():
+            scores[name] = function(
+                predicted, true, self.task, num_classes=num, num_labels=num, average="none"
+            )
+        return scores | {"support": support}
 
     def images(self, rows: Tensor) -> Tensor:
         """Of some of the kept samples, (N, 3, H, W) in [0, 1]."""
@@ -208,10 +212,7 @@ class PredictionFigures(PredictionKeeper):
         # only the first process's loggers write
         draws = self.every_n_epochs > 0 and has_pictures(trainer.loggers)
         self.draws = trainer.strategy.broadcast(draws)
-        missing = what_is_missing(pl_module, trainer.datamodule) if self.draws else ""
-        if missing:
-            say_once(f"Pictures: none of predictions: {missing}")
-        self.has_task = self.draws and not missing
+        self.has_task = self.draws and has_task(pl_module, trainer.datamodule)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self.draws and has_images(trainer.datamodule) and trainer.global_step == 0:
@@ -256,16 +257,17 @@ class PredictionFigures(PredictionKeeper):
                 log_figure(trainer.loggers, f"view/{name}/{stage}", figure, newest_step(trainer))
 
 
-def what_is_missing(model: LightningModule, data: Any) -> str:
-    """Why there are no pictures of predictions; empty if there are some."""
+def has_task(model: LightningModule, data: Any) -> bool:
+    """Whether predictions are drawn. A line says what is missing."""
     if not isinstance(data, BaseDataModule) or not isinstance(model, BaseModule):
-        return "they need a BaseModule and a BaseDataModule"
+        say_once("Pictures: none of predictions: they need a BaseModule and a BaseDataModule")
+        return False
     if model.task is None:
-        return f"set the attribute task of {type(model).__name__}, see docs/tensorboard.md"
-    are_images = data.empty_batch is not None and data.empty_batch.dim() == 4
-    if are_images and not data.image_shape:
+        way_out = f"set the attribute task of {type(model).__name__}, see docs/tensorboard.md"
+        say_once(f"Pictures: none of predictions: {way_out}")
+    elif data.empty_batch is not None and data.empty_batch.dim() == 4 and not data.image_shape:
         say_once(f"Pictures: no images: set the attribute image_shape of {type(data).__name__}")
-    return ""
+    return model.task is not None
 
 
 def has_images(data: Any) -> bool:
@@ -281,9 +283,8 @@ def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = data.transform_batch(move_data_to_device(batch, model.device), training=True)
+    images, texts = displayable(inputs_of(batch)), []
     task = model.task if isinstance(model, BaseModule) else None
-    images = displayable(inputs_of(batch))
-    texts = [""] * len(images)
     if task == "multiclass" and data.classes:
         texts = [shorten(data.classes[target], 9) for target in batch[1].tolist()]
     if task == "segmentation":
