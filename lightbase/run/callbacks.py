@@ -21,7 +21,6 @@ from lightbase.run.checks import Selection
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
-from lightbase.watch.metric_values import MetricValues
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
@@ -60,10 +59,7 @@ def make_callbacks(
 
 def watching_callbacks(config: Any) -> list[Callback]:
     """Build the callbacks that draw and measure, by their flags."""
-    callbacks: list[Callback] = []
-    if config.figures_every_n_epochs:
-        callbacks.append(PredictionFigures(config.figures_every_n_epochs))
-    callbacks.append(MetricValues(config.figures_every_n_epochs))
+    callbacks: list[Callback] = [PredictionFigures(config.figures_every_n_epochs)]
     if config.step_timer:
         callbacks.append(StepTimer())
     if config.device_monitor:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback
-from torch import Tensor
-from torchmetrics.functional import classification
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import ScriptParser, short_errors
@@ -34,9 +32,8 @@ from lightbase.resume.load import load_run
 from lightbase.run.checks import try_network
 from lightbase.run.train import run_test
 from lightbase.tools.runs import as_csv, as_table
-from lightbase.watch.figures import Evaluated, class_names, confusion, iou, probabilities
+from lightbase.watch.figures import PredictionKeeper
 
-MEASURES = {"precision": "precision", "recall": "recall", "f1": "f1_score"}  # of torchmetrics
 TASKS = ("multiclass", "multilabel", "segmentation")
 
 
@@ -88,76 +85,40 @@ def report_folder(folder: str, checkpoint: Path) -> Path:
     return path
 
 
-class ClassReport(Callback):
+class ClassReport(PredictionKeeper):
     """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test, and
     prints the first. It covers the samples of all processes, as test_step gives them to `track`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.evaluated: Any = None
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
-        if task not in TASKS:
+        if task not in TASKS or isinstance(trainer.test_dataloaders, list):
             what = f"--report: the attribute task of {type(pl_module).__name__} is {task}"
-            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, of a BaseModule", 2)
-        self.evaluated = Evaluated(pl_module, trainer.datamodule, "test", every=0)
+            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2)
+        self.start(trainer, pl_module)
 
-    def on_test_batch_end(  # type: ignore[override]
-        self, trainer: Any, _: Any, __: Any, ___: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.evaluated.add()
-        if dataloader_idx or self.evaluated.misfit:
-            raise UserError(
-                f"--report: {self.evaluated.misfit or 'there are several test sets'}", 2
-            )
+    def on_test_batch_end(self, *args: Any) -> None:  # type: ignore[override]
+        super().on_test_batch_end(*args)
+        if self.misfit:
+            raise UserError(f"--report: {self.misfit}", 2)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        self.evaluated.gather()
+        self.gather()
         if trainer.is_global_zero:
             self.write()
 
     def write(self) -> None:
-        scores, matrix, summary = scores_of(self.evaluated)
-        names = class_names(self.evaluated.data, len(scores["support"]))
-        rows = list(zip(names, *(column.tolist() for column in scores.values()), strict=True))
-        header = ("label" if matrix is None else "class", *scores)
+        scores = self.scores()
+        columns = [column.tolist() for column in scores.values()]
+        rows = list(zip(self.names, *columns, strict=True))
+        header = ("label" if self.task == "multilabel" else "class", *scores)
         write_whole(self.folder / "report.csv", as_csv([header, *rows]))
-        files = short(self.folder / "report.csv")
-        if matrix is not None:
-            counts = [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
-            text = as_csv([("true / predicted", *names), *counts])
+        if self.task != "multilabel":
+            counts = zip(self.names, *self.confusion.T.tolist(), strict=True)
+            text = as_csv([("true / predicted", *self.names), *counts])
             write_whole(self.folder / "confusion_matrix.csv", text)
-            files += " and confusion_matrix.csv"
         cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
         print("\n".join(as_table([header, *cells])))
-        print(f"{summary}\nReport: {files}", flush=True)
-
-
-def scores_of(evaluated: Evaluated) -> tuple[dict[str, Tensor], Tensor | None, str]:
-    """The columns of the report, the confusion matrix if there is one, and a line."""
-    matrix = None
-    if evaluated.task == "segmentation":
-        matrix = evaluated.pixels
-        scores = {"iou": iou(matrix)}
-        accuracy = matrix.diag().sum() / matrix.sum()
-        summary = f"Pixel accuracy {accuracy:.4f}; mean IoU {scores['iou'].nanmean():.4f}"
-    else:
-        [[true, predicted, *_]] = evaluated.columns
-        if evaluated.task == "multiclass":
-            num = evaluated.num_outputs
-            matrix = confusion(predicted, true, num)
-            accuracy = matrix.diag().sum() / matrix.sum()
-            summary = f"Accuracy {accuracy:.4f} of {matrix.sum()} samples; means over the classes:"
-        else:
-            num = true.shape[1]
-            true, predicted = (true > 0.5).long(), probabilities(predicted)
-            summary = f"{len(true)} samples, labels of probability 0.5; means over the labels:"
-        scores, means = {}, []
-        for name, function in MEASURES.items():
-            measure = getattr(classification, f"{evaluated.task}_{function}")
-            scores[name] = measure(predicted, true, num, average=None)
-            means.append(f"{name} {measure(predicted, true, num, average='macro'):.4f}")
-        summary += f" {', '.join(means)}"
-    scores["support"] = true.sum(0) if matrix is None else matrix.sum(1)
-    return scores, matrix, summary
+        print(f"Report: {short(self.folder / 'report.csv')}", flush=True)

@@ -92,7 +92,11 @@ def checked_graph(
         raise UserError(f"{what}\n{'--format pth needs none' if ours else way_out}")
     predictor = Predictor(model, ours.normalize if ours else nn.Identity())
     batches = random_batches(like)
-    expected = [predictor.predict(batch) for batch in batches]
+    expected = [predictor(batch) for batch in batches]
+    for outputs, batch in zip(expected, batches, strict=True):
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != batch.shape[:1]:
+            what = f"predict_step of {type(model).__name__} has to return a tensor"
+            raise UserError(f"{what} with a row for each input")
     # what torch logs and warns of during an export is long, and of no use
     with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
         program = trace(predictor, batches[0])

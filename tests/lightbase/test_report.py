@@ -43,7 +43,6 @@ def test_the_report_agrees_with_the_test(trained: Any, tmp_path: Path, capsys: A
     row = rows["stripes_0"].values()
     cells = [cell if cell.isdecimal() else f"{float(cell):.4f}" for cell in row]
     assert shown[table + 1].split() == ["stripes_0", *cells]
-    assert f"Accuracy {metrics['test/acc']:.4f} of 75 samples" in shown[table + 5]
 
 
 def test_it_takes_the_part_that_is_tested(trained, tmp_path):
@@ -58,7 +57,7 @@ def test_it_takes_the_part_that_is_tested(trained, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
-def test_labels_and_masks_have_their_scores(train, tmp_path, capsys, task):
+def test_labels_and_masks_have_their_scores(train, tmp_path, task):
     train(flags_of(task))
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     evaluate(argv("--ckpt_path", path, "--report", tmp_path))
@@ -68,8 +67,6 @@ def test_labels_and_masks_have_their_scores(train, tmp_path, capsys, task):
     if task == "segmentation":
         assert [float(row["iou"]) for row in rows] == pytest.approx(ious(x, y))
         assert [int(row["support"]) for row in rows] == [(y == i).sum() for i in range(3)]
-        accuracy = (x.argmax(1) == y)[y >= 0].double().mean()
-        assert f"Pixel accuracy {accuracy:.4f}" in capsys.readouterr().out
         assert read(tmp_path)[1][1][1] == ((x.argmax(1) == 1) & (y == 1)).sum()
         return
     right = ((x > 0) & (y > 0)).sum(0)
