@@ -15,8 +15,13 @@ from lightbase.curves import MayMissSteps, RunFolder
 from lightbase.devices.processes import StopOnSignal
 from lightbase.errors import UserError
 from lightbase.folder import Run
-from lightbase.resume.checkpoints import RunCheckpoint
-from lightbase.resume.state import PlateauFirst, RandomState, ResumedOptimizer, WholeEpochs
+from lightbase.resume.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    RunCheckpoint,
+    WholeEpochs,
+)
 from lightbase.run.checks import Selection
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor

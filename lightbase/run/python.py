@@ -10,7 +10,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.config import make_paths_absolute, make_plain, write_config
+from lightbase.cli.config import make_paths_absolute, make_plain
 from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
@@ -18,8 +18,7 @@ from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import read_checkpoint
-from lightbase.resume.load import check_changes, find_restart, load_run, load_state
+from lightbase.resume.load import find_restart, go_on, load_run, load_state, read_checkpoint
 from lightbase.run import train as command
 
 
@@ -82,9 +81,8 @@ def build(
     restart = find_restart(line)
     saved = restart.start_config if restart else None
     cli = ObjectCLI(module, data, line.flag_args, objects, saved)
-    if restart and saved:
-        check_changes(restart, module, write_config(cli.parser, cli.config)[0], line)
-    cli.restart = restart
+    if restart:
+        go_on(restart, cli, line)
     return cli
 
 

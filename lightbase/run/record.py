@@ -32,7 +32,7 @@ from lightbase.curves import num_steps
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
-from lightbase.resume.checkpoints import RunCheckpoint
+from lightbase.resume.state import RunCheckpoint
 
 PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
 

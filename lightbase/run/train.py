@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.config import write_config
 from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -31,10 +30,9 @@ from lightbase.devices.processes import end_with_parent, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
-from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
-from lightbase.resume.checkpoints import AtomicCheckpointIO
-from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
+from lightbase.resume.load import find_restart, go_on
+from lightbase.resume.state import AtomicCheckpointIO
 from lightbase.run.callbacks import make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
 from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
@@ -53,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         line = CommandLine(sys.argv[1:] if args is None else args)
         with short_flag_errors(), short_device_errors():
             cli = build(line)
-        if not line.names_experiment and not (cli.restart and cli.restart.config):
+        if not line.names_experiment and not cli.restart:
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
             name = short(PROJECT.default_config)
             say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
@@ -73,38 +71,32 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
 def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingCLI:
     """As `parse`, for command lines that have been read."""
     restart = find_restart(line, first_line)
-    if restart is None or restart.start_config is None:
-        cli = TrainingCLI(line.parser_args)
-    else:
-        cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
-        with cli.import_rules():
-            config = write_config(cli.parser, cli.config)[0]
-        check_changes(restart, cli.model, config, line)
-    cli.restart = restart
+    if restart is None:
+        return TrainingCLI(line.parser_args)
+    cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
+    go_on(restart, cli, line)
     return cli
 
 
 def train(cli: TrainingCLI) -> dict[str, Any]:
     """Train and test what `parse` has built. Return what metrics.json holds."""
-    config, restart = cli.config, cli.restart or Restart("", None)
+    config, restart = cli.config, cli.restart
     root = root_folder(config)
     cli.check_devices()
-    check_restart(cli, restart)
     if rank() == 0:
         prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # other processes write nothing
-        run = Run(root, config.name, restart.folder)
+        run = Run(root, config.name, restart.folder if restart else None)
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run)
         with ended(loggers), short_device_errors():
-            checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
-            restart.checkpoint = None  # the memory is free when Lightning has restored it
-            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
-            del checkpoint_io
-            return fit_and_test(trainer, cli.model, cli.datamodule, restart.path, run)
+            plugins = [AtomicCheckpointIO()]
+            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=plugins)
+            path = restart.path if restart else None
+            return fit_and_test(trainer, cli.model, cli.datamodule, path, run)
     except (UserError, OSError, Stopped) as error:
         if run:
             end_early(run, error, config.trainer.enable_checkpointing is not False)
@@ -112,17 +104,6 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     finally:
         if run:
             run.close()
-
-
-def check_restart(cli: TrainingCLI, restart: Restart) -> None:
-    """Raise UserError if the training of the checkpoint cannot go on with this model and config."""
-    if restart.checkpoint is None or restart.path is None:
-        return
-    if restart.trust:
-        restart.trust.check_run(restart.checkpoint, restart.folder)
-    check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
-    if isinstance(cli.model, BaseModule):
-        cli.model.is_initialized = True  # the run began with its weights; do not load them again
 
 
 def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> None:
