@@ -63,7 +63,7 @@ class TrainingCLI(LightningCLI):
         self, args: Sequence[str], saved: dict[str, Any] | None = None, trust: Trust | None = None
     ) -> None:
         self.saved, self.trust = saved, trust
-        self.restart: Any = None  # the run that --ckpt_path names, see run/train.py
+        self.restart: Any = None  # the run that --ckpt_path names, see resume/load.py
         self.failures: list[Exception] = []  # of constructors
         # the user's classes are found as with python -m; the script's folder is scripts/
         for folder in (str(PROJECT.root), str(Path.cwd())):
@@ -161,7 +161,8 @@ class TrainingCLI(LightningCLI):
             reason = first_line(failure)
             if isinstance(failure, ImportError | OSError):  # a package, a file, a server
                 raise UserError(f"what the config names is not there: {reason}") from failure
-            if isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure):
+            mistakes = (ValueError, AssertionError, MisconfigurationException)
+            if isinstance(failure, mistakes) and is_raised_on_purpose(failure):
                 raise UserError(f"the config does not fit: {reason}", 2) from failure
             raise failure from None  # a bug in the user's code
 

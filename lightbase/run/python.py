@@ -63,7 +63,7 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
             flag = f"trainer.{name}" if name in of_trainer else name
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
     try:
-        with SIGNALS.handled(), command.short_flag_errors(), short_device_errors():
+        with SIGNALS.handled(), short_device_errors():
             cli = build(module, data, args, objects)
             with cpu_threads(cli.config.num_threads):
                 return command.train(cli)

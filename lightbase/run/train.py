@@ -26,17 +26,16 @@ from lightbase.devices.devices import (
     num_processes_started,
     short_device_errors,
 )
-from lightbase.devices.processes import end_with_parent, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
 from lightbase.ranks import rank, say
 from lightbase.resume.load import find_restart, go_on
 from lightbase.resume.state import AtomicCheckpointIO
-from lightbase.run.callbacks import make_callbacks
+from lightbase.run.callbacks import end_with_parent, leave, make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
 from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
-from lightbase.watch.advice import advice
+from lightbase.watch.step_timer import advice
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         end_with_parent()
         quiet_lightning()
         line = CommandLine(sys.argv[1:] if args is None else args)
-        with short_flag_errors(), short_device_errors():
+        with short_device_errors():
             cli = build(line)
         if not line.names_experiment and not cli.restart:
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
@@ -129,7 +128,7 @@ def fit_and_test(
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
     recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
-    with short_flag_errors(), end_on_signal(trainer):
+    with short_endings(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics, reason = run_test(trainer, model, data, tested)
@@ -149,8 +148,9 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 
 
 @contextmanager
-def short_flag_errors() -> Iterator[None]:
-    """Turn Lightning's errors about flags into a UserError."""
+def short_endings(trainer: Trainer) -> Iterator[None]:
+    """Turn Lightning's errors about flags into a UserError. When it has stopped at a signal and the
+    state is saved, end this process: Lightning would exit with status 0 (its issue 21623)."""
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
@@ -159,14 +159,6 @@ def short_flag_errors() -> Iterator[None]:
         if not isinstance(error, MisconfigurationException) and not is_of_flag:
             raise
         raise UserError(first_line(error), 2) from error
-
-
-@contextmanager
-def end_on_signal(trainer: Trainer) -> Iterator[None]:
-    """End this process when Lightning has stopped at a signal and the state is saved. Lightning
-    itself would exit with status 0 (its issue 21623)."""
-    try:
-        yield
     except SIGTERMException as error:
         SIGNALS.waits = False
         leave(trainer)
