@@ -32,7 +32,6 @@ from lightbase.resume.state import (
     RunCheckpoint,
     WholeEpochs,
 )
-from lightbase.run.checks import Selection
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
@@ -46,7 +45,7 @@ TRY = (
 
 
 def make_callbacks(
-    cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None
+    cli: TrainingCLI, root: Path, run: Run | None, selection: tuple[str, str] | None
 ) -> list[Callback]:
     """Build the callbacks of a run in the order in which Lightning calls them. The Trainer adds
     those of the config. run: None in a fast_dev_run, and in all processes but the first."""
@@ -58,33 +57,25 @@ def make_callbacks(
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += watching_callbacks(config)
-    callbacks.append(RunRecorder(values, text, run))
-    if config.patience is not None and selection:
-        monitor, mode = selection
-        patience = int(config.patience)
-        callbacks.append(
-            Patience(monitor, patience=patience, mode=mode, check_on_train_epoch_end=False)
-        )
-    if config.trainer.enable_checkpointing is not False:
-        # Lightning gives all processes the folder of the first one
-        callbacks += checkpoint_callbacks(config, run.checkpoints if run else root, selection)
-    return callbacks
-
-
-def watching_callbacks(config: Any) -> list[Callback]:
-    """Build the callbacks that draw and measure, by their flags."""
-    callbacks: list[Callback] = []
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
         callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
+    callbacks.append(RunRecorder(values, text, run))
+    if config.patience is not None and selection:
+        options: Any = {"patience": int(config.patience), "mode": selection[1]}
+        callbacks.append(Patience(selection[0], check_on_train_epoch_end=False, **options))
+    if config.trainer.enable_checkpointing is not False:
+        # Lightning gives all processes the folder of the first one
+        callbacks += checkpoint_callbacks(config, run.checkpoints if run else root, selection)
     return callbacks
 
 
-def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None) -> list[Callback]:
+def checkpoint_callbacks(
+    config: Any, folder: Path, selection: tuple[str, str] | None
+) -> list[Callback]:
     """Build the callbacks that write checkpoints. best.ckpt is written before last.ckpt, which then
     holds the best value so far."""
     every_n_epochs: int | None = 1

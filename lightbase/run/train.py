@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -47,10 +47,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         end_with_parent()
         quiet_lightning()
-        line = CommandLine(sys.argv[1:] if args is None else args)
+        args = sys.argv[1:] if args is None else args
         with short_device_errors():
-            cli = build(line)
-        if not line.names_experiment and not cli.restart:
+            cli = parse(args)
+        if not cli.restart and not CommandLine(args).names_experiment:
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
             name = short(PROJECT.default_config)
             say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
@@ -64,12 +64,8 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
 
     first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
     """
-    return build(CommandLine(args), None if first_flags is None else CommandLine(first_flags))
-
-
-def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingCLI:
-    """As `parse`, for command lines that have been read."""
-    restart = find_restart(line, first_line)
+    line = CommandLine(args)
+    restart = find_restart(line, None if first_flags is None else CommandLine(first_flags))
     if restart is None:
         return TrainingCLI(line.parser_args)
     cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
@@ -115,7 +111,7 @@ def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> No
 
 
 def fit_and_test(
-    trainer: Trainer,
+    trainer: Any,
     model: LightningModule,
     data: LightningDataModule,
     path: Path | None,
@@ -127,7 +123,7 @@ def fit_and_test(
     for logger in trainer.loggers if run else []:
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
-    recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
+    recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
     with short_endings(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
@@ -141,10 +137,6 @@ def fit_and_test(
     if text := advice(trainer):
         say(f"Advice: {text}")
     return values
-
-
-def callbacks_of(trainer: Trainer) -> list[Callback]:
-    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
 
 
 @contextmanager
@@ -168,7 +160,7 @@ def short_endings(trainer: Trainer) -> Iterator[None]:
 
 
 def run_test(
-    trainer: Trainer, model: LightningModule, data: LightningDataModule, path: Path | None
+    trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
 ) -> tuple[dict[str, Any], str]:
     """Test the checkpoint `path`, or the last weights. Return the metrics, or why there are none.
 
@@ -177,8 +169,7 @@ def run_test(
     if not has_test(model, data):
         return {}, "No test: the model or the data has none"
     # best.ckpt holds the averaged weights; WeightAveraging would replace them by the others
-    kept = [cb for cb in callbacks_of(trainer) if not isinstance(cb, WeightAveraging)]
-    trainer.callbacks = kept  # type: ignore[attr-defined]
+    trainer.callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(0)
         np.random.seed(0)

@@ -11,10 +11,8 @@ a NAME the table has all runs. See docs/runs.md.
 
 import csv
 import fnmatch
-import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -170,9 +168,6 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
     rows = as_rows(runs)
     if column not in rows[0]:
         raise UserError(f"--sort {column}: the columns are {', '.join(rows[0])}", 2)
-    modes = {run.monitor.rpartition("/")[2]: run.mode for run in runs}
-    metric = column.removeprefix("best ").rpartition("/")[2]
-    mode = modes.get(metric) or better_by_name(column)
 
     def key(row: Row) -> Any:
         value = row[column]
@@ -180,7 +175,7 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
 
     with_value = [row for row in rows if row[column] is not None]
     without = [row for row in rows if row[column] is None]
-    return sorted(with_value, key=key, reverse=mode == "max") + without
+    return sorted(with_value, key=key, reverse=better_by_name(column) == "max") + without
 
 
 def as_text(value: Any) -> str:
@@ -189,27 +184,12 @@ def as_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """rows: The names of the columns first. None is an empty cell."""
-    text = io.StringIO()
-    cells = [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
-    csv.writer(text, lineterminator="\n").writerows(cells)
-    return text.getvalue()
-
-
 def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns. rows: The names of the columns first, so one row at least."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return ["  ".join(row).rstrip() for row in cells]
-
-
-def for_spreadsheet(cell: str) -> str:
-    """A cell without control characters that a spreadsheet opens as text, not as a formula. Numbers
-    stay."""
-    is_formula = re.match(r"[=@]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell)
-    return f"'{printable(cell)}" if is_formula else printable(cell)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -229,8 +209,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.best:
             print(printable(short(best_checkpoint(runs))))
         elif options.csv:
-            text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
-            options.csv.write_text(text, encoding="utf-8")
+            with options.csv.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([rows[0], *map(dict.values, rows)])
             print(f"{len(rows)} runs in {options.csv}")
         else:
             cells = [[as_text(value) for value in row.values()] for row in rows]

@@ -353,7 +353,7 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     cli.datamodule.prepare_data()  # once, a download for instance
     config = flatten(write_config(cli.parser, cli.config)[0])
     record = {key: value for key, value in config.items() if key not in PLACE}
-    monitor, mode = selection[:2] if selection else (None, None)
+    monitor, mode = selection or (None, None)
     record |= {"search": search, "monitor": monitor, "monitor_mode": mode}
     text = json.dumps(record, indent=2) + "\n"
     sweep.folder.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,7 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
     assert order("best val/loss") == ["4'", "3'", "0m", "2m", "10m", "0s"]
     best = table(capsys, root, "--sort", "best val/loss")[0]
-    assert (best["name"], best["best val/loss"]) == ("'=cmd", "0.123456789")
+    assert (best["name"], best["best val/loss"]) == ("=cmd", "0.123456789")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
