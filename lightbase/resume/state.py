@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from lightbase.cli.command_line import renamed
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import gather
-from lightbase.devices.devices import HasDevices
+from lightbase.devices.devices import devices_of
 from lightbase.errors import UserError
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule, has_named_optimizer
@@ -110,12 +110,6 @@ class RunCheckpoint(ModelCheckpoint):
                 way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
                 raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = trainer.callback_metrics.get(self.monitor or "")
-        if score is not None and score.isnan() and not trainer.sanity_checking:
-            say(f"Validation: {self.monitor} is NaN; this epoch counts as the worst")
-        super().on_validation_end(trainer, pl_module)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to
         # compare
@@ -169,9 +163,8 @@ class RandomState(Callback):
     resumed: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        devices = [trainer.strategy.root_device]
-        if trainer.world_size == 1 and isinstance(trainer.strategy, HasDevices):
-            devices = trainer.strategy.parallel_devices
+        is_alone = trainer.world_size == 1
+        devices = devices_of(trainer.strategy) if is_alone else [trainer.strategy.root_device]
         self.gpus = [device for device in devices if device.type == "cuda"]
 
     def state_dict(self) -> dict[str, Any]:

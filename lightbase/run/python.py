@@ -62,28 +62,21 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         if name not in objects:
             flag = f"trainer.{name}" if name in of_trainer else name
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
+    if "name" not in flags:
+        args.append(f"--name={type(module).__name__}")
     try:
         with SIGNALS.handled(), short_device_errors():
-            cli = build(module, data, args, objects)
+            line = CommandLine(args)
+            restart = find_restart(line)
+            saved = restart.start_config if restart else None
+            cli = ObjectCLI(module, data, line.flag_args, objects, saved)
+            if restart:
+                go_on(restart, cli, line)
             with cpu_threads(cli.config.num_threads):
                 return command.train(cli)
     except Stopped as stopped:
         print(f"{stopped.text}{stopped.hint}")
         raise KeyboardInterrupt from None
-
-
-def build(
-    module: LightningModule, data: LightningDataModule, args: list[str], objects: dict[str, Any]
-) -> "ObjectCLI":
-    line = CommandLine(args)
-    if line.value("name") is None:
-        line = CommandLine([f"--name={type(module).__name__}", *args])
-    restart = find_restart(line)
-    saved = restart.start_config if restart else None
-    cli = ObjectCLI(module, data, line.flag_args, objects, saved)
-    if restart:
-        go_on(restart, cli, line)
-    return cli
 
 
 class ObjectCLI(TrainingCLI):

@@ -11,6 +11,7 @@ a NAME the table has all runs. See docs/runs.md.
 
 import csv
 import fnmatch
+import io
 import json
 import os
 import sys
@@ -184,6 +185,14 @@ def as_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    """rows: The names of the columns first. None is an empty cell."""
+    text = io.StringIO()
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows(cells)
+    return text.getvalue()
+
+
 def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns. rows: The names of the columns first, so one row at least."""
     rows = [tuple(map(printable, row)) for row in rows]
@@ -209,8 +218,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.best:
             print(printable(short(best_checkpoint(runs))))
         elif options.csv:
-            with options.csv.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([rows[0], *map(dict.values, rows)])
+            text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
+            options.csv.write_text(text, encoding="utf-8")
             print(f"{len(rows)} runs in {options.csv}")
         else:
             cells = [[as_text(value) for value in row.values()] for row in rows]

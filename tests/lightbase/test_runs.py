@@ -164,7 +164,7 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("status") == ["0m", "2m", "0s", "10m"]
     write_run(root, "=cmd/version_3", metric="val/loss", best=0.3)
     write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
-    assert order("best val/loss") == ["4'", "3'", "0m", "2m", "10m", "0s"]
+    assert order("best val/loss") == ["4=", "3=", "0m", "2m", "10m", "0s"]
     best = table(capsys, root, "--sort", "best val/loss")[0]
     assert (best["name"], best["best val/loss"]) == ("=cmd", "0.123456789")
 
