@@ -17,8 +17,17 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
-from lightbase.cli.parser import NumThreads, Parser, Seed, explain
+from lightbase.cli.config import (
+    NumThreads,
+    Parser,
+    Seed,
+    drop_objects,
+    explain,
+    facts_of,
+    fill_in,
+    make_paths_absolute,
+    make_plain,
+)
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import strategies
