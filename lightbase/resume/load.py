@@ -153,7 +153,8 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     Raises UserError where there is no such run, or where its checkpoint is not sound.
     """
     ckpt_path = line.value("ckpt_path")
-    if ckpt_path in (None, "null") or line.has("--print_config"):
+    only_prints = any(flag == "--print_config" for flag, _ in line.flags)
+    if ckpt_path in (None, "null") or only_prints:
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
     is_own = ckpt_path in ("last", "best")
@@ -162,9 +163,8 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     else:
         path = Path(str(ckpt_path))
-    is_trusted = str(line.value("trust_checkpoint")).lower() == "true"
-    if is_own and first_line is None:
-        is_trusted = True
+    is_users = is_own and first_line is None
+    is_trusted = is_users or str(line.value("trust_checkpoint")).lower() == "true"
     trust = None if is_trusted else Trust(path, first_line or line)
     checkpoint = read_checkpoint(path)
     goes_on = path.name == "last.ckpt"
