@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightbase.curves import MayMissSteps, run_folder
     from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
+    from lightbase.data.downloads import open_or_download, read_arrays, short_download_errors
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
     from lightbase.data.tables import Features
-    from lightbase.data.torchvision_set import (
-        TorchvisionSet,
-        open_or_download,
-        read_arrays,
-        short_download_errors,
-    )
     from lightbase.errors import UserError
     from lightbase.metrics import Metrics, collection
     from lightbase.module import BaseModule
@@ -40,18 +35,17 @@ MODULES = {
     "MayMissSteps": "curves",
     "Metrics": "metrics",
     "ResumableLoader": "data.batches",
-    "TorchvisionSet": "data.torchvision_set",
     "UserError": "errors",
     "WarmupCosineLR": "optim",
     "at_least_float32": "data.batches",
     "collection": "metrics",
     "load": "run.python",
     "main": "run.train",
-    "open_or_download": "data.torchvision_set",
-    "read_arrays": "data.torchvision_set",
+    "open_or_download": "data.downloads",
+    "read_arrays": "data.downloads",
     "run_folder": "curves",
     "say": "ranks",
-    "short_download_errors": "data.torchvision_set",
+    "short_download_errors": "data.downloads",
     "train": "run.python",
 }
 """The module of each public name."""

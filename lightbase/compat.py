@@ -167,13 +167,3 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-
-
-def labels_of(dataset: Any) -> Any:
-    """The labels of all samples of a torchvision dataset, without opening an image; None if it has
-    no list of them.
-
-    The name differs between the datasets and may be private: torchvision issue 1080.
-    """
-    fields = vars(dataset)
-    return fields.get("targets", fields.get("labels", fields.get("_labels")))

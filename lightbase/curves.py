@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
-from lightbase.metrics import Accumulator, check_names, collection
+from lightbase.metrics import Accumulator, check_names, collection, in_keys
 from lightbase.ranks import say
+from lightbase.transfer import shortened
 
 
 class MayMissSteps(Callback):
@@ -104,9 +106,9 @@ class Curves(MayMissSteps):
     def __init__(self) -> None:
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
-        self.lr: float | Tensor = 0.0  # of the last step
+        self.rates: dict[str, float | Tensor] = {}  # of the last step, by the curves' names
+        self.rate_names: list[str] = []
         self.logged: set[str] = set()  # names that the module gives to self.log
-        self.saw_views = False  # whether test_views had an effect
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -137,7 +139,7 @@ class Curves(MayMissSteps):
         points: dict[str, Any] = {}
         for name, value in values.items():
             # the values of single classes are a group in TensorBoard: val_class_acc/cat
-            is_of_one_class = name.partition("/")[2] in means.classes
+            is_of_one_class = name in means.class_curves
             points[f"{stage}_{name}" if is_of_one_class else f"{stage}/{name}"] = value
         check_names([*points, *self.logged])
         return points
@@ -154,9 +156,23 @@ class Curves(MayMissSteps):
             # One transfer to the CPU: Lightning reads the values of the progress bar after every
             # batch, and would wait for the GPU.
             values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
-            LightningModule.log(pl_module, "lr", torch.as_tensor(self.lr))
+            for name, rate in self.rates.items():
+                LightningModule.log(pl_module, name, torch.as_tensor(rate))
             for name, value in zip(point, values, strict=True):
                 LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if len(groups := parameter_groups(trainer)) > 1:
+            say("\n".join(describe_group(name, group, pl_module) for name, group in groups))
+
+    def note_rates(self, trainer: Trainer) -> None:
+        """Remember the rates of the step that comes next, after which `track` is called."""
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if len(self.rate_names) != len(groups):  # a BaseFinetuning adds groups
+            names = [name for name, _ in parameter_groups(trainer)]
+            self.rate_names = [f"lr/{name}" for name in names] if len(names) > 1 else ["lr"]
+        rates = [group["lr"] for group in groups]
+        self.rates = dict(zip(self.rate_names, rates, strict=True))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
@@ -176,12 +192,17 @@ class Curves(MayMissSteps):
         # Shortly before a log step, the samples are kept for its point.
         keep = trainer.num_training_batches > every and until_next < every / 2
         if point := self.result(trainer, "train", keep=keep):  # empty right after a log step
-            values = {name: float(value) for name, value in {"lr": self.lr, **point}.items()}
+            values = {name: float(value) for name, value in {**self.rates, **point}.items()}
             log_values(trainer, values)
         # The values are equal in all processes, but without sync_dist Lightning warns.
         for name, value in self.result(trainer, "train", self.epoch).items():
             options: Any = {"prog_bar": not is_of_class(name), "logger": False}
             LightningModule.log(pl_module, name, value, sync_dist=True, **options)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
+        # a MinMaxMetric would keep the values of the sanity check
+        metrics = collection(pl_module.metrics).clone()
+        self.means["val"] = Accumulator(metrics, None, self.means["val"].classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, value in self.result(trainer, "val").items():
@@ -191,21 +212,44 @@ class Curves(MayMissSteps):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, value in self.result(trainer, "test").items():
             LightningModule.log(pl_module, name, value, sync_dist=True)
-        if pl_module.test_views is not None and not self.saw_views:
-            name = type(pl_module).__name__
-            say(f"model.test_views had no effect: test_step of {name} does not call self(x)")
 
     def state_dict(self) -> dict[str, Any]:
         states = gather({"train": self.means["train"].state(), "epoch": self.epoch.state()})
         return {
             "train": [state["train"] for state in states],
             "epoch": [state["epoch"] for state in states],
-            "lr": float(self.lr),
+            "rates": {name: float(rate) for name, rate in self.rates.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.lr = state_dict["lr"]
+        # before 0.3 the rate of the first group
+        self.rates = state_dict.get("rates", {"lr": state_dict.get("lr", 0.0)})
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
+
+
+def parameter_groups(trainer: Trainer) -> list[tuple[str, dict[str, Any]]]:
+    """The parameter groups of all optimizers, with names for their curves."""
+    names, groups = [], []
+    for i, optimizer in enumerate(trainer.optimizers):
+        for j, group in enumerate(optimizer.param_groups):
+            parts = [f"optimizer_{i}"] if len(trainer.optimizers) > 1 else []
+            if len(optimizer.param_groups) > 1:
+                parts.append(str(group.get("name", f"group_{j}")))
+            names.append("_".join(parts))
+            groups.append(group)
+    return [*zip(in_keys(names), groups, strict=True)]
+
+
+def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> str:
+    names = {id(value): name.removeprefix("net.") for name, value in model.named_parameters()}
+    parameters = group["params"]
+    first = shortened([names.get(id(value), "unnamed") for value in parameters])
+    num = sum(value.numel() for value in parameters if not is_lazy(value))
+    # a schedule may start below the group's rate
+    lr = group.get("max_lr", group.get("initial_lr", group["lr"]))
+    is_frozen = not any(value.requires_grad for value in parameters)
+    note = "; it is frozen, so the group has no effect" if is_frozen else ""
+    return f"Parameter group {name}: {num:,} parameters ({first}), lr {float(lr):g}{note}"
 
 
 def check_all_track(trainer: Trainer, stage: Stage, has_samples: bool) -> None:

@@ -1,11 +1,10 @@
 """A user's mistake: the bad value, the way out, an exit status."""
 
 import difflib
-import inspect
 import pkgutil
 import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from lightbase.ranks import printable_lines
@@ -57,22 +56,3 @@ def imported(argument: str, path: str) -> Any:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"model.{argument} {path!r} cannot be imported: {error}", 2) from error
-
-
-def function_at(argument: str, path: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """The function, or the function at the import path."""
-    function = imported(argument, path) if isinstance(path, str) else path
-    if function is None:
-        return None
-    parameters = {"initializer": ("net", "inputs"), "test_views": ("inputs",)}[argument]
-    try:
-        is_function = callable(function) and not inspect.isclass(function)
-        inspect.signature(function).bind(*parameters)
-    except TypeError:  # another number of parameters
-        is_function = False
-    except ValueError:  # a function in C that does not tell its parameters
-        pass
-    if not is_function:
-        what = f"is no function of ({', '.join(parameters)})"
-        raise UserError(f"model.{argument} {path!r} {what}", 2)
-    return function  # type: ignore[no-any-return]

@@ -1,6 +1,5 @@
 """Means and metrics of many batches: the values of the curves."""
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,17 +7,20 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import move_data_to_device
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers import ClasswiseWrapper
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightbase.errors import UserError, first_line
-from lightbase.ranks import say
 
 Metrics = dict[str, Metric] | MetricCollection
 # Batches wait until their outputs hold so many numbers: one update of the metrics for many batches
 # costs hardly more than an update for one batch.
 KEEP = 2**20
 MAX_BATCHES = 1000  # that wait
+TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 
 
 class Accumulator:
@@ -27,6 +29,8 @@ class Accumulator:
     epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is reset
         separately.
     classes: Names for metrics that have a value for each class.
+    class_curves: Names of the curves of single classes in the newest result.
+    others: Values of metrics in the newest result that are no curves, such as a confusion matrix.
     """
 
     def __init__(
@@ -38,22 +42,24 @@ class Accumulator:
         self.metrics = metrics
         self.epoch = epoch
         self.classes = in_keys(classes or [])
+        self.class_curves: set[str] = set()
+        self.others: dict[str, Any] = {}
         self.reset()
 
     def reset(self) -> None:
         self.names: tuple[str, ...] = ()
         self.values: list[Tensor] = []  # of the batches that wait, one after the other
         self.sizes: list[int] = []
-        self.pairs: list[tuple[Tensor, Tensor]] = []  # outputs and targets that wait
+        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets that wait
         self.num_waiting = 0  # numbers in these outputs
         # (names + 1,): sums over the samples of each value, and the number of samples
         self.sums: Tensor | None = None
         self.has_metrics = False
+        # how many targets a classification metric got that are no whole numbers
+        self.num_broken: Tensor | None = None
         self.metrics.reset()
 
-    def add(
-        self, size: int, values: dict[str, Tensor], outputs: Tensor | None, targets: Tensor | None
-    ) -> None:
+    def add(self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any) -> None:
         """values: means over a batch of `size` samples."""
         names = self.names or (self.epoch.names if self.epoch else ())
         if names and names != tuple(values):
@@ -64,8 +70,9 @@ class Accumulator:
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
             # The clone: a compiled network may use the memory of its outputs again.
-            self.pairs.append((outputs.detach().clone(), targets.detach()))
-            self.num_waiting += outputs.numel()
+            clone = apply_to_collection(outputs, Tensor, lambda tensor: tensor.detach().clone())
+            self.pairs.append((clone, targets))
+            self.num_waiting += outputs.numel() if isinstance(outputs, Tensor) else KEEP // 16
         if self.num_waiting > KEEP or len(self.sizes) >= MAX_BATCHES:
             self.flush()
 
@@ -78,14 +85,32 @@ class Accumulator:
                 accumulator.names = self.names
                 accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
             self.values, self.sizes = [], []
-        if self.pairs:
+        if self.pairs and self.sums is not None:
             pairs = concatenated(self.pairs)
             for accumulator in accumulators:
-                accumulator.metrics.to(pairs[0][0].device)
+                accumulator.metrics.to(self.sums.device)
                 for outputs, targets in pairs:
-                    update(accumulator.metrics, outputs, targets)
+                    accumulator.update_metrics(outputs, targets)
                 accumulator.has_metrics = True
             self.pairs, self.num_waiting = [], 0
+
+    def update_metrics(self, outputs: Any, targets: Any) -> None:
+        """Add a batch to the metrics, with targets of the type that each metric takes."""
+        metrics = [*self.metrics.values(copy_state=False)]
+        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
+        try:
+            if not is_float or not any(map(takes_labels, metrics)):
+                self.metrics.update(outputs, targets)
+                return
+            labels = targets.long()
+            # .item() would wait for the GPU: `result` looks at the number
+            num_broken = (labels != targets).sum()
+            self.num_broken = num_broken + (0 if self.num_broken is None else self.num_broken)
+            for metric in metrics:
+                metric.update(outputs, labels if takes_labels(metric) else targets)
+        except Exception as error:
+            explain(error, self.metrics, outputs, targets)
+            raise
 
     def _waiting_sums(self) -> Tensor:
         """The sums of the batches that wait, as in `sums`."""
@@ -105,9 +130,19 @@ class Accumulator:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
+        if self.num_broken is not None and reduce(self.num_broken) > 0:
+            what = "a classification metric got targets that are no whole numbers"
+            raise UserError(f"{what}\ntake a metric of torchmetrics.regression, or round them")
         metrics: dict[str, Tensor] = {}
-        if self.has_metrics:
-            metrics = numbers(self.metrics.compute(), self.classes)
+        self.class_curves, self.others = set(), {}
+        for name, metric in self.metrics.items(copy_state=False) if self.has_metrics else ():
+            classes, value = self.classes, metric.compute()
+            if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
+                classes, value = in_keys(metric.labels or classes), metric.metric.compute()
+            curves, others = numbers(name, value, classes)
+            metrics |= curves
+            self.others |= others
+            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & curves.keys()
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
@@ -134,11 +169,14 @@ class Accumulator:
 
 def can_be_merged(metric: Any) -> bool:
     """Whether the state of a metric can go on from a checkpoint. Others begin anew."""
-    return metric.full_state_update is False and not metric.dist_sync_on_step
+    is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
+    return is_merged and not isinstance(metric, WrapperMetric)
 
 
-def concatenated(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """The batches as one batch, if their samples have the same shape."""
+def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The batches as one batch, if they are tensors and their samples have the same shape."""
+    if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
+        return pairs
     shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
     if len(shapes) > 1:
         return pairs
@@ -146,47 +184,55 @@ def concatenated(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tenso
     return [(torch.cat(all_outputs), torch.cat(all_targets))]
 
 
-def update(metrics: MetricCollection, outputs: Tensor, targets: Tensor) -> None:
-    """Raises UserError if torchmetrics' metrics refuse the batch. Errors of other metrics get a
-    note with the shapes."""
+def takes_labels(metric: Metric) -> bool:
+    """Whether it is one of torchmetrics' metrics of classes or masks, or a wrapper around one."""
+    for part in metric.modules():
+        if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
+            return True
+    return False
+
+
+def explain(error: Exception, metrics: MetricCollection, outputs: Any, targets: Any) -> None:
+    """Raises UserError if torchmetrics' metrics refuse a batch. Errors of other metrics get a note
+    with the shapes."""
+    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in (outputs, targets)]
+    what = f"the metrics {', '.join(map(str, metrics))} cannot take "
+    what += f"outputs {shapes[0]} and targets {shapes[1]}"
+    modules = [type(metric).__module__ for metric in metrics.values()]
+    are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+    if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
+        way_out = "take other metrics, or make outputs and targets fit them"
+        raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
+    error.add_note(what)
+
+
+def numbers(
+    name: str, value: Any, classes: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The curves of a metric's value, and the values in it that are no curves, by name.
+
+    A number is the curve NAME, a vector NAME/CLASS if it has a value for each class, and NAME_0,
+    NAME_1, ... otherwise. The values of a dict are NAME_KEY.
+    """
+    if isinstance(value, dict):
+        curves: dict[str, Tensor] = {}
+        others: dict[str, Any] = {}
+        for key, part in value.items():
+            more_curves, more_others = numbers(f"{name}_{key}", part, classes)
+            curves |= more_curves
+            others |= more_others
+        return curves, others
     try:
-        metrics.update(outputs, targets)
-    except Exception as error:
-        shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
-        what = f"the metrics {', '.join(map(str, metrics))} cannot take {shapes}"
-        modules = [type(metric).__module__ for metric in metrics.values()]
-        are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
-        if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
-            way_out = "take other metrics, or make outputs and targets fit them"
-            raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
-        error.add_note(what)
-        raise
-
-
-def numbers(values: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Tensor]:
-    """The curves of metrics: a number as it is, a vector as NAME/CLASS if it has a value for each
-    class, and as NAME_0, NAME_1, ... otherwise. Reports once which metrics have no curve."""
-    curves: dict[str, Tensor] = {}
-    for name, value in values.items():
-        try:
-            tensor = torch.as_tensor(value).float()
-        except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
-            tensor = torch.empty(0)
-        is_vector = tensor.dim() == 1 and 0 < len(tensor) <= max(100, len(classes))
-        if tensor.numel() == 1:
-            curves[name] = tensor.squeeze()
-        elif is_vector and len(tensor) == len(classes):
-            curves |= {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}
-        elif is_vector:
-            curves |= {f"{name}_{i}": number for i, number in enumerate(tensor)}
-        else:
-            say_once(f"Metric {name} is not logged: no number, and no vector of at most 100")
-    return curves
-
-
-@functools.cache
-def say_once(line: str) -> None:
-    say(line)
+        tensor = torch.as_tensor(value).float()
+    except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
+        return {}, {name: value}
+    if tensor.numel() == 1:
+        return {name: tensor.squeeze()}, {}
+    if tensor.dim() != 1 or not 0 < len(tensor) <= max(100, len(classes)):
+        return {}, {name: value}
+    if len(tensor) == len(classes):
+        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}, {}
+    return {f"{name}_{i}": number for i, number in enumerate(tensor)}, {}
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -222,6 +268,7 @@ def collection(
         return metrics
     if not isinstance(metrics, dict):
         return MetricCollection(metrics or {})
+    metrics = flat(metrics)
     ordered = MetricCollection({})
     for name, metric in metrics.items():  # all at once they would be sorted by name
         try:
@@ -230,3 +277,14 @@ def collection(
             reason = error.args[0]
             raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
     return ordered
+
+
+def flat(metrics: Mapping[str, Any]) -> dict[str, Metric]:
+    """Metrics by name. Those of a collection in it become NAME_METRIC."""
+    by_name: dict[str, Metric] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, MetricCollection):
+            by_name |= {f"{name}_{inner}": part for inner, part in metric.items()}
+        else:
+            by_name[name] = metric
+    return by_name

@@ -7,6 +7,7 @@ import torch
 from jsonargparse.typing import PositiveFloat
 from lightning import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -14,18 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from lightbase.curves import Curves, Stage, is_log_step
-from lightbase.errors import UserError, function_at
+from lightbase.errors import UserError
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
 from lightbase.optim import (
     build_optimizer,
     build_scheduler,
-    check_options,
     grouped,
     interval_of,
     num_scheduler_steps,
 )
-from lightbase.transfer import WeightsFile, freeze_parameters, initialize, load_weights
+from lightbase.transfer import WeightsFile, freeze_parameters, load_weights
 
 
 class BaseModule(RecordsArguments, LightningModule):
@@ -58,11 +58,6 @@ class BaseModule(RecordsArguments, LightningModule):
         scheduler_interval: Step the scheduler after every "epoch" or every "step". Unless given,
             OneCycleLR, CyclicLR, WarmupCosineLR and FinalDecayLR step every step, others every
             epoch.
-        initializer: Import path of a function f(net, inputs), which is called before a new training
-            with up to 1,000 training samples (N, ...), as the network gets them. It sets weights
-            that depend on the data.
-        test_views: Import path of a function from inputs (N, ...) to several such tensors. Test and
-            prediction average their outputs. One is lightbase.data.transforms.mirrored.
         channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory, which is
             mostly faster.
         compile_net: Compile the network with this backend of torch.compile, such as "inductor".
@@ -74,8 +69,11 @@ class BaseModule(RecordsArguments, LightningModule):
             train. Modules that have no others stay in eval mode.
     """
 
+    task: Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None = None
+    """What outputs and targets mean, for pictures, evaluate.py --report and predict.py."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
+    tracked: tuple[Any, Any] | None = None  # outputs and targets of the newest batch
 
     def __init__(
         self,
@@ -89,8 +87,6 @@ class BaseModule(RecordsArguments, LightningModule):
         scheduler: str | None = None,
         scheduler_args: dict[str, Any] | None = None,
         scheduler_interval: Literal["epoch", "step"] | None = None,
-        initializer: str | None = None,
-        test_views: str | None = None,
         channels_last: bool = True,
         compile_net: str | None = None,
         compile_mode: str | None = None,
@@ -108,8 +104,6 @@ class BaseModule(RecordsArguments, LightningModule):
         self.scheduler = scheduler
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
-        self.initializer = function_at("initializer", initializer)
-        self.test_views = function_at("test_views", test_views)
         self.channels_last = channels_last
         self.compile_net = compile_net
         self.compile_mode = compile_mode
@@ -117,9 +111,11 @@ class BaseModule(RecordsArguments, LightningModule):
         frozen: Any = freeze.split(",") if isinstance(freeze, str) else freeze or []
         self.frozen_names = [str(name).strip() for name in frozen]
         self.frozen_modules: list[nn.Module] = []
-        self.is_initialized = False
+        self.has_weights = False
         self.is_frozen = False
         self.is_compiled = False
+        # outputs and targets of the newest batch, as `track` got them
+        self.tracked: tuple[Any, Any] | None = None
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
             backends = torch.compiler.list_backends(exclude_tags=())
@@ -130,9 +126,6 @@ class BaseModule(RecordsArguments, LightningModule):
             what = f"model.compile_mode {compile_mode} has no effect without a backend"
             way_out = "give --model.compile_net inductor, or --model.compile_mode null"
             raise UserError(f"{what}\n{way_out}", 2)
-        if weights is not None and initializer is not None:
-            what = "model.weights and model.initializer both set weights"
-            raise UserError(f"{what}: --model.initializer null", 2)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:
@@ -149,11 +142,8 @@ class BaseModule(RecordsArguments, LightningModule):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's outputs (N, ...); outside training their mean over the test_views of x."""
-        if self.training or self.test_views is None:
-            return self.net(x)
-        self.curves_callback.saw_views = True
-        return mean_over_views(self.net, self.test_views, x)
+        """The network's outputs (N, ...)."""
+        return self.net(x)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -162,29 +152,26 @@ class BaseModule(RecordsArguments, LightningModule):
         return self
 
     def track(
-        self,
-        stage: Stage,
-        loss: Tensor,
-        outputs: Tensor | None = None,
-        targets: Tensor | None = None,
-        **values: Any,
+        self, stage: Stage, loss: Tensor, outputs: Any = None, targets: Any = None, **values: Any
     ) -> None:
         """Add a batch to the curves of a stage.
 
         loss, values: means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none.
+        outputs, targets: (N, ...), for the metrics; without them the stage has none. They may be
+            what else the metrics take, such as lists with an entry for each sample.
         """
+        outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
+        self.tracked = outputs, targets
         if not self.curves_callback.means:  # called without a Trainer
             return
-        samples = outputs if targets is None else targets
         means = {"loss": loss}
         for name, value in values.items():
             # new_full writes the number on the GPU; copying it there would wait for the GPU
             means[name] = value.to(loss) if isinstance(value, Tensor) else loss.new_full((), value)
-        size = 1 if samples is None else len(samples)
+        size = num_samples(outputs if targets is None else targets)
         self.curves_callback.means[stage].add(size, means, outputs, targets)
         if stage == "train":
-            self.curves_callback.lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.curves_callback.note_rates(self.trainer)
             if self.trainer.world_size == 1 and is_log_step(self):
                 self.curves_callback.log_train(self.trainer, self)
 
@@ -196,9 +183,9 @@ class BaseModule(RecordsArguments, LightningModule):
     def prepare_weights(self) -> None:
         """Load and freeze weights. Called before each fit, and before a run makes its folder: a
         mistake ends the run early."""
-        if self.weights_file is not None and not self.is_initialized:
+        if self.weights_file is not None and not self.has_weights:
             load_weights(self.net, self.weights_file)
-            self.is_initialized = True  # a second fit continues with the weights of the first
+            self.has_weights = True  # a second fit continues with the weights of the first
         if self.frozen_names and not self.is_frozen:
             self.frozen_modules = freeze_parameters(self, self.frozen_names)
             self.is_frozen = True
@@ -208,9 +195,6 @@ class BaseModule(RecordsArguments, LightningModule):
         a hook of the module would be lost if a subclass overrides it without super()."""
         if trains:
             self.prepare_weights()
-        if trains and self.initializer is not None and not self.is_initialized:
-            initialize(self.net, self.initializer, self.trainer.datamodule)  # type: ignore[attr-defined]
-            self.is_initialized = True
         if self.channels_last:
             tensors: list[Tensor] = [*self.net.parameters()]
             if self.trainer.strategy.root_device.type != "cpu":  # there it changes the last digits
@@ -232,8 +216,18 @@ class BaseModule(RecordsArguments, LightningModule):
         return self.scheduler_interval or interval_of(self.scheduler)
 
     def configure_optimizers(self) -> Any:
-        optimizer, scheduler = self._build_optimizer(), self.scheduler
-        check_options(self.parameter_groups, optimizer)
+        optimizer, scheduler = self.optimizer, self.scheduler
+        groups = grouped(self.named_parameters(), self.parameter_groups)
+        if isinstance(optimizer, Optimizer) and self.parameter_groups:
+            what = "model.parameter_groups: an optimizer that is an object has its groups"
+            raise UserError(f"{what}; leave them out", 2)
+        # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
+        is_mixed = str(self.trainer.precision).endswith("-mixed")
+        fused = not (self.trainer.gradient_clip_val and is_mixed)
+        if isinstance(optimizer, str):
+            optimizer = build_optimizer(optimizer, self.optimizer_args, groups, self.lr, fused)
+        elif not isinstance(optimizer, Optimizer):  # a class
+            optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
@@ -247,39 +241,17 @@ class BaseModule(RecordsArguments, LightningModule):
             config |= {"interval": "epoch", "frequency": frequency, "monitor": monitor}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
-    def _build_optimizer(self) -> Optimizer:
-        if isinstance(self.optimizer, Optimizer):
-            if self.parameter_groups:
-                what = "model.parameter_groups: an optimizer that is an object has its groups"
-                raise UserError(f"{what}; leave them out", 2)
-            return self.optimizer
-        parameters: Any = self.parameters()
-        if self.parameter_groups:
-            parameters = grouped(self.named_parameters(), self.parameter_groups)
-        if not isinstance(self.optimizer, str):
-            return self.optimizer(parameters, lr=self.lr, **self.optimizer_args)
-        # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
-        is_mixed = str(self.trainer.precision).endswith("-mixed")
-        fused = not (self.trainer.gradient_clip_val and is_mixed)
-        if self.optimizer_args.get("fused") and not fused:
-            what = f"model.optimizer_args.fused true in {self.trainer.precision}"
-            raise UserError(f"{what}: leave it or trainer.gradient_clip_val out", 2)
-        return build_optimizer(self.optimizer, self.optimizer_args, parameters, self.lr, fused)
 
-
-def mean_over_views(net: nn.Module, test_views: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """The mean of the network's outputs (N, ...) over the views of x, (N, ...)."""
-    views = test_views(x)
-    if not isinstance(views, list | tuple) or not views or not all(map(torch.is_tensor, views)):
-        what = f"it returns a {type(views).__name__}, where a list of tensors belongs"
-        raise UserError(f"model.test_views: {what}, each with all samples", 2)
-    # the clone: a compiled network may use the memory of its outputs again
-    return torch.stack([net(view).clone() for view in views]).mean(0)
+def num_samples(values: Any) -> int:
+    """The length of a tensor, of a list, or of the first value of a dict; 1 of None."""
+    while isinstance(values, dict):
+        values = next(iter(values.values()))
+    return 1 if values is None else len(values)
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
     """Whether BaseModule builds the optimizer and the scheduler from their names. It does not if a
-    subclass overrides `configure_optimizers`, or assigns an object or a function."""
+    subclass overrides `configure_optimizers`, or assigns an object or a class."""
     if not isinstance(model, BaseModule):
         return False
     if is_overridden("configure_optimizers", model, BaseModule):

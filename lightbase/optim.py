@@ -16,7 +16,6 @@ from lightbase.compat import forget_train_loader
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
-from lightbase.ranks import say
 
 if TYPE_CHECKING:
     from lightbase.module import BaseModule
@@ -215,8 +214,11 @@ def grouped(
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, [name for name, _ in parameters])
-    first = [{"params": rest}] if rest else []
-    return first + [{**options, "params": members[group]} for group, options in groups.items()]
+    if not groups:
+        return [{"params": rest}] if rest else []
+    first = [{"params": rest, "name": "rest"}] if rest else []
+    more = [{**options, "params": members[name], "name": name} for name, options in groups.items()]
+    return first + more
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -237,17 +239,12 @@ def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
 
 
 def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> None:
-    """Raises UserError for an option that the optimizer does not have: torch would ignore it. Says
-    which groups do not train at all."""
+    """Raises UserError for an option that the optimizer does not have: torch would ignore it."""
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
         for key in options.keys() - accepted:
             what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
             raise UserError(f"{what}; it has {', '.join(accepted)}", 2)
-    built = optimizer.param_groups[-len(groups) :]
-    for group, built_group in zip(groups, built, strict=False):
-        if not any(parameter.requires_grad for parameter in built_group["params"]):
-            say(f"model.parameter_groups.{group} has no effect: its parameters are frozen")
 
 
 def schedule_at(

@@ -1,5 +1,6 @@
 """The rank of this process, and lines that only the first process prints."""
 
+import functools
 import os
 
 # where torchrun, SLURM, LSF and Lightning put the rank; there is no Trainer yet
@@ -18,6 +19,11 @@ def say(text: str) -> None:
     """Print lines, in the first process only."""
     if rank() == 0:
         print(printable_lines(text), flush=True)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    say(text)
 
 
 def printable_lines(text: str) -> str:

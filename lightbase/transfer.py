@@ -1,10 +1,10 @@
-"""Where a new training begins: weights from a file, frozen parameters, an initializer."""
+"""Where a new training begins: weights from a file, frozen parameters."""
 
 import importlib
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
-from lightbase.data.batches import for_network
 from lightbase.errors import UserError, first_line
 from lightbase.optim import matches, no_such_name
 from lightbase.ranks import say
 
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how files of torch before 1.6 begin
-NUM_SAMPLES = 1000  # for an initializer
 
 
 class WeightsFile(str):
@@ -68,17 +66,16 @@ def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
 def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the table, by the network's names, that agree in name and shape. The names may
     differ by a prefix, which is the same for all, and is chosen so that most tensors fit."""
-    best: dict[str, Tensor] = {}
-    pairs = [("", prefix) for prefix in prefixes(table)]
-    pairs += [(prefix, "") for prefix in prefixes(state)]
-    for prefix, other_prefix in pairs:
-        fit = {}
-        for name in state:
-            tensor = table.get(other_prefix + name.removeprefix(prefix))
-            if name.startswith(prefix) and tensor is not None and tensor.shape == state[name].shape:
-                fit[name] = tensor
-        best = max(best, fit, key=len)
-    return best
+    tables = [{prefix + name: table[name] for name in table} for prefix in prefixes(state)]
+    for prefix in prefixes(table):
+        inner = [name for name in table if name.startswith(prefix)]
+        tables.append({name.removeprefix(prefix): table[name] for name in inner})
+    fits = []
+    for renamed in tables:
+        names = [name for name in state if name in renamed]
+        names = [name for name in names if renamed[name].shape == state[name].shape]
+        fits.append({name: renamed[name] for name in names})
+    return max(fits, key=len)
 
 
 def prefixes(names: Iterable[str]) -> list[str]:
@@ -169,13 +166,3 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
         if is_frozen or any(module is part for part in matched):
             in_eval.append(module.eval())
     return in_eval
-
-
-def initialize(net: nn.Module, initializer: Callable[..., Any], data: Any) -> None:
-    """Call initializer(net, inputs) with up to 1,000 training samples, evenly spread, as the
-    network gets them."""
-    samples = data.splits["train"]
-    num = min(len(samples), NUM_SAMPLES)
-    inputs, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
-    with torch.no_grad():
-        initializer(net, for_network(data.normalize(inputs), net))

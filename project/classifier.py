@@ -24,6 +24,8 @@ class Classifier(BaseModule):
         system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
+    task = "multiclass"
+
     def __init__(
         self,
         net: nn.Module,
@@ -69,7 +71,7 @@ class Classifier(BaseModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = at_least_float32(self(x))  # of the network, or their mean over test_views
+        logits = at_least_float32(self(x))
         self.track("test", self.criterion(logits, y), logits, y)
         return logits
 

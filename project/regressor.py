@@ -15,6 +15,8 @@ class Regressor(BaseModule):
     criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
     """
 
+    task = "regression"
+
     def __init__(
         self,
         net: nn.Module,
@@ -42,7 +44,7 @@ class Regressor(BaseModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """(N, D)"""
-        return at_least_float32(self(batch[0]))  # of the network, or their mean over test_views
+        return at_least_float32(self(batch[0]))
 
     def loss_and_prediction(
         self, batch: Batch, net: nn.Module | None = None

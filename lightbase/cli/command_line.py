@@ -29,15 +29,17 @@ MOVED = {
     "callbacks.step_timer": "lightbase.watch.step_timer",
     "data.features": "lightbase.data.tables",
     "data.image_folder": "lightbase.data.images",
-    "data.torchvision_set": "lightbase.data.torchvision_set",
     "data.transforms": "lightbase.data.transforms",
 }
 """Modules that were in the user's package before 0.3, and where their classes are now."""
 RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
 """Classes of these modules that have another name now."""
-REMOVED = ("gradient_norm", "histograms_every_n_epochs")
-"""Flags of version 0.2 that are dropped from a saved config."""
-PATHS = ("class_path", "optimizer", "scheduler", "initializer", "test_views")
+REMOVED = {
+    "": ("gradient_norm", "histograms_every_n_epochs"),
+    "model": ("initializer", "test_views"),
+}
+"""Flags of earlier versions that are dropped from a saved config, by section."""
+PATHS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
@@ -164,6 +166,16 @@ def read_config(path: Path) -> dict[str, Any]:
         what = f"trainer is {trainer!r}, where keys with values belong"
         raise UserError(f"config {path}: {what}", 2)
     return {str(key): value for key, value in renamed(content).items()}
+
+
+def without_removed(config: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a saved config without the flags that are gone."""
+    config = {key: value for key, value in config.items() if key not in REMOVED[""]}
+    model = config.get("model")
+    if isinstance(model, dict) and "init_args" in model:
+        args = {key: x for key, x in model["init_args"].items() if key not in REMOVED["model"]}
+        config["model"] = model | {"init_args": args}
+    return config
 
 
 def checked(config: Any) -> Any:

@@ -1,10 +1,10 @@
 """Image files of any size and mode: how they are found, and read as tensors."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from lightbase.data.transforms import crop_and_flip, to_float
 from lightbase.errors import UserError, first_line
 from lightbase.ranks import say
 
-SUFFIXES = "bmp gif jfif jpeg jpg pgm png ppm tif tiff webp"
+SUFFIXES = ["bmp", "gif", "jfif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"]
 # A file of another format, whatever its name, is not opened: for EPS, Pillow would run Ghostscript.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # What Pillow raises for a file that is damaged, or no image.
@@ -34,24 +34,22 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
-        images = [path] if path.is_file() else list_files(path)[0]
+        images = [path] if path.is_file() else list_images(path)
         files += images
         if not images:
             missing.append((path, "no image file, and no folder with image files"))
     return files, missing
 
 
-def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The images below the folder, sorted, and all other files. Hidden files and folders do not
-    count: `._1.jpg` of macOS, for instance."""
+def list_images(folder: Path) -> list[Path]:
+    """The images below the folder, sorted. Hidden files and folders do not count: `._1.jpg` of
+    macOS, for instance."""
     images: list[Path] = []
-    others: list[Path] = []
     for place, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for file in [Path(place, name) for name in names if not name.startswith(".")]:
-            is_image = file.suffix[1:].lower() in SUFFIXES.split() and file.is_file()
-            (images if is_image else others).append(file)
-    return sorted(images), others
+        files = [Path(place, name) for name in names if not name.startswith(".")]
+        images += [file for file in files if file.suffix[1:].lower() in SUFFIXES and file.is_file()]
+    return sorted(images)
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -72,7 +70,9 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     channels, height, width = shape
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
-        image = to_8_bits(image)
+        # Pillow would clip at 255. White is 65535 for integers of 16 or 32 bits, and 1 for floats.
+        values = np.asarray(image, dtype=np.float64) * 255 / (1 if image.mode == "F" else 65535)
+        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -81,39 +81,25 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
 
 
-def to_8_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 or 32 bits, where white is 65535, or of floating point, where it is 1.
-    Pillow alone would clip at 255."""
-    white = 1 if image.mode == "F" else 65535
-    values = np.asarray(image, dtype=np.float64) * 255 / white
-    return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Images as uint8 (*shape), read when they are needed, and their class numbers."""
 
-
-class ResizedImages(Dataset[tuple[Tensor, Any]]):
-    """(image, target) of a Dataset or a list, with images as uint8 (*shape). There they are
-    Pillow's images, or paths.
-
-    targets: of all samples, if they are available without reading the images.
-    """
-
-    def __init__(self, source: Any, shape: tuple[int, int, int], targets: Any = None) -> None:
-        self.source = source
-        self.shape = shape
+    def __init__(
+        self, files: Sequence[Path], targets: list[int], shape: tuple[int, int, int]
+    ) -> None:
+        self.files = files
         self.targets = targets
+        self.shape = shape
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        image, target = self.source[index]
-        if not isinstance(image, Path):
-            return to_tensor(image, self.shape), target
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        file = self.files[index]
         try:
-            return read_image(image, self.shape), target
+            return read_image(file, self.shape), self.targets[index]
         except UserError as error:
-            raise UserError(
-                f"{image} cannot be read: {error}; mend, shrink or remove it"
-            ) from error
+            raise UserError(f"{file} cannot be read: {error}; mend, shrink or remove it") from error
 
 
 class ImageFolder(BaseDataModule):
@@ -161,26 +147,18 @@ class ImageFolder(BaseDataModule):
         if self.folders:
             files = {split: images_by_class(folder) for split, folder in self.folders.items()}
         else:
+            part = "a fold" if self.fold else "a fifth"
+            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test")
             files = {"train": {}, "test": {}}
             for name, images in images_by_class(self.data_dir).items():
                 for split in files:
-                    part = self.seeded_part(len(images), split)  # type: ignore[arg-type]
-                    files[split][name] = [images[i] for i in part]
+                    index = self.seeded_part(len(images), split)  # type: ignore[arg-type]
+                    files[split][name] = [images[i] for i in index]
         if self.fold:
             files.pop("test", None)
-        self._report_splits(files)
-        return files
-
-    def _report_splits(self, files: dict[str, dict[str, list[Path]]]) -> None:
-        if not self.folders:
-            part = "a fold" if self.fold else "a fifth"
-            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test")
-            return
-        names = {path.name for path in folders_in(self.data_dir)}
-        if unused := sorted(names - {path.name for path in self.folders.values()}):
-            say(f"Images: not used, neither train, val nor test: {', '.join(unused[:5])}")
         if files.get("val"):
             say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
+        return files
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
@@ -200,11 +178,13 @@ class ImageFolder(BaseDataModule):
                 folder = self.folders.get(split, self.data_dir)
                 raise UserError(f"{folder} has classes that the training had not: {unknown[:5]}")
 
-    def load(self, split: Literal["train", "val", "test"]) -> ResizedImages:
-        files: list[tuple[Path, int]] = []
+    def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
+        files: list[Path] = []
+        targets: list[int] = []
         for name, images in self.files[split].items():
-            files += [(image, self.classes.index(name)) for image in images]
-        return ResizedImages(files, self.image_shape, [target for _, target in files])
+            files += images
+            targets += [self.classes.index(name)] * len(images)
+        return ImageFiles(files, targets, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         return to_float(inputs)
@@ -220,7 +200,5 @@ def folders_in(folder: Path) -> list[Path]:
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
     """The images of each class that has any."""
-    files = {path.name: list_files(path) for path in folders_in(folder)}
-    if others := [file for _, others in files.values() for file in others]:
-        say(f"Images: {len(others)} files not used, {others[0]} for one; used are {SUFFIXES}")
-    return {name: images for name, (images, _) in files.items() if images}
+    images = {path.name: list_images(path) for path in folders_in(folder)}
+    return {name: files for name, files in images.items() if files}

@@ -1,15 +1,17 @@
-"""What all data modules share: splits, loaders, and the batch transforms on the device."""
+"""What all data modules share: seeded splits and folds, loaders, and the batch transforms on the
+device."""
 
-from collections.abc import Collection, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
-from typing import Any, Literal
+from types import MethodType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from lightbase.data.batches import (
     Batch,
@@ -19,22 +21,34 @@ from lightbase.data.batches import (
     Samples,
     TensorBatches,
     as_it_is,
-    convert_types,
 )
-from lightbase.data.folds import Fold, fold_of_flags, seeded_order, split_fold, split_validation
+from lightbase.data.nested import (
+    as_tensors,
+    convert_types,
+    inputs_of,
+    targets_of,
+    tensors_in,
+    with_parts,
+)
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.objects import RecordsArguments
 
-Values = Tensor | np.ndarray | list  # of numbers
 MAX_WORKERS = 256
-Loaded = tuple[Values, Values] | Dataset
+
+
+class Fold(NamedTuple):
+    """The fold that is the test set. Samples are dealt out to `num_folds` folds, by `seed`."""
+
+    number: int
+    num_folds: int
+    seed: int
 
 
 class BaseDataModule(RecordsArguments, LightningDataModule):
     """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set
     sets `classes` and `image_shape`, if it has them, and overrides `load`, maybe `normalize`,
-    `augment`, `prepare_data`: see README.md.
+    `augment`, `collate`, `transform_batch`, `prepare_data`: see README.md.
 
     Args:
         data_dir: Folder of the data set's files; `data` in the repository if not given.
@@ -85,8 +99,6 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             what = f"data.num_workers {num_workers}: more processes than {MAX_WORKERS}"
             raise UserError(f"{what} take minutes to start; give as many as CPU cores", 2)
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
-        if self.data_dir.is_file():
-            raise UserError(f"data.data_dir {self.data_dir} is a file; give a folder", 2)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.resident = resident
@@ -106,12 +118,18 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
     def num_classes(self) -> int | None:
         return len(self.classes or []) or None
 
-    def load(self, split: Literal["train", "test"]) -> Loaded:
-        """Inputs (N, ...), images as uint8 (N, C, H, W), and targets (N, ...) of one of
-        `own_splits`; or a map-style Dataset. Its transforms change validation samples, too;
-        `augment` changes training samples only."""
+    def load(self, split: Literal["train", "test"]) -> Any:
+        """The samples of one of `own_splits`: tensors or arrays (N, ...), mostly the pair (inputs,
+        targets), with images as uint8 (N, C, H, W); any tuple or dict of them, also nested; or a
+        map-style Dataset of any samples. Its transforms change validation samples, too; `augment`
+        and `transform_batch` can change training samples only."""
         what = f"{type(self).__name__} has no method load(split), which reads the samples"
         raise UserError(f"data: {what}", 2)
+
+    def collate(self, samples: list) -> Batch:
+        """The batch of these samples, such as padded sequences. float64 becomes float32, and the
+        targets of a pair, if they are one tensor, become float32 or int64."""
+        return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """The network's inputs, float32, from a batch (N, ...) on its device."""
@@ -121,6 +139,14 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         """Random changes to the inputs (N, ...) of a training batch, on its device, before
         `normalize`."""
         return inputs
+
+    def transform_batch(self, batch: Batch, training: bool) -> Batch:
+        """What the steps get, from a batch on its device. Unless overridden, `augment` (if
+        training) and `normalize` change the inputs: the first part of a tuple or list, else the
+        batch itself."""
+        inputs = inputs_of(batch)
+        changed = self.normalize(self.augment(inputs) if training else inputs)
+        return changed if inputs is batch else with_parts(batch, changed, *batch[1:])
 
     def setup(self, stage: str) -> None:
         if self.classes is None:
@@ -137,7 +163,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
     def _load_train_and_val(self) -> None:
         train = self._samples("train")
         if self.fold:
-            self.splits["test"], train = split_fold(train, self.fold, bool(self.classes))
+            self.splits["test"], train = split_fold(train, self.fold)
         self.splits["train"] = train
         if "val" in self.own_splits:
             self.splits["val"] = self._samples("val")
@@ -156,10 +182,12 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
 
     def _samples(self, split: Any) -> Samples:
         name = f"the {split} set of {type(self).__name__}"
-        samples = as_samples(self.load(split), name)
+        is_overridden = self.collate != MethodType(BaseDataModule.collate, self)
+        samples = as_samples(self.load(split), name, self.collate if is_overridden else None)
         if not len(samples):
             raise UserError(f"{name} is empty")
-        inputs, targets = samples.__getitems__([0])
+        batch = samples.__getitems__([0])
+        inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
             shape = tuple(inputs.shape[1:])
             if self.image_shape is not None and shape != tuple(self.image_shape):
@@ -253,9 +281,13 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        inputs = self.augment(batch[0]) if self.trainer.training else batch[0]
+        batch = self.transform_batch(batch, self.trainer.training)
         # with a precision such as bf16-true, the weights are not float32
-        return self.trainer.precision_plugin.convert_input(self.normalize(inputs)), batch[1]
+        return self.trainer.precision_plugin.convert_input(batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a new process gets, for `collate` in a worker."""
+        return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:
         state = {
@@ -282,21 +314,94 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 
+    def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """For predict.py: a name and a sample for each input in a file. A tensor is an input
+        without a target; what else `collate` takes is a sample, as `load` gives it. Raises
+        UserError for a file that cannot be read."""
+        from lightbase.data.images import read_image  # which imports this module
 
-def as_samples(loaded: Any, name: str) -> Samples:
-    """What `load` has returned, as samples. Raises UserError, which begins with `name`, for
-    anything else."""
-    if isinstance(loaded, TensorDataset) and len(loaded.tensors) == 2:
+        shape = shape_of_images(self.empty_batch)
+        if shape is None or shape[0] not in (1, 3):
+            raise UserError(f"{type(self).__name__} has no read_inputs(path), nor uint8 images")
+        yield str(path), read_image(path, shape)
+
+    def to_text(self, values: Tensor) -> str:
+        """A sample of a text task, int64 (length,), as people read it."""
+        raise UserError(f"{type(self).__name__} has no method to_text(values)")
+
+
+def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
+    """Raises UserError if one of the flags is missing, or the fold does not exist."""
+    if number is None and num_folds is None:
+        return None
+    if number is None or num_folds is None or not number < num_folds or num_folds < 2:
+        what = f"data.fold {number} with data.num_folds {num_folds}: there is no such fold"
+        raise UserError(f"{what}\none of 5 folds is --data.num_folds 5 --data.fold 0", 2)
+    return Fold(int(number), int(num_folds), seed)
+
+
+def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
+    """The samples of the fold, and all others. The sizes of the folds differ by one at most, and so
+    do their numbers of samples of a class, if a Dataset has its class numbers as `targets`."""
+    num = len(samples)
+    if num < fold.num_folds:
+        raise UserError(f"data.num_folds {fold.num_folds}: there are only {num} samples", 2)
+    order = seeded_order(num, fold.seed)
+    labels = class_numbers(samples)
+    if labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+    folds = torch.empty_like(order)
+    folds[order] = torch.arange(num) % fold.num_folds
+    return split_by_mask(samples, folds == fold.number)
+
+
+def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """The share of the samples for validation, and the others."""
+    if fraction == 1:
+        raise UserError("data.val_fraction: 1 leaves no sample to train on; give a number <1", 2)
+    num, num_val = len(samples), round(len(samples) * fraction)
+    if not 0 < num_val < num:
+        raise UserError(f"data.val_fraction {fraction} of {num} samples is {num_val} samples")
+    return split_by_mask(samples, seeded_order(num, seed).argsort() < num_val)
+
+
+def split_by_mask(samples: Samples, mask: Tensor) -> tuple[Samples, Samples]:
+    """The samples where the mask, bool (N,), is true, and the others."""
+    return samples.select(mask.nonzero().flatten()), samples.select((~mask).nonzero().flatten())
+
+
+def seeded_order(num: int, seed: int) -> Tensor:
+    """0 to num - 1, shuffled by the seed, equally on any machine."""
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
+def class_numbers(samples: Samples) -> Tensor | None:
+    """int64 (N,), without reading a sample; None if they are not available."""
+    try:
+        targets = torch.as_tensor(samples.targets)
+    except (TypeError, ValueError, RuntimeError):  # None, or no numbers
+        return None
+    is_one_integer_each = targets.shape == (len(samples),) and not targets.is_floating_point()
+    return targets.long() if is_one_integer_each else None
+
+
+def as_samples(loaded: Any, name: str, collate: Callable[[list], Any] | None) -> Samples:
+    """What `load` has returned, as samples. collate: the user's function; None for torch's. Raises
+    UserError, which begins with `name`, for anything else."""
+    if type(loaded) is TensorDataset:
         loaded = loaded.tensors
-    if isinstance(loaded, tuple | list) and len(loaded) == 2:
-        inputs, targets = torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1])
-        if len(inputs) != len(targets):
-            raise UserError(f"{name} has {len(inputs)} inputs and {len(targets)} targets")
-        return TensorBatches(*convert_types(inputs, targets))
+    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
+        values = convert_types(as_tensors(loaded))
+        sizes = {len(tensor) if tensor.dim() else 1: None for tensor in tensors_in(values)}
+        if len(sizes) != 1:
+            lengths = " and ".join(map(str, sizes)) or "no"
+            raise UserError(f"{name} has arrays of {lengths} samples: they must be equally long")
+        samples = TensorBatches(values)
+        return DatasetSamples(samples, collate) if collate else samples
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
-        return DatasetSamples(loaded)
-    needs = "load returns (inputs, targets), or a Dataset of them with __len__ and __getitem__"
+        return DatasetSamples(loaded, collate or default_collate)
+    needs = "load returns arrays, or a Dataset with __len__ and __getitem__"
     way_out = "for a stream write a LightningDataModule"
     raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
 

@@ -1,7 +1,7 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
-import math
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -45,8 +45,6 @@ class Features(BaseDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        if csv_path is None and label_column != "label":
-            raise UserError(f"data.label_column {label_column}: there is no data.csv_path", 2)
         self.csv_path = csv_path
         self.label_column = label_column
         self.num_features = num_features
@@ -54,12 +52,17 @@ class Features(BaseDataModule):
         self.data_seed = data_seed
         self.mean: Any = None
         self.std: Any = None
+        self.columns: list[str] = []  # of the features, in a file
         if csv_path is None:
             self.classes = [f"class_{i}" for i in range(num_classes)]
 
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
-        return read_csv(Path(self.csv_path or ""), self.label_column)
+        path = Path(self.csv_path or "")
+        table = read_csv(path, self.label_column)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            self.columns = [name for name in next(csv.reader(file)) if name != self.label_column]
+        return table
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
@@ -100,36 +103,64 @@ class Features(BaseDataModule):
         return (inputs - self.mean) / self.std
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"mean": self.mean.cpu(), "std": self.std.cpu()}
+        return super().state_dict() | {
+            "mean": self.mean.cpu(),
+            "std": self.std.cpu(),
+            "columns": self.columns,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.mean, self.std = state_dict["mean"], state_dict["std"]
+        self.columns = state_dict.get("columns", [])  # version 0.2 did not save them
+
+    def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
+        """The rows of a CSV file with the columns of the training. Other columns, such as the
+        label, do not count."""
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = [*csv.DictReader(file)]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(str(error)) from error
+        header = [name for name in (rows or [{}])[0] if name != self.label_column]
+        columns = self.columns or header
+        if not {*columns} <= {*header} or len(columns) != len(self.mean):
+            raise UserError(f"it has not the {len(self.mean)} columns {', '.join(columns)[:60]}")
+        for line, row in enumerate(rows, start=2):
+            try:
+                numbers = [float(row[name]) for name in columns]
+            except (TypeError, ValueError) as error:
+                raise UserError(f"row {line}: a cell is no number") from error
+            if not all(abs(number) < LARGEST for number in numbers):
+                raise UserError(f"row {line}: a number is not finite")
+            yield f"{path}:{line}", torch.tensor(numbers)
 
 
 def read_csv(path: Path, label_column: str) -> tuple[Tensor, list[str]]:
     """Features float32 (N, columns - 1) and the N labels. Raises UserError naming the line of a
     wrong value."""
-    features: list[list[float]] = []
-    labels: list[str] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or [])
-            if label_column not in columns or len({*columns}) < max(2, len(columns)):
-                needs = f"a column {label_column!r} (--data.label_column), another, each name once"
-                raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
-            for row in reader:
-                label, cells = row.pop(label_column), list(row.values())
-                try:
-                    numbers = [float(cell) for cell in cells]
-                except (TypeError, ValueError):  # a missing cell is None, superfluous ones a list
-                    numbers = [math.nan]
-                if not label or not all(abs(number) < LARGEST for number in numbers):
-                    what = f"no label with finite numbers: {label!r}, {str(cells)[:60]}"
-                    raise UserError(f"{path}, line {reader.line_num}: {what}")
-                labels.append(label)
-                features.append(numbers)
+            columns, *rows = [*csv.reader(file)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
+    if label_column not in columns or len(columns) < 2:
+        needs = f"a column {label_column!r} (--data.label_column) and another one"
+        raise UserError(f"data.csv_path {path} needs {needs}: it has {columns[:9]}")
+    features: list[list[float]] = []
+    labels: list[str] = []
+    for line, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        try:
+            label = row.pop(columns.index(label_column))
+            numbers = [float(cell) for cell in row]
+        except (IndexError, ValueError):
+            label, numbers = "", []
+        is_complete = label and len(numbers) == len(columns) - 1
+        if not is_complete or not all(abs(number) < LARGEST for number in numbers):
+            what = f"no label with {len(columns) - 1} finite numbers: {str(row)[:60]}"
+            raise UserError(f"{path}, line {line}: {what}")
+        labels.append(label)
+        features.append(numbers)
     return torch.tensor(features), labels

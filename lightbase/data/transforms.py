@@ -66,8 +66,3 @@ def crop_and_flip(
     """`random_crop`, unless `padding` is 0, then `random_flip`, if `flip`."""
     images = random_crop(images, padding, mode) if padding else images
     return random_flip(images) if flip else images
-
-
-def mirrored(images: Tensor) -> list[Tensor]:
-    """For `model.test_views`: the images, and the images mirrored left to right."""
-    return [images, images.flip(-1)]

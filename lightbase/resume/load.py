@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningModule
 
-from lightbase.cli.command_line import REMOVED, CommandLine, checked, renamed
+from lightbase.cli.command_line import CommandLine, checked, renamed, without_removed
 from lightbase.cli.config import LOOKS_ON, write_config
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
@@ -31,7 +31,7 @@ MAY_CHANGE = {
         *("enable_model_summary", "enable_progress_bar"),
     ),
     "data": LOOKS_ON,
-    "model": ("channels_last", "compile_mode", "compile_net", "per_class", "test_views", "top_k"),
+    "model": ("channels_last", "compile_mode", "compile_net", "per_class", "top_k"),
     # flags without a section
     "": (
         *("device_monitor", "figures_every_n_epochs", "step_timer"),
@@ -55,9 +55,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if "package" not in checkpoint:
         what = "was written before version 0.1, and only such a version can read it"
         raise UserError(f"checkpoint {path} {what}")
-    for key in ("config", *REMOVED):  # the flag --config would read a file
-        config.pop(key, None)
-    checkpoint["config"] = renamed(config, str(checkpoint["package"]))
+    config.pop("config", None)  # the flag --config would read a file
+    checkpoint["config"] = renamed(without_removed(config), str(checkpoint["package"]))
     return checkpoint
 
 
@@ -95,8 +94,6 @@ def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) ->
     trainer = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
     if config["trainer"]["accelerator"] == "cpu":
         trainer["accelerator"] = "cpu"
-    if "initializer" in config["model"].get("init_args", {}):
-        config["model"]["init_args"]["initializer"] = None  # its work is done
     line = CommandLine(flags)
     trust = None if is_trusted else Trust(path, line)
     cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer}, trust=trust)
@@ -211,7 +208,7 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
         restart.trust.check_run(restart.checkpoint, restart.folder)
     check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
     if isinstance(cli.model, BaseModule):
-        cli.model.is_initialized = True  # the run began with its weights; do not load them again
+        cli.model.has_weights = True  # the run began with its weights; do not load them again
     restart.checkpoint = {}  # its memory is free when Lightning reads it
     cli.restart = restart
 

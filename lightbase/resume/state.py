@@ -147,7 +147,7 @@ def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     which a fused step relies on."""
     # torch itself reports groups that do not fit
     for built, group in zip(optimizer.param_groups, saved["param_groups"], strict=False):
-        for name in IMPLEMENTATIONS & {*built, *group}:
+        for name in (IMPLEMENTATIONS | {"name"}) & {*built, *group}:
             group[name] = built.get(name)
         for weight, index in zip(built["params"], group["params"], strict=False):
             state = saved["state"].get(index, {})

@@ -35,6 +35,7 @@ from lightbase.resume.state import (
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.metric_values import MetricValues
 from lightbase.watch.progress import Patience
 from lightbase.watch.step_timer import StepTimer
 
@@ -59,6 +60,7 @@ def make_callbacks(
     callbacks.append(RunFolder(run.folder if run else None))
     if config.figures_every_n_epochs:
         callbacks.append(PredictionFigures(config.figures_every_n_epochs))
+    callbacks.append(MetricValues(config.figures_every_n_epochs))
     if config.step_timer:
         callbacks.append(StepTimer())
     if config.device_monitor:

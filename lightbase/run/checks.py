@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule, LightningModule
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
+from lightbase.data.nested import inputs_of, targets_of, tensors_in
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line
 from lightbase.folder import better_by_name
@@ -81,16 +82,16 @@ def check_augment(data: BaseDataModule) -> None:
     is_off = flags and not any(flags)
     if is_off or not is_overridden("augment", data, BaseDataModule):
         return
-    inputs, targets = data.splits["train"].__getitems__([0])
-    is_image = isinstance(inputs, Tensor) and inputs.dim() > 2
-    if not is_image or is_overridden("on_after_batch_transfer", data, BaseDataModule):
+    batch = data.splits["train"].__getitems__([0])
+    inputs = inputs_of(batch)
+    is_image = inputs is not batch and isinstance(inputs, Tensor) and inputs.dim() > 2
+    hooks = ("transform_batch", "on_after_batch_transfer")
+    if not is_image or any(is_overridden(hook, data, BaseDataModule) for hook in hooks):
         return
-    shapes: list[tuple[int, ...]] = []
-    apply_to_collection(targets, Tensor, lambda target: shapes.append(tuple(target.shape[1:])))
-    for shape in shapes:
+    for shape in [tuple(target.shape[1:]) for target in tensors_in(batch[1:])]:
         if shape[-2:] == tuple(inputs.shape[-2:]):
             what = f"augment of {type(data).__name__} changes images and not their targets {shape}"
-            way_out = "override on_after_batch_transfer(batch, dataloader_idx), which gets both"
+            way_out = "override transform_batch(batch, training), which gets both"
             raise UserError(f"{what}, of the same size:\nleave it out, or {way_out}", 2)
 
 
@@ -111,13 +112,14 @@ def try_network(
     model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
 ) -> None:
     """Try `model.net` on two samples of a split, and print its number of parameters. It runs in
-    eval mode, on the device and in the precision of the Trainer's flags. Inputs that are no tensor
-    are not tried.
+    eval mode, on the device and in the precision of the Trainer's flags. Only pairs whose inputs
+    are one tensor are tried.
 
     Raises UserError if it cannot take the samples, or has fewer outputs than there are classes.
     """
     samples = data.splits[split]
-    inputs = samples.__getitems__(list(range(min(2, len(samples)))))[0]
+    batch = samples.__getitems__(list(range(min(2, len(samples)))))
+    inputs = None if targets_of(batch) is None else inputs_of(batch)
     device = trial_device(trainer)
     if not isinstance(model, BaseModule) or not isinstance(inputs, Tensor) or device is None:
         return
@@ -127,7 +129,10 @@ def try_network(
     net, name = model.net, type(model.net).__name__
     way_out = "change the arguments of model.net or of data, or use --try_network false"
     with short_device_errors():
-        inputs = data.normalize(inputs.to(device))
+        batch = data.transform_batch(move_data_to_device(batch, device), training=False)
+        inputs = inputs_of(batch)
+        if not isinstance(inputs, Tensor):
+            return
         try:
             outputs = run_network(net.to(device), inputs, str(trainer.precision))
         except (RuntimeError, ValueError, AssertionError) as error:

@@ -3,20 +3,19 @@
 python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
 python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
 python scripts/evaluate.py --ckpt_path ... --data.num_folds null
-python scripts/evaluate.py --ckpt_path ... --model.test_views lightbase.data.transforms.mirrored
 python scripts/evaluate.py --ckpt_path ... --report
 
 A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
-data. --report writes precision, recall, F1 and support of each class to report.csv, and
-confusion_matrix.csv, into the folder of the run or another one. The last line on stdout is a JSON
-object with test/loss, test/num_samples and the metrics, such as test/acc.
+data. --report writes precision, recall, F1 and support of each class or label, or the IoU of each
+class of masks, to report.csv, and confusion_matrix.csv, into the folder of the run or another one.
+The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as
+test/acc.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback
 from torch import Tensor
 from torchmetrics.functional import classification
@@ -24,25 +23,21 @@ from torchmetrics.functional import classification
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
-from lightbase.curves import gather
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
 from lightbase.errors import UserError
 from lightbase.folder import json_text, short, write_whole
+from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
 from lightbase.resume.load import load_run
 from lightbase.run.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.run.checks import try_network
 from lightbase.run.train import run_test
 from lightbase.tools.runs import as_csv, as_table
-from lightbase.watch.figures import are_logits, class_names
+from lightbase.watch.figures import Evaluated, class_names, confusion, iou, probabilities
 
-FLAGS = ("--data.", "--trainer.", "--model.test_views")
-MEASURES = {
-    "precision": classification.multiclass_precision,
-    "recall": classification.multiclass_recall,
-    "f1": classification.multiclass_f1_score,
-}
+MEASURES = {"precision": "precision", "recall": "recall", "f1": "f1_score"}  # of torchmetrics
+TASKS = ("multiclass", "multilabel", "segmentation")
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -51,13 +46,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too"
     )
-    parser.epilog = (
-        "--data.* and --trainer.* flags replace those of the run, and so does --model.test_views."
-    )
+    parser.epilog = "--data.* and --trainer.* flags replace those of the run."
     with short_errors():
         options, flags = parser.parse_known_args(args)
         for flag in flags:
-            if flag.startswith("-") and not flag.startswith(FLAGS):
+            if flag.startswith("-") and not flag.startswith(("--data.", "--trainer.")):
                 raise UserError(f"unknown flag {flag}\nsee --help", 2)
         if CommandLine(flags).value("data.num_folds") == "null":
             flags += ["--data.fold", "null"]  # of none
@@ -96,61 +89,75 @@ def report_folder(folder: str, checkpoint: Path) -> Path:
 
 
 class ClassReport(Callback):
-    """Writes report.csv and confusion_matrix.csv at the end of a test, and prints the first.
-
-    It covers the samples of all processes. test_step has to return the logits (N, classes).
-    """
+    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test, and
+    prints the first. It covers the samples of all processes, as test_step gives them to `track`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.num_classes = 0
-        self.batches: list[tuple[Tensor, Tensor]] = []  # true and predicted class, each (N,)
+        self.evaluated: Any = None
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        task = pl_module.task if isinstance(pl_module, BaseModule) else None
+        if task not in TASKS:
+            what = f"--report: the attribute task of {type(pl_module).__name__} is {task}"
+            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, of a BaseModule", 2)
+        self.evaluated = Evaluated(pl_module, trainer.datamodule, "test", every=0)
 
     def on_test_batch_end(  # type: ignore[override]
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Any, _: Any, __: Any, ___: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        targets: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
-        if not are_logits(outputs, targets) or outputs.shape[1] < 2 or dataloader_idx:
-            needs = "--report needs one test set, and a test_step that returns logits (N, classes)"
-            step, kind = f"that of {type(pl_module).__name__}", type(outputs).__name__
-            raise UserError(f"{needs} for labels (N,)\n{step} returns a {kind}", 2)
-        self.num_classes = outputs.shape[1]
-        self.batches.append((targets, outputs.argmax(1)))
+        self.evaluated.add()
+        if dataloader_idx or self.evaluated.misfit:
+            raise UserError(
+                f"--report: {self.evaluated.misfit or 'there are several test sets'}", 2
+            )
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        batches = [(true.cpu(), predicted.cpu()) for true, predicted in self.batches]
-        batches = [batch for part in gather(batches) for batch in part]
-        if not batches or not trainer.is_global_zero:
-            return
-        true, predicted = (torch.cat(column) for column in zip(*batches, strict=True))
-        data = trainer.datamodule
-        classes = data.classes if isinstance(data, BaseDataModule) else []
-        self.write(class_names(classes, self.num_classes), true, predicted)
+        self.evaluated.gather()
+        if trainer.is_global_zero:
+            self.write()
 
-    def write(self, names: list[str], true: Tensor, predicted: Tensor) -> None:
-        """names: of the classes. true, predicted: class indices (N,)."""
-        num = len(names)
-        columns, means = [], []
-        for name, measure in MEASURES.items():
-            columns.append(measure(predicted, true, num, average=None).tolist())
-            means.append(f"{name} {measure(predicted, true, num, average='macro'):.4f}")
-        matrix = classification.multiclass_confusion_matrix(predicted, true, num)
-        support = matrix.sum(1).tolist()  # rows are true classes
-        rows = list(zip(names, *columns, support, strict=True))
-        header = ("class", *MEASURES, "support")
-        counts = [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
+    def write(self) -> None:
+        scores, matrix, summary = scores_of(self.evaluated)
+        names = class_names(self.evaluated.data, len(scores["support"]))
+        rows = list(zip(names, *(column.tolist() for column in scores.values()), strict=True))
+        header = ("label" if matrix is None else "class", *scores)
         write_whole(self.folder / "report.csv", as_csv([header, *rows]))
-        write_whole(
-            self.folder / "confusion_matrix.csv", as_csv([("true / predicted", *names), *counts])
-        )
+        files = short(self.folder / "report.csv")
+        if matrix is not None:
+            counts = [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
+            text = as_csv([("true / predicted", *names), *counts])
+            write_whole(self.folder / "confusion_matrix.csv", text)
+            files += " and confusion_matrix.csv"
         cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
         print("\n".join(as_table([header, *cells])))
-        accuracy = f"Accuracy {(true == predicted).double().mean():.4f} of {len(true)} samples"
-        print(f"{accuracy}; means over the classes: {', '.join(means)}")
-        print(f"Report: {short(self.folder / 'report.csv')} and confusion_matrix.csv", flush=True)
+        print(f"{summary}\nReport: {files}", flush=True)
+
+
+def scores_of(evaluated: Evaluated) -> tuple[dict[str, Tensor], Tensor | None, str]:
+    """The columns of the report, the confusion matrix if there is one, and a line."""
+    matrix = None
+    if evaluated.task == "segmentation":
+        matrix = evaluated.pixels
+        scores = {"iou": iou(matrix)}
+        accuracy = matrix.diag().sum() / matrix.sum()
+        summary = f"Pixel accuracy {accuracy:.4f}; mean IoU {scores['iou'].nanmean():.4f}"
+    else:
+        [[true, predicted, *_]] = evaluated.columns
+        if evaluated.task == "multiclass":
+            num = evaluated.num_outputs
+            matrix = confusion(predicted, true, num)
+            accuracy = matrix.diag().sum() / matrix.sum()
+            summary = f"Accuracy {accuracy:.4f} of {matrix.sum()} samples; means over the classes:"
+        else:
+            num = true.shape[1]
+            true, predicted = (true > 0.5).long(), probabilities(predicted)
+            summary = f"{len(true)} samples, labels of probability 0.5; means over the labels:"
+        scores, means = {}, []
+        for name, function in MEASURES.items():
+            measure = getattr(classification, f"{evaluated.task}_{function}")
+            scores[name] = measure(predicted, true, num, average=None)
+            means.append(f"{name} {measure(predicted, true, num, average='macro'):.4f}")
+        summary += f" {', '.join(means)}"
+    scores["support"] = true.sum(0) if matrix is None else matrix.sum(1)
+    return scores, matrix, summary

@@ -69,7 +69,8 @@ class EpochLines(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics
         is_old = self.validated_epoch != trainer.current_epoch  # the values of the validation
-        names = [x for x in metrics if x != "lr" and not (is_old and x.startswith("val"))]
+        names = [x for x in metrics if not (is_old and x.startswith("val"))]
+        names = [name for name in names if name.partition("/")[0] != "lr"]
         if isinstance(pl_module, BaseModule):  # in another module val_x/y is no class
             names = [name for name in names if not is_of_class(name)]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/

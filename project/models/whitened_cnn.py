@@ -3,12 +3,17 @@ trained."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
+from lightning import Callback
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightbase import UserError
+
 PATCH = 2  # height and width of what the first layer sees
+NUM_IMAGES = 1000  # from which the first layer is computed
 EPSILON = 5e-4  # times the mean variance; limits the scale of directions without variance
 
 
@@ -44,7 +49,7 @@ class Whiten(nn.Module):
         patches = patches - mean
         variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
         scale = (variances + EPSILON * variances.mean()).clamp_min(1e-12).rsqrt()
-        weight = (directions * scale).T.flip(0).float()  # the largest variance first
+        weight = (directions * scale).T.flip(0).to(images)  # the largest variance first
         weight = torch.cat([weight, -weight])
         self.weight.copy_(weight.view_as(self.weight))
         self.offset.copy_(-weight @ mean)
@@ -87,6 +92,9 @@ class WhitenedCNN(nn.Module):
     Args:
         widths: Channels of the three blocks.
         scale: Factor of the logits; a small one keeps the network from being sure too early.
+        mirror: Outside training, average the logits of the images and of the images mirrored left
+            to right. The default is true for three channels, as of photographs, and false for
+            others, such as digits.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class WhitenedCNN(nn.Module):
         in_channels: int = 3,
         widths: Sequence[int] = (64, 256, 256),
         scale: float = 1 / 9,
+        mirror: bool | None = None,
     ) -> None:
         super().__init__()
         if len(widths) != 3 or min(widths) < 1:
@@ -104,15 +113,30 @@ class WhitenedCNN(nn.Module):
         self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(channels)))
         self.head = nn.Linear(channels[-1], num_classes, bias=False)
         self.scale = scale
+        self.mirror = in_channels == 3 if mirror is None else mirror
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training or not self.mirror:
+            return self.logits(x)
+        return torch.stack([self.logits(x), self.logits(x.flip(-1))]).mean(0)
+
+    def logits(self, x: Tensor) -> Tensor:
         x = self.blocks(functional.gelu(self.whiten(x)))
         return self.head(x.amax((2, 3))) * self.scale
 
 
-def whiten(net: nn.Module, images: Tensor) -> None:
-    """For `model.initializer`: compute the first layer of a WhitenedCNN from images (N,
-    in_channels, H, W)."""
-    if not isinstance(net, WhitenedCNN):
-        raise ValueError(f"whiten is made for a WhitenedCNN, and not for {type(net).__name__}")
-    net.whiten.fit(images)
+class WhitenFirstLayer(Callback):
+    """Computes the first layer of a WhitenedCNN from training images, as the network gets them, at
+    the start of a new training. A resume keeps its weights, and so does `--model.weights`."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit" or trainer.ckpt_path or pl_module.weights_file:
+            return
+        net, data = pl_module.net, trainer.datamodule
+        if not isinstance(net, WhitenedCNN):
+            what = "trainer.callbacks: WhitenFirstLayer is made for a WhitenedCNN"
+            raise UserError(f"{what}, and not for {type(net).__name__}; leave it out", 2)
+        samples = data.splits["train"]
+        num = min(len(samples), NUM_IMAGES)
+        images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
+        net.whiten.fit(data.normalize(images).to(net.whiten.weight))  # of its precision

@@ -37,7 +37,6 @@ CNN = "scripts/train.py --config configs/default.yaml {device} {root} --figures_
 CNN += "--data.num_train 800 --data.num_test 200 --trainer.max_epochs 2"
 SHORT = f"{CNN} --trainer.precision 32-true --model.lr 0.001"
 GRAPHS = "--model.compile_mode reduce-overhead"
-VIEWS = "--model.test_views lightbase.data.transforms.mirrored"
 RESUME = "--ckpt_path last --trainer.max_epochs"
 BEST = "--ckpt_path {folder}/tiny/version_0/checkpoints/best.ckpt"
 
@@ -92,7 +91,7 @@ def training() -> Iterator[Check]:
     features = "scripts/train.py --config configs/small_net.yaml --trainer.max_epochs 2"
     yield Check("features", [f"{features} {{root}} {{device}}"])
     groups = "--model.parameter_groups.norms_and_biases '{weight_decay: 0}'"
-    yield Check("views and parameter groups", [f"{CNN} {VIEWS} {groups}"])
+    yield Check("parameter groups", [f"{CNN} {groups}"])
     yield Check("workers, pinned", [f"{TINY} --data.num_workers 2"])
     yield Check("not resident, pinned", [f"{TINY} --data.resident false"])
     yield Check("resident, pin_memory true", [f"{TINY} --data.pin_memory true"], needs_gpu=True)
@@ -105,7 +104,6 @@ def compiled(dry: bool) -> Iterator[Check]:
         "compiled": "",
         "compiled to CUDA graphs": graphs,
         "compiled to CUDA graphs, several steps a call": f"{graphs} --steps_per_execution 4",
-        "compiled to CUDA graphs, views": f"{graphs} {VIEWS}",
         "compiled, accumulated": "--trainer.accumulate_grad_batches 2",
         "compiled, clipped": "--trainer.gradient_clip_val 1",
     }.items():

@@ -30,7 +30,6 @@ class Pooled(nn.Sequential):
         super().__init__(nn.AvgPool2d(kernel_size=9), nn.Flatten(), nn.Linear(3, 4))
 
 
-FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 
@@ -38,7 +37,6 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        (f"{FUSED} --trainer.precision bf16-mixed", 2, ["fused true in bf16-mixed"]),
         ("--model.net.sizes [192,10000000,10000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
         ("--model.net test_checks.Pooled", 1, ["cannot take the samples (3, 8, 8)", "too small"]),

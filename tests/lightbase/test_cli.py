@@ -52,8 +52,6 @@ stray | unknown argument stray
 --data.batch_size -3 | data.batch_size: | -3 | >0
 --data.num_workers 1000 | data.num_workers 1000 | 256
 --data lightbase.BaseDataModule | BaseDataModule has no method load
---model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
---model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
 --trainer.barebones true | the trainer flags do not fit | barebones
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor '' is no metric's name

@@ -4,11 +4,9 @@ A test that fails after an upgrade names the function of compat.py to look at. S
 the package still needs it: where such a line fails, the function may go.
 """
 
-import json
 import os
 import platform
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from lightning import Trainer
 from torch import nn
-from torchvision import datasets
 
 from lightbase import compat
 
@@ -93,15 +90,6 @@ def test_started_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for strategy in ("auto", "ddp_spawn"):
         other = Trainer(accelerator="cpu", devices=1, strategy=strategy, logger=False)
         assert compat.started_processes(other) == []
-
-
-def test_labels_of(tmp_path: Path) -> None:
-    meta = tmp_path / "food-101" / "meta"
-    meta.mkdir(parents=True)
-    (tmp_path / "food-101" / "images").mkdir()
-    (meta / "train.json").write_text(json.dumps({"cake": ["cake/1", "cake/2"], "egg": ["egg/3"]}))
-    assert compat.labels_of(datasets.Food101(tmp_path)) == [0, 0, 1]
-    assert compat.labels_of(datasets.FakeData()) is None
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="keys of x86")

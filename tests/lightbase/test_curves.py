@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightbase.errors import UserError
-from lightbase.metrics import Accumulator, collection, numbers, say_once
+from lightbase.metrics import Accumulator, collection, numbers
 
 Train = Callable[..., dict[str, Any]]
 ONE = ("--trainer.max_epochs", 1)
@@ -200,34 +200,21 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
     ("value", "expected"),
     [
         (True, {"m": 1.0}),
-        (torch.tensor([True, False]), {"m_0": 1.0, "m_1": 0.0}),
         (np.float32(2.5), {"m": 2.5}),
         (np.array([1.0, 2.0]), {"m_0": 1.0, "m_1": 2.0}),
         (torch.ones(1, 1, dtype=torch.int32), {"m": 1.0}),
-        (torch.zeros(3, 3), {}),
-        (torch.zeros(101), {}),
-        (None, {}),
-        ("x", {}),
-        ((torch.zeros(2), torch.zeros(3)), {}),
-        ({"x": 1.0}, {}),
+        (torch.tensor([1.0, 2.0, 4.0]), {"m/x": 1.0, "m/y": 2.0, "m/z": 4.0}),
+        ({"mean": 1.0, "map": {"s": 2.0}}, {"m_mean": 1.0, "m_map_s": 2.0}),
+        *((x, {}) for x in (torch.zeros(3, 3), torch.zeros(101), None, "x", (torch.zeros(2), 1))),
     ],
     ids=repr,
 )
-def test_numbers_and_vectors_are_curves(value, expected, capsys):
-    say_once.cache_clear()
-    for _ in range(2):
-        curves = numbers({"m": value}, [])
-        assert {name: number.item() for name, number in curves.items()} == expected
-        # Lightning warns of other types
-        assert all(number.dtype == torch.float32 for number in curves.values())
-    assert capsys.readouterr().out.count("Metric m is not logged") == (not expected)
-
-
-def test_a_metric_without_a_curve_is_reported_once(train, capsys):
-    say_once.cache_clear()
-    matrix = "torchmetrics.classification.MulticlassConfusionMatrix"
-    train("--model.metrics.confusion", matrix, *ONE, "--monitor", "val/loss")
-    assert capsys.readouterr().out.count("Metric confusion is not logged") == 1
+def test_numbers_vectors_and_dicts_are_curves_and_the_rest_is_handed_on(value, expected):
+    curves, others = numbers("m", value, ["x", "y", "z"])
+    assert {name: number.item() for name, number in curves.items()} == expected
+    assert list(others) == ([] if expected else ["m"])
+    # Lightning warns of other types
+    assert all(number.dtype == torch.float32 for number in curves.values())
 
 
 class TracksAcc(Classifier):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightbase.compat import quiet_lightning
-from lightbase.data.batches import DatasetSamples, EpochBatchSampler, ResumableLoader, TensorBatches
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader, TensorBatches
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 
@@ -64,7 +64,7 @@ def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> No
     """A stand-in for a GPU, whose memory is on the device meta."""
     monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(kind, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
-    on_meta = lambda self, _: TensorBatches(self.inputs.to("meta"), self.targets)  # noqa: E731
+    on_meta = lambda self, _: TensorBatches((self.inputs.to("meta"), self.targets))  # noqa: E731
     monkeypatch.setattr(TensorBatches, "to", on_meta)
 
 
@@ -80,13 +80,12 @@ def test_training_and_validation_share_the_training_set_and_the_split_is_seeded(
 def test_the_split_copies_no_data() -> None:
     data = labelled(200)
     train, val = data.splits["train"], data.splits["val"]
-    assert train.all_inputs.data_ptr() == val.all_inputs.data_ptr()
-    assert (len(train), len(val)) == (180, 20)
+    assert train.all_values[0].data_ptr() == val.all_values[0].data_ptr()
     assert train.num_bytes == 9 * val.num_bytes
     few = train.select(torch.tensor([5, 7]))
     assert torch.equal(few.inputs, train.inputs[[5, 7]])
     moved = few.to(torch.device("cpu"))  # a GPU gets nothing but its samples
-    assert moved.all_inputs.nbytes + moved.all_targets.nbytes == few.num_bytes
+    assert sum(values.nbytes for values in moved.all_values) == few.num_bytes
 
 
 def test_without_validation_all_trains_and_the_curve_is_of_the_test_set(monkeypatch) -> None:
@@ -111,7 +110,11 @@ def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) -> None:
-    data = labelled(37, num_workers=num_workers, val_fraction=0)
+    data = labelled(37, num_workers=num_workers, val_fraction=0, eval_batch_size=15)
+    data.setup("predict")
+    for loader in (data.val_dataloader(), data.predict_dataloader()):
+        assert [len(inputs) for inputs, _ in loader] == [15, 15, 7]
+    assert len(next(iter(data.train_dataloader()))[0]) == 10
     loader = data.test_dataloader()
     assert inputs_of(loader) == list(range(1000, 1037))
     assert loader.num_workers == num_workers
@@ -154,17 +157,8 @@ def test_one_call_fetches_several_batches_but_not_many_bytes(monkeypatch):
     sizes = [len(inputs) for inputs, _ in data.train_dataloader()]
     assert sizes == [10] * 33
     assert fetched == [200, 130]
-    large = TensorBatches(torch.zeros(4, 2**20), torch.zeros(4))  # 4 MiB a sample
+    large = TensorBatches(torch.zeros(4, 2**20))  # 4 MiB a sample
     assert [large.batches_at_once(size) for size in (1, 2, 3)] == [2, 1, 1]
-
-
-@pytest.mark.parametrize(("eval_batch_size", "size"), [(None, 10), (15, 15)])
-def test_the_batches_of_an_evaluation(eval_batch_size, size):
-    data = labelled(50, val_fraction=0.4, eval_batch_size=eval_batch_size)
-    data.setup("predict")
-    for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
-        assert len(next(iter(loader))[0]) == size
-    assert len(next(iter(data.train_dataloader()))[0]) == 10
 
 
 @pytest.mark.parametrize("pin_memory", [None, True, False])
@@ -202,42 +196,6 @@ def test_training_batches_are_augmented_and_all_are_normalised_on_the_device() -
         data.trainer.training = is_training
         inputs, _ = data.on_after_batch_transfer(batch, 0)
         assert torch.equal(inputs, torch.full((8, 3), value, dtype=torch.bfloat16))
-
-
-class Pairs(Dataset[Any]):
-    def __init__(self, pairs: list[Any]) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.pairs[index]
-
-
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset", "Dataset"])
-@pytest.mark.parametrize("target", [torch.uint8, torch.float64])
-def test_data_in_any_form_gives_the_same_batches(kind: str, target: torch.dtype) -> None:
-    inputs = torch.arange(100, dtype=torch.float64).reshape(50, 2)
-    targets = torch.arange(50).to(target)
-    torch.manual_seed(0)
-    expected = list(attach(Numbers((inputs.float(), targets))).train_dataloader())
-    forms = {
-        "tensors": (inputs, targets),
-        "arrays": (inputs.numpy(), targets.numpy()),
-        "TensorDataset": TensorDataset(inputs, targets),
-        "Dataset": Pairs([(inputs[i].numpy(), targets[i].item()) for i in range(50)]),
-    }
-    torch.manual_seed(0)
-    data = attach(Numbers(forms[kind]))
-    assert isinstance(data.splits["train"], DatasetSamples if kind == "Dataset" else TensorBatches)
-    batches = list(data.train_dataloader())
-    assert len(batches) == len(expected) == 5
-    for (x, y), (expected_x, expected_y) in zip(batches, expected, strict=True):
-        assert x.dtype == torch.float32
-        assert y.dtype == (torch.float32 if target.is_floating_point else torch.int64)
-        assert torch.equal(x, expected_x)
-        assert torch.equal(y, expected_y)
 
 
 def test_a_stock_loader_in_a_subclass() -> None:
@@ -319,7 +277,7 @@ class Endless(Dataset[Any]):
 
 x, y = torch.zeros(50, 3), torch.arange(50) % 2
 WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
-    ((x, y[:40]), (), None, "has 50 inputs and 40 targets"),
+    ((x, y[:40]), (), None, "has arrays of 50 and 40 samples"),
     ((x[:0], y[:0]), (), None, "is empty"),
     ((x, y), ("a",), None, "targets 0 to 1 for 1 classes"),
     ((x, y - 1), ("a", "b"), None, "targets -1 to 0 for 2 classes"),
@@ -330,7 +288,6 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
     (Stream(), (), None, "Stream:\nload returns .* write a LightningDataModule"),
     (Endless(), (), None, "Endless:\nload returns .* __len__"),
     (None, (), None, "NoneType:\nload returns"),
-    (x, (), None, "Tensor:\nload returns"),
 ]
 
 
@@ -344,13 +301,12 @@ def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message
     assert len(str(caught.value).splitlines()) <= 2
 
 
-@pytest.mark.parametrize("val_fraction", [0.001, 0.999])
-def test_impossible_splits(val_fraction: float) -> None:
-    with pytest.raises(UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"):
-        labelled(50, val_fraction=val_fraction)
-
-
-def test_a_batch_larger_than_the_training_set_is_refused() -> None:
+def test_splits_and_batches_that_are_larger_than_the_data_are_refused() -> None:
+    for val_fraction in (0.001, 0.999):
+        with pytest.raises(UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"):
+            labelled(50, val_fraction=val_fraction)
+    with pytest.raises(UserError, match="num_folds 51: there are only 50 samples"):
+        labelled(50, num_folds=51, fold=0)
     with pytest.raises(UserError, match="only 45 training samples; try"):
         labelled(50, batch_size=64).train_dataloader()
 
@@ -368,9 +324,8 @@ class OwnSplits(Numbers):
         return torch.rand(num, 3), torch.arange(num) % 2
 
 
-@pytest.mark.parametrize("val_fraction", [0, 0.2])
-def test_an_own_validation_set_leaves_the_training_set_whole(val_fraction: float) -> None:
-    data = attach(OwnSplits(("train", "val", "test"), val_fraction=val_fraction), "fit")
+def test_an_own_validation_set_leaves_the_training_set_whole() -> None:
+    data = attach(OwnSplits(("train", "val", "test"), val_fraction=0.2), "fit")
     data.setup("test")
     sizes = {name: len(split) for name, split in data.splits.items()}
     assert sizes == {"train": 100, "val": 7, "test": 20}
@@ -402,17 +357,3 @@ def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
     assert "the test set of WrongTest has targets 1 to 2 for 2 classes" in capsys.readouterr().err
     assert not list(tmp_path.rglob("version_*"))
-
-
-def test_a_file_as_the_folder_of_the_data_is_refused(tmp_path):
-    file = tmp_path / "x.csv"
-    file.touch()
-    with pytest.raises(UserError, match=r"data.data_dir .*x\.csv is a file; give a folder"):
-        Numbers((x, y), data_dir=str(file))
-
-
-def test_classes_may_be_none() -> None:
-    data = Numbers((x, y.float()))
-    data.classes = None  # type: ignore[assignment]
-    assert data.num_classes is None
-    assert attach(data).state_dict()["classes"] == []

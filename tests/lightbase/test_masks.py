@@ -1,7 +1,6 @@
 """Targets of the images' height and width, such as masks: `augment`, which gets inputs alone, is
 refused."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +8,9 @@ import torch
 from paths import argv
 from torch import Tensor
 
-from lightbase.data.batches import Batch
 from lightbase.data.module import BaseDataModule
-from lightbase.data.transforms import crop_and_flip, random_flip, to_float
+from lightbase.data.transforms import crop_and_flip, flip_where, random_flip, to_float
 
-Train = Callable[..., dict[str, Any]]
 SHORT = argv(
     "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",
     "--model.net.kernel_size 1 --trainer.max_steps 2",
@@ -51,13 +48,16 @@ class Photos(Plain):
 
 
 class Joint(Masks):
-    """Flips both together; its hook does not call `augment`."""
+    """Flips both together, and scales without `normalize`."""
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if self.trainer.training:
-            both = random_flip(torch.cat([batch[0], batch[1][:, None]], dim=1))
-            batch = both[:, :-1], both[:, -1]
-        return self.normalize(batch[0]), batch[1]
+    normalize: Any = None
+
+    def transform_batch(self, batch: Any, training: bool) -> Any:
+        images, masks = batch
+        if training:
+            is_flipped = torch.rand(len(images), device=images.device) < 0.5
+            images, masks = flip_where(is_flipped, images), flip_where(is_flipped, masks)
+        return to_float(images), masks
 
 
 @pytest.mark.parametrize("flags", ["Masks", "Photos --data.random_crop 2"])
@@ -69,12 +69,21 @@ def test_augment_is_refused_where_the_masks_would_stay_as_they_are(train, tmp_pa
     assert len(error.splitlines()) == 2
     assert f"augment of {flags.split()[0]}" in error
     assert "8, 8)" in error
-    assert "on_after_batch_transfer(batch, dataloader_idx)" in error
+    assert "transform_batch(batch, training)" in error
     assert not list(tmp_path.glob("*/version_*"))
 
 
 @pytest.mark.parametrize("kind", ["Joint", pytest.param("Photos", marks=pytest.mark.slow)])
-def test_masks_train_without_augment_and_with_a_transform_of_both(train: Train, kind: str) -> None:
+def test_masks_train_without_augment_and_with_a_transform_of_both(train: Any, kind: str) -> None:
     result = train("--data", f"test_masks.{kind}", *SHORT)
     assert result["steps"] == 2
     assert 0 < result["test/acc"] < 1
+
+
+def test_both_are_flipped_together_in_training_alone() -> None:
+    data = Joint()
+    images, masks = data.load("train")
+    for training in (True, False):
+        inputs, targets = data.transform_batch((images, masks), training)
+        assert torch.equal((inputs.sum(1) * 255 > 380.5).long(), targets)
+        assert torch.equal(targets, masks) != training

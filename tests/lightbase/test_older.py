@@ -41,7 +41,7 @@ def test_another_name_of_the_package_is_todays(train: Train, tmp_path: Path) -> 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:
     paths = ["shoes.callbacks.Mine", "shoestring.Mine", "torch.nn.X"]
-    args = {"text": "shoes.x", "optimizer": "SGD", "test_views": "shoes.data.transforms.mirrored"}
+    args = {"text": "shoes.x", "optimizer": "SGD", "scheduler": "shoes.schedules.Mine"}
     callbacks = [{"class_path": path} for path in paths]
     config = {"model": {"init_args": args}, "trainer": {"callbacks": callbacks}}
     config = renamed(config, "shoes")
@@ -51,7 +51,7 @@ def test_only_import_paths_of_the_package_are_renamed() -> None:
         "shoestring.Mine",
         "torch.nn.X",
     ]
-    args["test_views"] = "lightbase.data.transforms.mirrored"
+    args["scheduler"] = "example.schedules.Mine"
     assert config["model"]["init_args"] == args
 
 
@@ -79,17 +79,16 @@ trainer:
   callbacks:
   - class_path: example.callbacks.step_timer.StepTimer
 """)
-    train("--config", old, "--model.test_views=example.data.transforms.mirrored")
+    train("--config", old)
     folder = tmp_path / "tiny" / "version_0"
     assert "example.callbacks" not in (folder / "config.yaml").read_text()
     last = folder / "checkpoints" / "last.ckpt"
     checkpoint = read(last)
     assert checkpoint["lightbase"] == lightbase.__version__
     init_args, trainer = checkpoint["config"]["model"]["init_args"], checkpoint["config"]["trainer"]
-    assert init_args["test_views"] == "lightbase.data.transforms.mirrored"
     shutil.copytree(tmp_path / "tiny", tmp_path / "unchanged")
     # as version 0.2 wrote it
-    init_args["test_views"] = "example.data.transforms.mirrored"
+    init_args |= {"initializer": "gone.whiten", "test_views": "example.data.transforms.mirrored"}
     init_args["scheduler"] = checkpoint["schedule"]["scheduler"] = (
         "example.base.optim.WarmupCosineLR"
     )

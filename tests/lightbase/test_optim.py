@@ -107,7 +107,6 @@ def test_the_highest_rate_is_the_learning_rate() -> None:
         ("WarmupCosineLR", "step"),
         ("CosineAnnealingLR", "epoch"),
         (None, "epoch"),
-        (torch.optim.lr_scheduler.OneCycleLR(torch.optim.SGD(parameter()), 0.1, 10), "step"),
     ],
 )
 def test_schedulers_made_for_steps(scheduler: Any, interval: str) -> None:

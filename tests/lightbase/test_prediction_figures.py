@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from example.regressor import Regressor
+from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.tensorboard._utils import figure_to_image
 
+from lightbase.data.module import BaseDataModule
+from lightbase.module import BaseModule
 from lightbase.watch import figures
 from lightbase.watch.figures import spread
 
@@ -77,14 +79,23 @@ class Drawing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.matrices: dict[str, Tensor] = {}
         self.grids: list[tuple[str, list[Tensor], list[str], list[str]]] = []
-        monkeypatch.setattr(figures, "log_figure", lambda *_: None)
+        self.bars: list[tuple[dict[str, Tensor], list[str]]] = []
+        self.numbers: list[tuple[Tensor, Tensor]] = []
+        self.figures: dict[str, Any] = {}
+        monkeypatch.setattr(
+            figures, "log_figure", lambda _, tag, x, __: self.figures.update({tag: x})
+        )
+        monkeypatch.setattr(figures, "bars", lambda *args: self.bars.append(args[:2]))
+        monkeypatch.setattr(
+            figures, "true_against_predicted", lambda *args: self.numbers.append(args[:2])
+        )
         monkeypatch.setattr(figures, "confusion_matrix", self.matrix)
         monkeypatch.setattr(figures, "image_grid", self.grid)
 
     def matrix(self, counts: Tensor, classes: list[str], title: str) -> None:
         self.matrices[title.split(":")[0]] = counts
 
-    def grid(self, images: list[Tensor], texts: list[str], colours: list[str], title: str) -> None:
+    def grid(self, images: Any, texts: Any, colours: Any, title: str, *_: Any) -> None:
         self.grids.append((title, images, texts, colours))
 
 
@@ -172,39 +183,181 @@ def test_with_two_optimizers_all_curves_and_pictures_count_batches(train, tmp_pa
     assert [event.step for event in events(folder).Images("view/mistakes/val")] == [37]
 
 
-class SameMemory(Regressor):
+class SameMemory(MLP):
     """Writes all outputs into the same memory, as a network in CUDA graphs."""
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        outputs = super().validation_step(batch, batch_idx)
-        if batch_idx == 0:
-            self.memory = torch.empty_like(outputs)
-        return self.memory[: len(outputs)].copy_(outputs)
+    memory = torch.empty(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs if self.training else self.memory[: len(outputs)].copy_(outputs)
 
 
 def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
-    drawn: list[Tensor] = []
-    monkeypatch.setattr(figures, "log_figure", lambda *_: None)
-    monkeypatch.setattr(
-        figures, "true_against_predicted", lambda _, predicted, __: drawn.append(predicted)
+    drawing = Drawing(monkeypatch)
+    data = ("--data", "small.Numbers", "--data.val_fraction", 0.3, "--model.net.sizes", "[10,1]")
+    for net in ("example.models.mlp.MLP", "test_prediction_figures.SameMemory"):
+        model = ("--model", "example.regressor.Regressor", "--model.net", net)
+        train(*model, *data, *ON, "--trainer.limit_test_batches", 0)
+    assert len(drawing.numbers[0][1]) == 90
+    assert torch.equal(drawing.numbers[0][1], drawing.numbers[1][1])
+
+
+class Scale(nn.Module):
+    """Outputs that are the inputs, as long as the learning rate is tiny."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Task(BaseModule):
+    """A module of any task. Its steps return nothing."""
+
+    def __init__(self, net: nn.Module, task: Any = None, **system: Any) -> None:
+        super().__init__(net, nn.Identity(), **system)
+        self.task = task
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.track("val", torch.zeros(()), self.net(batch[0]), batch[1])
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.track("test", torch.zeros(()), self.net(batch[0]), batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = self.net(batch[0])
+        return outputs.argmax(2) if self.task == "text" else outputs
+
+
+class Parts(Task):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = self.net(batch[0])
+        return {"mean": outputs.flatten(1).mean(1), "all": (outputs, outputs + 1)}
+
+
+class Outputs(BaseDataModule):
+    """Inputs that are the outputs, and targets, of a task."""
+
+    def __init__(self, task: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.task = task
+        self.image_shape = (3, 8, 8) if task == "segmentation" else None
+        self.classes = ["red", "green", "blue"] if task in ("multilabel", "segmentation") else []
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(len(split))
+        shapes = {"segmentation": (3, 8, 8), "text": (6, 5), "multilabel": (3,)}
+        x = torch.randn(40, *shapes.get(self.task, (2,)), generator=generator)
+        if self.task == "multilabel":
+            return x, (x + torch.randn(40, 3, generator=generator) > 0).float()
+        if self.task == "regression":
+            return x, x + torch.randn(40, 2, generator=generator)
+        y = x.argmax(2 if self.task == "text" else 1)
+        y[:, 0] = -100  # which the loss ignores
+        y[::3, 1] = 1
+        return x, y
+
+    def to_text(self, values: Tensor) -> str:
+        return "".join("abcde"[i] for i in values)
+
+    def read_inputs(self, path: Path) -> Any:
+        for i, line in enumerate(path.read_text().splitlines()):
+            yield f"{path.name}:{i}", torch.tensor([float(x) for x in line.split()])
+
+
+def flags_of(task: str, model: str = "Task") -> str:
+    """A training that leaves the network as it is."""
+    flags = f"--model test_prediction_figures.{model} --model.task {task} --model.lr 1e-30"
+    flags += " --model.net test_prediction_figures.Scale"
+    data = f"--data test_prediction_figures.Outputs --data.task {task} --data.batch_size 7"
+    return f"{flags} {data} --trainer.max_epochs 1 --monitor val/loss"
+
+
+def outputs_of(task: str) -> tuple[Tensor, Tensor]:
+    """Outputs and targets of its test."""
+    return Outputs(task).load("test")  # type: ignore[no-any-return]
+
+
+def ious(x: Tensor, y: Tensor) -> list[float]:
+    counted = y >= 0
+    predicted, true = x.argmax(1)[counted], y[counted]
+    pairs = [(predicted == i, true == i) for i in range(x.shape[1])]
+    return [((a & b).sum() / (a | b).sum()).item() for a, b in pairs]
+
+
+def test_labels_have_bars_of_precision_and_recall(train, monkeypatch):
+    drawing = Drawing(monkeypatch)
+    train(*ON, flags_of("multilabel"))
+    x, y = outputs_of("multilabel")
+    right = ((x > 0) & (y > 0)).sum(0)
+    values, names = drawing.bars[-1]
+    torch.testing.assert_close(values["precision"], right / (x > 0).sum(0))
+    torch.testing.assert_close(values["recall"], right / y.sum(0))
+    assert names == ["red", "green", "blue"]
+
+
+def test_masks_have_bars_of_iou_and_lie_over_the_images(train, monkeypatch):
+    drawing = Drawing(monkeypatch)
+    train(*ON, flags_of("segmentation"))
+    x, y = outputs_of("segmentation")
+    assert drawing.bars[-1][0]["IoU"].tolist() == pytest.approx(ious(x, y))
+    title, tiles, texts, _ = drawing.grids[-1]
+    assert title == "test: masks over the images"
+    assert texts == ["image", "true", "predicted"] * 10
+    for k, i in enumerate(range(0, 40, 4)):
+        assert torch.equal(tiles[3 * k], x[i])
+        assert torch.equal(tiles[3 * k + 1], figures.overlay(x[i], y[i]))
+        assert torch.equal(tiles[3 * k + 2], figures.overlay(x[i], x[i].argmax(0)))
+
+
+def test_an_overlay_colours_what_counts() -> None:
+    shown = figures.overlay(
+        torch.full((1, 4, 4), 200, dtype=torch.uint8), torch.tensor([[-100, 1]])
     )
-    data = ("--data", "small.Numbers", "--model.net.sizes", "[10,1]", "--data.val_fraction", 0.3)
-    for name in ("example.regressor.Regressor", "test_prediction_figures.SameMemory"):
-        train("--model", name, *data, *ON, "--trainer.limit_test_batches", 0)
-    assert len(drawn[0]) == 90
-    assert torch.equal(*drawn)
+    assert (shown[:, :, :2] == 200).all()
+    colour = (200 + figures.PALETTE[1]) / 2
+    assert torch.equal(shown[:, 0, 3], colour.to(torch.uint8))
 
 
-class NoLogits(Classifier):
+def test_numbers_and_texts_show_what_is_true_and_predicted(train, monkeypatch):
+    drawing = Drawing(monkeypatch)
+    train(*ON, flags_of("regression"))
+    for drawn, expected in zip(
+        drawing.numbers[-1], reversed(outputs_of("regression")), strict=True
+    ):
+        assert torch.equal(drawn, expected)
+    assert "view/errors/test" in drawing.figures
+    train(*ON, flags_of("text"))
+    x, y = outputs_of("text")
+    texts = [text.get_text() for text in drawing.figures["view/predictions/test"].axes[0].texts]
+    tokens = [tokens for i in range(0, 40, 4) for tokens in (y[i, 1:], x[i, 1:].argmax(1))]
+    assert texts == [Outputs("text").to_text(values) for values in tokens]
+
+
+class OnlyLoss(Classifier):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        super().validation_step(batch, batch_idx)
+        self.track("val", torch.zeros(()))
 
 
-def test_without_logits_nothing_is_drawn(train: Train, tmp_path: Path) -> None:
-    train(*ON, "--model", "test_prediction_figures.NoLogits")
+def test_what_is_not_drawn_is_said(train: Train, tmp_path: Path, capsys: Any) -> None:
+    train(*ON, "--model", "test_prediction_figures.OnlyLoss", "--monitor", "val/loss")
     tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
     assert "view/confusion_matrix/val" not in tags
     assert "view/confusion_matrix/test" in tags
+    line = "none of predictions of val: track got outputs None and targets None, which do not fit"
+    assert capsys.readouterr().out.count(line) == 1
+    train(*ON, flags_of("text"), "--model.task", "multilabel", "--name", "misfit")
+    assert "of test: track got outputs (7, 6, 5) and targets (7, 6)" in capsys.readouterr().out
+    train(*ON, flags_of("regression"), "--model.task", "null", "--name", "none")
+    assert "none of predictions: set the attribute task of Task to" in capsys.readouterr().out
+    for name in ("misfit", "none"):
+        assert not events(tmp_path / name / "version_0").Tags()["images"]
 
 
 @pytest.mark.slow

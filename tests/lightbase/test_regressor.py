@@ -44,13 +44,3 @@ def test_predictions_and_targets_are_compared_one_by_one(shape: tuple[int, ...])
     assert model.validation_step((x, y), 0).shape == y.shape
     with pytest.raises(UserError):
         Regressor(MLP([5, 3])).training_step((x, y), 0)
-
-
-def test_a_test_and_a_prediction_average_the_views_and_validation_does_not() -> None:
-    net, x, y = MLP([5, 1]), torch.rand(8, 5), torch.rand(8)
-    model = Regressor(net).eval()
-    model.test_views = lambda inputs: [inputs, -inputs]
-    mean = (net(x) + net(-x)) / 2
-    torch.testing.assert_close(model.predict_step((x, y), 0), mean)
-    torch.testing.assert_close(model.test_step((x, y), 0), mean[:, 0])
-    torch.testing.assert_close(model.validation_step((x, y), 0), net(x)[:, 0])

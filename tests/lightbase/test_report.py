@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example.classifier import Classifier
 from paths import argv, script
+from test_prediction_figures import flags_of, ious, outputs_of
 from test_scripts import fails
 
 evaluate = script("evaluate").main
-
-
-class Silent(Classifier):
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        super().test_step(batch, batch_idx)
 
 
 def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
@@ -51,24 +46,48 @@ def test_the_report_agrees_with_the_test(trained: Any, tmp_path: Path, capsys: A
     assert f"Accuracy {metrics['test/acc']:.4f} of 75 samples" in shown[table + 5]
 
 
-def test_it_takes_the_views_and_the_part_that_are_tested(trained, tmp_path):
+def test_it_takes_the_part_that_is_tested(trained, tmp_path):
     """Beside a checkpoint outside of a run's folder."""
     copied = tmp_path / "copied.ckpt"
     copied.write_bytes((trained()[0] / "checkpoints" / "best.ckpt").read_bytes())
-    views = "--model.test_views lightbase.data.transforms.mirrored"
     limit = "--trainer.limit_test_batches 3 --report"
-    metrics = evaluate(argv("--ckpt_path", copied, views, limit))
+    metrics = evaluate(argv("--ckpt_path", copied, limit))
     _, counts = read(tmp_path)
     assert sum(map(sum, counts)) == metrics["test/num_samples"] == 48
     assert sum(counts[i][i] for i in range(4)) / 48 == pytest.approx(metrics["test/acc"], abs=1e-6)
 
 
-def test_what_has_no_classes_is_refused(train, tmp_path, capsys):
-    train("--model test_report.Silent --trainer.max_epochs 1")
+@pytest.mark.parametrize("task", ["multilabel", "segmentation"])
+def test_labels_and_masks_have_their_scores(train, tmp_path, capsys, task):
+    train(flags_of(task))
+    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    evaluate(argv("--ckpt_path", path, "--report", tmp_path))
+    with (tmp_path / "report.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    x, y = outputs_of(task)
+    if task == "segmentation":
+        assert [float(row["iou"]) for row in rows] == pytest.approx(ious(x, y))
+        assert [int(row["support"]) for row in rows] == [(y == i).sum() for i in range(3)]
+        accuracy = (x.argmax(1) == y)[y >= 0].double().mean()
+        assert f"Pixel accuracy {accuracy:.4f}" in capsys.readouterr().out
+        assert read(tmp_path)[1][1][1] == ((x.argmax(1) == 1) & (y == 1)).sum()
+        return
+    right = ((x > 0) & (y > 0)).sum(0)
+    for i, row in enumerate(rows):
+        assert row["label"] == ("red", "green", "blue")[i]
+        precision, recall = right[i] / (x[:, i] > 0).sum(), right[i] / y[:, i].sum()
+        values = [float(row[name]) for name in ("precision", "recall", "f1", "support")]
+        f1 = 2 * precision * recall / (precision + recall)
+        expected = [precision, recall, f1, y[:, i].sum()]
+        assert values == pytest.approx([value.item() for value in expected])
+
+
+def test_what_has_no_report_is_refused(train, tmp_path, capsys):
+    train(flags_of("regression"))
     run = tmp_path / "tiny" / "version_0"
     command = argv("--ckpt_path", run / "checkpoints" / "best.ckpt", "--report")
     error = fails(capsys, 2, lambda: evaluate(command))
-    assert error.splitlines()[1] == "that of Silent returns a NoneType"
+    assert "the attribute task of Task is regression" in error
     assert not list(tmp_path.rglob("report.csv"))
     (tmp_path / "file").touch()
     error = fails(capsys, 2, lambda: evaluate([*command, str(tmp_path / "file" / "below")]))

@@ -21,6 +21,7 @@ from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
 from paths import HERE, script
 from PIL import Image
+from test_prediction_figures import flags_of, outputs_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -287,14 +288,90 @@ class PlainImages(LightningDataModule):
     val_dataloader = train_dataloader
 
 
-@pytest.mark.parametrize(
-    ("data", "sizes"), [("small.Points", "[10,2]"), ("test_scripts.PlainImages", "[192,4]")]
-)
-def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys, data, sizes):
+def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys, black):
     limits = "--trainer.max_epochs 1 --trainer.limit_test_batches 0"
-    train("--data", data, "--model.net.sizes", sizes, limits)
-    error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), "x.png"]))
-    assert f"trained on {data.rpartition('.')[2]}: how an image file becomes such an" in error
+    train("--data", "small.Points", "--model.net.sizes", "[10,2]", limits)
+    error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), black]))
+    assert "Points has no read_inputs(path), nor uint8 images" in error
+    train("--data test_scripts.PlainImages --model.net.sizes [192,4] --name plain", limits)
+    path = tmp_path / "plain" / "version_0" / "checkpoints" / "best.ckpt"
+    error = fails(capsys, 2, lambda: predict(["--ckpt_path", str(path), black]))
+    assert "files need a BaseDataModule, which PlainImages is not" in error
+    predict(["--ckpt_path", str(path), "--split", "val", "--output", str(tmp_path / "x.npz")])
+    assert np.load(tmp_path / "x.npz")["prediction"].shape == (32, 4)
+
+
+def test_predict_takes_a_split_in_its_order_with_the_true_classes(ckpt, tmp_path):
+    data: Any = load_run(Path(ckpt[1])).datamodule
+    data.setup("fit")
+    for split in ("test", "val", "train"):
+        rows = rows_of(ckpt, tmp_path / "x.csv", "--split", split)
+        if split == "test":
+            data.setup("test")
+        targets = data.splits[split].targets.tolist()
+        assert [row["true"] for row in rows] == [STRIPES[i] for i in targets]
+        assert [row["sample"] for row in rows] == [str(i) for i in range(len(targets))]
+        assert sum(row["true"] == row["class"] for row in rows) > 0.5 * len(rows)
+
+
+def test_predict_writes_labels_numbers_and_texts(train, tmp_path, capsys):
+    rows = {}
+    for task in ("multilabel", "regression", "text"):
+        train(flags_of(task), "--name", task)
+        ckpt = ["--ckpt_path", str(tmp_path / task / "version_0" / "checkpoints" / "best.ckpt")]
+        flags = ["--threshold", 0.7, "--probabilities"] if task == "multilabel" else []
+        rows[task] = rows_of(ckpt, tmp_path / "x.csv", *flags)
+    (x, y), names = outputs_of("multilabel"), np.array(["red", "green", "blue"])
+    for row, logits, target in zip(rows["multilabel"], x, y, strict=True):
+        assert row["labels"] == ", ".join(names[logits.sigmoid() > 0.7])
+        assert row["true"] == ", ".join(names[target > 0])
+        each = [float(row[f"probability_{name}"]) for name in names]
+        assert each == pytest.approx(logits.sigmoid().tolist(), abs=1e-4)
+    (x, y), first = outputs_of("regression"), rows["regression"][0]
+    numbers = [float(first[name]) for name in ("prediction_0", "prediction_1", "true_0", "true_1")]
+    assert numbers == pytest.approx([*x[0].tolist(), *y[0].tolist()], rel=1e-5)
+    (x, y), last = outputs_of("text"), rows["text"][-1]
+    assert last["text"] == "".join("abcde"[i] for i in x[-1].argmax(1))
+    assert last["true"] == "".join("abcde"[i] for i in y[-1, 1:])
+    ckpt[1] = ckpt[1].replace("text", "regression")
+    (tmp_path / "lines.txt").write_text("1 2\n3 4\n")
+    capsys.readouterr()
+    predict([*ckpt, str(tmp_path / "lines.txt")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [["lines.txt:0", "1", "2"], ["lines.txt:1", "3", "4"]]
+
+
+def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
+    train(flags_of("segmentation"))
+    ckpt, (x, _) = best_of(tmp_path), outputs_of("segmentation")
+    predict([*ckpt, "--output", str(tmp_path / "masks")])
+    for i in range(40):
+        with Image.open(tmp_path / "masks" / f"{i}.png") as image:
+            assert image.mode == "P"
+            assert (np.array(image) == x[i].argmax(0).numpy()).all()
+    assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
+    train(flags_of("segmentation", "Parts"), "--model.task null --name parts")
+    ckpt[1] = ckpt[1].replace("tiny", "parts")
+    assert "--output FILE.npz writes any tensors" in fails(capsys, 2, lambda: predict(ckpt))
+    predict([*ckpt, "--output", str(tmp_path / "x.npz")])
+    arrays = np.load(tmp_path / "x.npz")
+    assert sorted(arrays) == ["all.0", "all.1", "mean", "names"]
+    assert np.allclose(arrays["all.1"], x + 1)
+    assert np.allclose(arrays["mean"], x.flatten(1).mean(1), atol=1e-6)
+
+
+def test_predict_takes_the_rows_of_a_table_by_their_columns(train, tmp_path, capsys):
+    rows = "".join(f"{i % 2},{(i % 2) * 9 + i % 3},{'ab'[i % 2]}\n" for i in range(60))
+    (tmp_path / "x.csv").write_text("p,q,label\n" + rows)
+    data = "--data lightbase.Features --model.net.sizes [2,2] --data.csv_path"
+    train(data, tmp_path / "x.csv", "--model.lr 0.1 --trainer.max_epochs 4")
+    (tmp_path / "new.csv").write_text("q,more,p\n10,x,1\n0,y,0\n")
+    rows = rows_of(best_of(tmp_path), tmp_path / "out.csv", tmp_path / "new.csv")
+    assert [row["class"] for row in rows] == ["b", "a"]
+    for text, reason in (("q,r\n1,2\n", "not the 2 columns p, q"), ("p,q\n1,z\n", "row 2")):
+        (tmp_path / "new.csv").write_text(text)
+        command = [*best_of(tmp_path), str(tmp_path / "new.csv")]
+        assert reason in fails(capsys, 1, lambda command=command: predict(command))
 
 
 class Halved(BaseDataModule):

@@ -32,12 +32,12 @@ class SlowSamples(TensorBatches):
         return super().__getitems__(indices)
 
     def select(self, index: Tensor) -> "SlowSamples":
-        return SlowSamples(self.inputs[index], self.targets[index])
+        return SlowSamples((self.inputs[index], self.targets[index]))
 
 
 class SlowLoading(SyntheticImages):
     def _samples(self, split: Any) -> SlowSamples:
-        return SlowSamples(*self.load(split))
+        return SlowSamples(self.load(split))
 
 
 class SlowTransforms(SyntheticImages):

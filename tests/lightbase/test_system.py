@@ -2,7 +2,6 @@
 breaks nothing."""
 
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 
 from lightbase.data.batches import EpochBatchSampler
-from lightbase.module import mean_over_views
 from lightbase.resume.load import load_run
 
 Train = Callable[..., dict[str, Any]]
@@ -281,19 +279,6 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
     assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
 
 
-class ReusesMemory(nn.Module):
-    """As a network of CUDA graphs does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.outputs = x.clone() if not hasattr(self, "outputs") else self.outputs.copy_(x)
-        return self.outputs
-
-
-def test_a_view_does_not_write_over_the_one_before() -> None:
-    mean = mean_over_views(ReusesMemory(), halved, torch.tensor([4.0]))
-    assert mean.item() == 3
-
-
 @pytest.mark.slow
 def test_an_evaluation_leaves_the_compiled_training_as_it_is() -> None:
     sizes = []
@@ -312,58 +297,10 @@ def test_an_evaluation_leaves_the_compiled_training_as_it_is() -> None:
     assert sizes == []
 
 
-# what the arguments name
-
-
-def centre(net: MLP, inputs: Tensor) -> None:
-    """Shifts the outputs so that their means over the inputs are 0; counts its calls."""
-    net.layers[-1].bias -= net(inputs).mean(0)
-    calls.append(inputs)
-
-
-calls: list[Tensor] = []
-
-
-def test_an_initializer_sees_training_samples_as_the_network_does_before_a_new_training_only(
-    train, tmp_path, capsys, monkeypatch
-):
-    calls.clear()
-    flags = ("--model.initializer", f"{HERE}.centre", *ONE_EPOCH)
-    train("--model.optimizer", "SGD", "--model.lr", 1e-30, *flags)
-    (inputs,) = calls
-    data = tiny_data()
-    assert torch.equal(inputs, data.normalize(data.splits["train"].inputs))
-    run = load_run(folder(tmp_path) / "checkpoints" / "last.ckpt")
-    assert run.model.net(inputs).mean(0).abs().max() < 1e-5
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert len(calls) == 1
-    assert equal(weights(folder(tmp_path)), run.model.state_dict())  # those of the checkpoint
-    with pytest.raises(SystemExit):
-        train("--ckpt_path", "last", "--model.initializer", "null", "--trainer.max_epochs", 3)
-    assert "--model.initializer None: a resume goes on with" in capsys.readouterr().err
-    monkeypatch.delattr(sys.modules[HERE], "centre")  # an evaluation does not need it
-    assert evaluate(tmp_path)["test/num_samples"] == 75
-
-
 class OwnGroups(Classifier):
-    def __init__(self, which: str, kind: str = "name", **kwargs: Any) -> None:
+    def __init__(self, which: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.parameter_groups = {which: {"lr": 0.1}}
-        self.parameter_groups |= {} if kind == "name" else {"layers": {"wieght_decay": 1}}
-        optimizers = {"name": "Adam", "class": SGD, "object": SGD(self.parameters(), lr=0.05)}
-        self.optimizer = optimizers[kind]
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [("class", "no option wieght_decay of SGD; it has"), ("object", "an object has its groups")],
-)
-def test_groups_that_an_optimiser_of_ones_own_cannot_honour_are_refused(
-    train, capsys, kind, message
-):
-    with pytest.raises(SystemExit):
-        train("--model", f"{HERE}.OwnGroups", "--model.which", "layers.1", "--model.kind", kind)
-    assert message in capsys.readouterr().err
 
 
 def test_groups_that_the_code_has_changed_are_refused_in_a_resume(train, capsys, monkeypatch):
@@ -374,62 +311,3 @@ def test_groups_that_the_code_has_changed_are_refused_in_a_resume(train, capsys,
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2)
     assert "OwnGroups has the parameter_groups {'layers.3': {'lr': 0.1}}" in capsys.readouterr().err
-
-
-class OwnTest(Classifier):
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.track("test", self.criterion(self.net(batch[0]), batch[1]))
-
-
-def test_views_that_a_test_step_does_not_take_are_said(train, capsys):
-    train("--model", f"{HERE}.OwnTest", "--model.test_views", f"{HERE}.halved", *ONE_EPOCH)
-    message = "test_views had no effect: test_step of OwnTest does not call self(x)"
-    assert message in capsys.readouterr().out
-
-
-def none_at_all(inputs: Tensor) -> list[Tensor]:
-    return []
-
-
-def halved(inputs: Tensor) -> list[Tensor]:
-    return [inputs, inputs / 2]
-
-
-@pytest.mark.slow
-def test_test_and_prediction_average_the_views_and_training_and_validation_do_not(train, tmp_path):
-    plain = train()
-    result = train("--model.test_views", f"{HERE}.halved", "--name", "views")
-    assert equal(weights(folder(tmp_path)), weights(folder(tmp_path, "views")))
-    assert curves(folder(tmp_path))["val/loss"] == curves(folder(tmp_path, "views"))["val/loss"]
-    data = tiny_data()
-    model = load_run(folder(tmp_path, "views") / "checkpoints" / "best.ckpt").model.eval()
-    x, y = data.normalize(data.splits["test"].inputs), data.splits["test"].targets
-    with torch.no_grad():
-        logits = (model.net(x) + model.net(x / 2)) / 2
-        torch.testing.assert_close(model.predict_step((x, y), 0), logits.softmax(1))
-    expected = nn.functional.cross_entropy(logits, y).item()
-    assert result["test/loss"] == pytest.approx(expected, rel=1e-5)
-    assert result["test/loss"] != pytest.approx(plain["test/loss"], rel=1e-3)
-    # the same from the checkpoint, and the other one's by a flag
-    assert evaluate(tmp_path, "views") == of_test(result)
-    path = ("--ckpt_path", str(folder(tmp_path, "views") / "checkpoints" / "best.ckpt"))
-    assert script("evaluate").main([*path, "--model.test_views", "null"]) == of_test(plain)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "message"),
-    [
-        ("initializer", "nowhere.function", "'nowhere.function' cannot be imported"),
-        ("initializer", f"{HERE}.HERE", "is no function of (net, inputs)"),
-        ("test_views", f"{HERE}.none_at_all", "returns a list, where a list of tensors belongs"),
-    ],
-)
-def test_a_function_that_is_not_there_or_does_not_fit_is_two_lines(
-    train, capsys, flag, value, message
-):
-    with pytest.raises(SystemExit) as caught:
-        train(f"--model.{flag}", value)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) <= 2

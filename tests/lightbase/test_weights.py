@@ -150,15 +150,8 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     assert "Weights:" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--model.weights", "nothing.pth"), "nothing.pth cannot be read"),
-        (("--model.weights=a", "--model.initializer=test_weights.loaded"), "initializer null"),
-    ],
-)
-def test_a_mistake_leaves_no_run(train, tmp_path, flags, message, capsys):
+def test_a_mistake_leaves_no_run(train, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        train(*CONV, *flags)
-    assert message in capsys.readouterr().err
+        train(*CONV, "--model.weights", "nothing.pth")
+    assert "nothing.pth cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()

@@ -40,20 +40,6 @@ def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir, packed_anew, caps
     assert targets.tolist() == [reference[i][1] for i in range(64)]
 
 
-def test_cifar10_augments_training_batches_only(cifar10_dir: Path) -> None:
-    data = attach(
-        CIFAR10(data_dir=str(cifar10_dir), random_crop=4, random_flip=True, val_fraction=0)
-    )
-    batch = next(iter(data.train_dataloader()))
-    data.trainer.training = True
-    augmented, _ = data.on_after_batch_transfer(batch, 0)
-    data.trainer.validating = True
-    plain, _ = data.on_after_batch_transfer(batch, 0)
-    assert augmented.shape == plain.shape
-    assert not torch.equal(augmented, plain)
-    torch.testing.assert_close(plain, batch[0].float() / 255)
-
-
 class RunsCode:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return open, ("run", "w")
@@ -80,17 +66,3 @@ def test_a_file_of_the_published_size_has_the_published_content(cifar10_dir, mon
     with pytest.raises(UserError, match=r"CIFAR10 is not in .*, or damaged, and cannot be"):
         CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
     assert file.read_bytes() == content
-
-
-def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monkeypatch):
-    refuse_network(monkeypatch)
-    with pytest.raises(UserError, match=r"cifar-10-python\.tar\.gz") as caught:
-        CIFAR10(data_dir=str(tmp_path)).prepare_data()
-    assert str(tmp_path) in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 2
-
-
-def test_a_reflected_edge_is_smaller_than_the_image() -> None:
-    CIFAR10(random_crop=31, crop_mode="reflect")
-    with pytest.raises(ValueError, match="at most 31"):
-        CIFAR10(random_crop=32, crop_mode="reflect")

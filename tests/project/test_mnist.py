@@ -27,9 +27,8 @@ def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "long"])
-@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
-def test_a_damaged_file_is_named(mnist_dir: Path, name: str, how: str) -> None:
-    file = mnist_dir / "MNIST" / "raw" / name
+def test_a_damaged_file_is_named(mnist_dir: Path, how: str) -> None:
+    file = mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte"
     content = file.read_bytes()
     file.write_bytes({"cut": content[:-7], "empty": b"", "long": content + b"x"}[how])
     with pytest.raises(UserError, match=r"MNIST (is not in .*, or damaged|cannot be read)"):

@@ -1,14 +1,16 @@
 """The network whose first layer is computed from the data."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from pages import PACKAGE
 from torch.nn import functional
 
 module = pytest.importorskip("project.models.whitened_cnn")
-Whiten, WhitenedCNN, whiten = module.Whiten, module.WhitenedCNN, module.whiten
+Whiten, WhitenedCNN = module.Whiten, module.WhitenedCNN
 
 
 def smooth_images(num: int, channels: int, size: int = 16) -> torch.Tensor:
@@ -56,8 +58,52 @@ def test_the_size_is_the_papers() -> None:
 def test_images_of_several_sizes_give_logits(channels: int, size: int) -> None:
     net = WhitenedCNN(7, in_channels=channels, widths=[8, 16, 16])
     images = torch.rand(5, channels, size, size)
-    whiten(net, images)
     assert net(images).shape == (5, 7)
+
+
+@pytest.mark.parametrize(("channels", "mirror"), [(3, None), (1, None), (1, True), (3, False)])
+def test_outside_training_it_averages_the_logits_of_mirrored_images(channels, mirror) -> None:
+    net = WhitenedCNN(7, channels, widths=[8, 16, 16], mirror=mirror).eval()
+    images = torch.rand(5, channels, 32, 32)
+    logits = net.logits(images)
+    if mirror or (mirror is None and channels == 3):
+        logits = (logits + net.logits(images.flip(-1))) / 2
+    torch.testing.assert_close(net(images), logits)
+    assert net.train()(images).shape == (5, 7)
+
+
+# a call inside Lightning 2.6
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> None:
+    synthetic = pytest.importorskip(f"{PACKAGE}.data.synthetic").SyntheticImages
+    classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
+    data = synthetic(image_shape=(channels, 32, 32), num_classes=4, num_train=1200, num_test=20)
+
+    def trained(
+        weights: str | None = None, ckpt_path: str | None = None
+    ) -> dict[str, torch.Tensor]:
+        net = WhitenedCNN(4, channels, widths=[8, 8, 8])
+        model = classifier(net, num_classes=4, lr=0.001, weights=weights)
+        off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        trainer = Trainer(
+            accelerator="cpu", callbacks=[module.WhitenFirstLayer()], default_root_dir=tmp_path,
+            limit_train_batches=1, limit_val_batches=0, max_epochs=2, **off,
+        )  # fmt: skip
+        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return net.whiten.state_dict()
+
+    expected, first = Whiten(channels), trained()
+    samples = data.splits["train"]
+    images = samples.__getitems__([i * len(samples) // 1000 for i in range(1000)])[0]
+    expected.fit(data.normalize(images))
+    for name in ("weight", "offset"):
+        assert torch.equal(first[name], getattr(expected, name))
+    data = synthetic(image_shape=(channels, 32, 32), num_classes=4, num_train=90, num_test=20)
+    for flag in ("weights", "ckpt_path"):
+        options: Any = {flag: str(tmp_path / "last.ckpt")}
+        assert torch.equal(trained(**options)["weight"], first["weight"])
 
 
 def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(monkeypatch):

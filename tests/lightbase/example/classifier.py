@@ -13,6 +13,8 @@ from lightbase import BaseModule, Batch, Metrics, at_least_float32, collection
 class Classifier(BaseModule):
     """Trains `net`: inputs (N, ...) to logits (N, classes), for labels int64 (N,)."""
 
+    task = "multiclass"
+
     def __init__(
         self,
         net: nn.Module,

@@ -83,7 +83,6 @@ OF_TRAINING: dict[str, Change] = {  # which evaluate.py, predict.py and export.p
     "artifacts elsewhere": logger("MLFlowLogger", artifact_location="file://TARGET"),
     "a profiler": of_trainer(profiler=PROFILER),
     "a profiler's name": of_trainer(profiler="came.with_it.X"),
-    "an initializer": of_model(initializer="hostile.write"),
     "a plugin": of_trainer(plugins=[named("hostile.Net")]),
 }
 WRITES = "import pathlib; pathlib.Path('TARGET').touch()"
@@ -99,12 +98,11 @@ ANYWHERE: dict[str, Change] = {
     "a metric": of_model(metrics={"x": named("logging.FileHandler", filename="TARGET")}),
     "an optimizer": of_model(optimizer="hostile.SGD"),
     "a scheduler": of_model(scheduler="hostile.SGD"),
-    "test_views": of_model(test_views="hostile.write"),
-    "test_views is the debugger": of_model(test_views="builtins.breakpoint"),
+    "an optimizer is the debugger": of_model(optimizer="builtins.breakpoint"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
     "a program by a detour": anything("lightbase.run.record.subprocess.Popen", args=["TARGET"]),
     "a program by a function that imports": anything(
-        "lightbase.data.torchvision_set.open_or_download", source=POPEN, data_dir="x", files="x"
+        "lightbase.data.downloads.open_or_download", source=POPEN, data_dir="x", files="x"
     ),
     "a script": anything("export.main", args=["--ckpt_path", BAD, "--output", "TARGET"]),
     "a class where none belongs": lambda config, _: config.update(class_path="hostile.Net"),
@@ -225,8 +223,6 @@ MESSAGE = "x\n- Problem with given class_path 'hostile.X':\n  - No module named 
     "change",
     [
         of_model(net="hostile.yaml"),
-        of_model(test_views="hostile"),
-        of_model(test_views="hostile:write"),
         of_model(net=MESSAGE),
         lambda config, target: config.update({"trainer.default_root_dir": target}),
         lambda config, _: config.update(model=None),
