@@ -34,7 +34,6 @@ from torchvision import transforms
 from lightbase import Batch, MayMissSteps
 from lightbase.cli.script import ScriptParser, starting
 from lightbase.compat import quiet_lightning
-from lightbase.data.transforms import crop_and_flip
 from lightbase.devices.devices import cpu_threads
 from lightbase.run import train
 from lightbase.run.record import describe_environment
@@ -63,7 +62,7 @@ class Reference:
         self.data: Any = self.cli.datamodule
         self.images, self.targets = self.data.load("train")  # type: ignore[attr-defined]
 
-    def torchvision_loader(self, num_workers: int = 0, augment: Sequence[Any] = ()) -> DataLoader:
+    def torchvision_loader(self, num_workers: int = 0) -> DataLoader:
         """torchvision's dataset of the same images: one PIL image, one transform per sample."""
         kind: Any = torchvision.datasets.MNIST if self.is_mnist else torchvision.datasets.CIFAR10
         dataset = object.__new__(kind)  # its constructor would read files
@@ -71,7 +70,7 @@ class Reference:
         dataset.data = images[:, 0] if self.is_mnist else images.permute(0, 2, 3, 1).numpy()
         dataset.targets = targets if self.is_mnist else targets.tolist()
         normalize = transforms.Normalize([0.5], [0.25])  # as in DATA
-        dataset.transform = transforms.Compose([*augment, transforms.ToTensor(), normalize])
+        dataset.transform = transforms.Compose([transforms.ToTensor(), normalize])
         dataset.target_transform = None
         options: Any = {"num_workers": num_workers, "pin_memory": self.device.type == "cuda"}
         return DataLoader(dataset, BATCH_SIZE, shuffle=True, **options)
@@ -150,51 +149,22 @@ def ours(reference: Reference) -> float:
     return StepClock.newest.seconds
 
 
-# Measurements
-
-
-def measure(contestants: dict[str, Callable[[], float]], rounds: int) -> Rows:
+def measure(name: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
     """Call all contestants in turn, `rounds` times. What they print is not shown."""
-    rows: Rows = {name: [] for name in contestants}
+    reference = Reference(name, num_steps + 1, accelerator)
+    contestants: dict[str, Callable[[], float]] = {}
+    for num_workers in (0, os.cpu_count() or 1):
+        label = f"tutorial, {num_workers} w" if num_workers else "tutorial"
+        loader = reference.torchvision_loader(num_workers)
+        contestants[label] = partial(train_by_hand, reference, loader)
+    contestants |= {"raw": partial(raw, reference), "ours": partial(ours, reference)}
+    rows: Rows = {label: [] for label in contestants}
     output = io.StringIO()
     for _ in range(rounds):
-        for name, contestant in contestants.items():
+        for label, contestant in contestants.items():
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                rows[name].append(contestant())
+                rows[label].append(contestant())
     return rows
-
-
-def steps(name: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
-    reference = Reference(name, num_steps + 1, accelerator)
-    workers = os.cpu_count() or 1
-    contestants: dict[str, Callable[[], float]] = {
-        name: partial(train_by_hand, reference, reference.torchvision_loader(num_workers))
-        for name, num_workers in (("tutorial", 0), (f"tutorial, {workers} w", workers))
-    }
-    contestants |= {"raw": partial(raw, reference), "ours": partial(ours, reference)}
-    return measure(contestants, rounds)
-
-
-def loader(name: str, rounds: int) -> Rows:
-    """The loaders alone: images cropped, mirrored and normalised, on the CPU."""
-    reference = Reference(name, 300, "cpu")
-    data = reference.data
-    data.trainer = reference.cli.make_trainer(logger=False)
-    data.setup("fit")
-    crop = transforms.RandomCrop(reference.images.shape[-1], padding=4)
-    theirs = reference.torchvision_loader(augment=[crop, transforms.RandomHorizontalFlip()])
-    batches = data.train_dataloader()
-
-    def iterate(batches: Iterable[Any]) -> float:
-        start = time.perf_counter()
-        num_batches = sum(1 for _ in batches)
-        return 100 * (time.perf_counter() - start) / num_batches
-
-    contestants = {
-        "torchvision": lambda: iterate(x for x, _ in theirs),
-        "ours": lambda: iterate(data.normalize(crop_and_flip(x, 4, True)) for x, _ in batches),
-    }
-    return measure(contestants, rounds)
 
 
 def print_table(title: str, rows: Rows) -> None:
@@ -223,14 +193,13 @@ def main(args: Sequence[str] | None = None) -> None:
     for part in options.parts:
         medians = []
         for accelerator in accelerators:
-            steps(part, accelerator, 60, 1)  # warm-up
-            rows = steps(part, accelerator, options.steps, options.rounds)
+            measure(part, accelerator, 60, 1)  # warm-up
+            rows = measure(part, accelerator, options.steps, options.rounds)
             print_table(f"{part}: training, {accelerator}", rows)
             medians.append(statistics.median(rows["ours"]))
             print(f"ours / raw: {medians[-1] / statistics.median(rows['raw']):.3g}\n")
         if len(medians) == 2:
             print(f"CPU / GPU: {medians[0] / medians[1]:.3g}\n")
-        print_table(f"{part}: loader", loader(part, options.rounds))
 
 
 if __name__ == "__main__":

@@ -54,19 +54,10 @@ def quiet_lightning() -> None:
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(lambda line: not re.match(LOG_LINES, line.getMessage()))
     warnings.filterwarnings("ignore", message=WARNINGS)
-    warnings.formatwarning = format_warning
     # Lightning sets this variable. Without a GPU, torch then looks for NVML in each step of Adam,
     # which costs 0.1 ms.
     if not torch.cuda.is_available():
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-
-
-def format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: object = None
-) -> str:
-    """One line, for a warning of an installed package without the place in its source."""
-    place = "" if "site-packages" in filename else f" ({filename}:{lineno}, {category.__name__})"
-    return f"Warning: {message}{place}\n"
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

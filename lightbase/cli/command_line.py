@@ -98,9 +98,6 @@ class CommandLine:
         first = f"--model={self.model or PROJECT.default_model}"
         return [first, *(f"--config={path}" for path in configs), *self.flag_args]
 
-    def has(self, *flags: str) -> bool:
-        return any(flag in flags for flag, _ in self.flags)
-
     def value(self, key: str) -> Any:
         """The value of a setting such as "trainer.max_epochs": the text of the last flag, or what
         the last config file with it has; None where there is none."""

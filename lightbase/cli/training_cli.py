@@ -17,8 +17,17 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightbase.cli.config import drop_objects, facts_of, fill_in, make_paths_absolute, make_plain
-from lightbase.cli.parser import NumThreads, Parser, Seed, explain
+from lightbase.cli.config import (
+    NumThreads,
+    Parser,
+    Seed,
+    drop_objects,
+    explain,
+    facts_of,
+    fill_in,
+    make_paths_absolute,
+    make_plain,
+)
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import strategies
@@ -63,7 +72,7 @@ class TrainingCLI(LightningCLI):
         self, args: Sequence[str], saved: dict[str, Any] | None = None, trust: Trust | None = None
     ) -> None:
         self.saved, self.trust = saved, trust
-        self.restart: Any = None  # the run that --ckpt_path names, see run/train.py
+        self.restart: Any = None  # the run that --ckpt_path names, see resume/load.py
         self.failures: list[Exception] = []  # of constructors
         # the user's classes are found as with python -m; the script's folder is scripts/
         for folder in (str(PROJECT.root), str(Path.cwd())):
@@ -161,7 +170,8 @@ class TrainingCLI(LightningCLI):
             reason = first_line(failure)
             if isinstance(failure, ImportError | OSError):  # a package, a file, a server
                 raise UserError(f"what the config names is not there: {reason}") from failure
-            if isinstance(failure, ValueError | AssertionError) and is_raised_on_purpose(failure):
+            mistakes = (ValueError, AssertionError, MisconfigurationException)
+            if isinstance(failure, mistakes) and is_raised_on_purpose(failure):
                 raise UserError(f"the config does not fit: {reason}", 2) from failure
             raise failure from None  # a bug in the user's code
 

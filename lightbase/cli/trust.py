@@ -132,20 +132,22 @@ class Trust:
         elif inspect.isroutine(config) or inspect.isclass(config):
             self.check_object(config, defined_at(config))
         elif key in IMPORTED and IMPORT_PATH.fullmatch(str(config)):
-            self.check_object(self.imported(config), config)
+            self.imported(config)
 
     def check_class_path(self, path: str, values: dict[str, Any]) -> None:
         made_by = self.imported(path)
-        self.check_object(made_by, path)
         is_function = inspect.isroutine(made_by) and path not in self.typed
         if is_function and not makes_network(made_by) and not returns_network(made_by):
             self.refuse(path)
         self.check_arguments(defined_at(made_by), values)
 
     def imported(self, path: str) -> Any:
+        """The class or function at a path of the config. Raises UserError if it is not allowed."""
         if not self.allows(path, is_class=True):
             self.refuse(path)
-        return resolve(path)
+        value = resolve(path)
+        self.check_object(value, path)
+        return value
 
     def check_object(self, value: Any, path: str) -> None:
         """path: the name in the config, which may be another one than that of the definition."""
@@ -170,14 +172,19 @@ class Trust:
         return False
 
     def check_arguments(self, place: str, values: dict[str, Any]) -> None:
-        """place: the import path of the definition that takes the arguments in `values`."""
-        if is_below(place, *self.modules):
+        """Raise UserError for an argument of an installed package that may lead to a file.
+
+        place: the import path of the definition that takes the arguments in `values`.
+        """
+        if is_below(place, "lightbase", *self.modules):
             return
         more = entries(values.get("dict_kwargs"))
         if more and is_below(place, "lightning"):
             self.refuse(f"{place} with dict_kwargs")
         for name, value in {**entries(values.get("init_args")), **more}.items():
-            if value and str(value) not in self.typed and is_refused(place, name, value):
+            if not value or isinstance(value, int | float) or str(value) in self.typed:
+                continue  # a number is no path: drop_path of timm
+            if PLACES.fullmatch(name) or any(map(ADDRESS.match, strings(value))):
                 self.refuse(f"{place} with {name} {str(value)[:60]!r}")
 
     def check_run(self, checkpoint: dict[str, Any], folder: Path | None) -> None:
@@ -196,14 +203,6 @@ class Trust:
 
     def refuse(self, what: str) -> None:
         raise UserError(f"{self.file} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)
-
-
-def is_refused(place: str, name: str, value: Any) -> bool:
-    """Whether an argument of the class or function that is defined at `place` may not have this
-    value in a file."""
-    if is_below(place, "lightbase") or isinstance(value, int | float):  # timm's drop_path
-        return False
-    return bool(PLACES.fullmatch(name)) or any(map(ADDRESS.match, strings(value)))
 
 
 def makes_network(function: Any) -> bool:

@@ -95,30 +95,26 @@ def num_devices(devices: Any) -> int:
 def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not there.
 
-    For what can be seen from a flag alone, such as an index twice, Lightning raises an error.
+    For an index twice, or another number than torchrun has started, Lightning raises an error.
     """
-    number, flag, started = (
-        num_devices(devices),
-        f"trainer.devices {devices}",
-        num_processes_started(),
-    )
+    number, is_launched = num_devices(devices), num_processes_started() != (0, 0)
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
-    if num_nodes > 1 and started == (0, 0) and "MASTER_ADDR" not in os.environ:
+    if num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
         way_out = "start the command by torchrun or SLURM, on each machine"
         raise UserError(f"trainer.num_nodes {num_nodes}: {way_out}")
-    if started != (0, 0) and number != -1 and (number, num_nodes) != started:
-        launched = f"torchrun or SLURM has started {started[0]} on each of {started[1]} machines"
-        raise UserError(f"{flag} and trainer.num_nodes {num_nodes}: {launched}; leave them out")
-    if strategy == "dp" and (not is_on_gpu or started != (0, 0)):
+    if strategy == "dp" and (not is_on_gpu or is_launched):
         way_out = "with torchrun or on CPUs use ddp"
         raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
     if is_on_gpu:
         check_gpus(accelerator, parse_devices(devices))
     elif accelerator in ("auto", "cpu"):
         if number > 1 and strategy == "auto":
-            raise UserError(f"{flag}: several CPU processes need --trainer.strategy ddp")
+            raise UserError(
+                f"trainer.devices {number}: several CPU processes need --trainer.strategy ddp"
+            )
         if number > 2 * (os.cpu_count() or 1):
-            raise UserError(f"{flag}: too many processes for {os.cpu_count()} CPU cores")
+            what = f"too many processes for {os.cpu_count()} CPU cores"
+            raise UserError(f"trainer.devices {number}: {what}")
 
 
 def check_gpus(accelerator: Any, devices: Any) -> None:

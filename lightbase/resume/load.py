@@ -9,8 +9,8 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningModule
 
-from lightbase.cli.command_line import CommandLine, read_config, without_removed
-from lightbase.cli.config import LOOKS_ON
+from lightbase.cli.command_line import CommandLine, checked, renamed, without_removed
+from lightbase.cli.config import LOOKS_ON, write_config
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
 from lightbase.devices.devices import num_processes_started
@@ -19,7 +19,7 @@ from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
 from lightbase.module import BaseModule
 from lightbase.objects import check_no_objects
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import read_checkpoint
+from lightbase.transfer import load_checked
 
 MAY_CHANGE = {
     # the length, the machine, and what only watches
@@ -42,6 +42,40 @@ MAY_CHANGE = {
 """Settings that a resume may change, by section of the config. All others must stay."""
 NOT_IN_EPOCH = ("trainer.devices", "trainer.num_nodes")
 """Except these in the middle of an epoch: they decide which process gets which batch."""
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A run's checkpoint, with today's names of classes. Raises UserError for a file that is
+    missing, damaged, unsafe or not of a run."""
+    checkpoint = load_checked(path)
+    config: Any = checkpoint.get("config") if isinstance(checkpoint, dict) else None
+    if not is_config(config) or "state_dict" not in checkpoint:
+        what = "it lacks the weights or the config that train.py saves"
+        raise UserError(f"{path} is no checkpoint of a run: {what}")
+    if "package" not in checkpoint:
+        what = "was written before version 0.1, and only such a version can read it"
+        raise UserError(f"checkpoint {path} {what}")
+    config.pop("config", None)  # the flag --config would read a file
+    checkpoint["config"] = renamed(without_removed(config), str(checkpoint["package"]))
+    return checkpoint
+
+
+def is_config(config: Any) -> bool:
+    """Whether it has the form that train.py saves. jsonargparse would take a key with a dot for a
+    part of another one."""
+    try:
+        checked(config)
+    except ValueError:
+        return False
+    if not isinstance(config, dict) or any("." in str(key) for key in config):
+        return False
+    for name in ("model", "data"):
+        part = config.get(name)
+        if not isinstance(part, dict) or not isinstance(part.get("class_path"), str):
+            return False
+        if not isinstance(part.get("init_args", {}), dict):
+            return False
+    return isinstance(config.get("trainer"), dict)
 
 
 def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
@@ -87,31 +121,26 @@ class Restart:
     """The run that --ckpt_path names.
 
     name, root: Where the run is now; root None is the default.
-    config: The run's config; None if the run was killed before it wrote one.
-    path, checkpoint: None if the run was killed before its first checkpoint. Then it starts again.
     folder: Where the run continues; None: a new run starts from the checkpoint.
     trust: What the config may construct; None: anything, for the user's own run.
     """
 
     name: str
     root: str | None
-    config: dict[str, Any] | None = None
-    path: Path | None = None
-    checkpoint: dict[str, Any] | None = None
-    folder: Path | None = None
-    trust: Trust | None = None
+    path: Path
+    checkpoint: dict[str, Any]
+    folder: Path | None
+    trust: Trust | None
 
     @property
-    def start_config(self) -> dict[str, Any] | None:
+    def start_config(self) -> dict[str, Any]:
         """The run's config with today's place. Processes that torchrun or SLURM has started count
         instead of the run's devices."""
-        if self.config is None:
-            return None
-        trainer = self.config["trainer"] | {"default_root_dir": self.root}
+        config: dict[str, Any] = self.checkpoint["config"]
+        trainer = config["trainer"] | {"default_root_dir": self.root}
         if num_processes_started() != (0, 0):
             trainer |= {"devices": "auto", "num_nodes": 1, "strategy": "auto"}
-        place = {"ckpt_path": str(self.path or self.folder), "name": self.name}
-        return self.config | place | {"trainer": trainer}
+        return config | {"ckpt_path": str(self.path), "name": self.name, "trainer": trainer}
 
 
 def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Restart | None:
@@ -121,7 +150,8 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     Raises UserError where there is no such run, or where its checkpoint is not sound.
     """
     ckpt_path = line.value("ckpt_path")
-    if ckpt_path in (None, "null") or line.has("--print_config"):
+    only_prints = any(flag == "--print_config" for flag, _ in line.flags)
+    if ckpt_path in (None, "null") or only_prints:
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
     is_own = ckpt_path in ("last", "best")
@@ -130,23 +160,17 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     else:
         path = Path(str(ckpt_path))
-    is_trusted = str(line.value("trust_checkpoint")).lower() == "true"
-    if is_own and first_line is None:
-        is_trusted = True
+    is_users = is_own and first_line is None
+    is_trusted = is_users or str(line.value("trust_checkpoint")).lower() == "true"
     trust = None if is_trusted else Trust(path, first_line or line)
-    folder = (path if is_own else path.resolve()).parent.parent
-    if is_own and not path.is_file():
-        say(f"{folder} was stopped before its first checkpoint: it starts again")
-        file = folder / "config.yaml"
-        config = without_removed(read_config(file)) if file.is_file() else None
-        return Restart(name, root, config, folder=folder, trust=trust)
     checkpoint = read_checkpoint(path)
-    config = checkpoint["config"]
     goes_on = path.name == "last.ckpt"
     if not is_own:
-        name, root = str(name or config["name"]), root or root_of(path, str(config["name"]))
+        saved_name = str(checkpoint["config"]["name"])
+        name, root = str(name or saved_name), root or root_of(path, saved_name)
         goes_on &= root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
-    return Restart(name, root, config, path, checkpoint, folder if goes_on else None, trust)
+    folder = (path if is_own else path.resolve()).parent.parent
+    return Restart(name, root, path, checkpoint, folder if goes_on else None, trust)
 
 
 def default_name(line: CommandLine) -> str:
@@ -158,22 +182,35 @@ def default_name(line: CommandLine) -> str:
 
 
 def newest_checkpoint(which: str, parent: Path) -> Path:
-    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the run was
-    killed before its first checkpoint."""
-    folders = list(reversed(versions(parent).values()))
-    if which == "best":  # not one that was killed before it had a config
-        folders = [folder for folder in folders if (folder / "config.yaml").is_file()]
+    """last.ckpt or best.ckpt of the newest run in a folder."""
+    folders = [*versions(parent).values()]
     if not folders:
         way_out = "leave --ckpt_path out to start a run"
         raise UserError(f"ckpt_path {which}: no run in {parent} has one; {way_out}")
-    path = folders[0] / "checkpoints" / f"{which}.ckpt"
-    was_killed = which == "last" and not (folders[0] / "metrics.json").exists()
-    if not path.is_file() and not was_killed:
+    path = folders[-1] / "checkpoints" / f"{which}.ckpt"
+    if not path.is_file():
+        what = f"ckpt_path {which}: the newest run {folders[-1]} has no {path.name}"
         way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
-        raise UserError(
-            f"ckpt_path {which}: the newest run {folders[0]} has no {path.name}\n{way_out}"
-        )
+        raise UserError(f"{what}\n{way_out}")
     return path
+
+
+def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
+    """Let the run continue with the model and the config of `cli`. Raises UserError where it
+    cannot.
+
+    line: the command line, whose flags `cli` has parsed.
+    """
+    with cli.import_rules():
+        config = write_config(cli.parser, cli.config)[0]
+    check_changes(restart, cli.model, config, line)
+    if restart.trust:
+        restart.trust.check_run(restart.checkpoint, restart.folder)
+    check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
+    if isinstance(cli.model, BaseModule):
+        cli.model.has_weights = True  # the run began with its weights; do not load them again
+    restart.checkpoint = {}  # its memory is free when Lightning reads it
+    cli.restart = restart
 
 
 def check_changes(
@@ -185,7 +222,7 @@ def check_changes(
     """
     for file in line.configs:
         say(f"Resume: the config of the run and your flags count, not --config {file}")
-    old, new = flatten(restart.config), flatten(config)
+    old, new = flatten(restart.checkpoint["config"]), flatten(config)
     flags = tuple(flag.removeprefix("--") + "." for flag, _ in line.flags)
     flags += ("model.",) if line.model else ()
     for key in old | new:
@@ -194,7 +231,7 @@ def check_changes(
         if key in PLACE or old.get(key) == new.get(key) or not counts:
             continue
         now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
-        if restart.checkpoint is not None and not may_change(key, restart.checkpoint):
+        if not may_change(key, restart.checkpoint):
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if isinstance(model, BaseModule):
                 way_out += f" and with --model.weights {restart.path}"

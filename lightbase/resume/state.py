@@ -1,24 +1,144 @@
-"""The state of a training in its checkpoints: callbacks that make a resume exact."""
+"""The checkpoints of a run: written whole or not at all, by the run's rules, with all the state
+that makes a resume exact."""
 
+import io
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightbase.cli.command_line import renamed
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import gather
-from lightbase.devices.devices import HasDevices
+from lightbase.devices.devices import devices_of
 from lightbase.errors import UserError
+from lightbase.folder import write_whole
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import plain
+from lightbase.transfer import load_checked
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its target and moves it there, so that a file with that name is
+    always whole. Lightning's move may be a copy, which a crash cuts short."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
+            # for a person who reads the file: runs are rebuilt from their config
+            checkpoint[key] = plain(checkpoint[key])
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(
+            path, buffer.getbuffer(), "make room, then start again or go on with --ckpt_path last"
+        )
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return load_checked(Path(path))  # type: ignore[no-any-return]
+
+
+def plain(value: Any) -> Any:
+    """The value with everything in it that safe loading refuses, such as paths, turned into
+    text."""
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), str)
+    return value if value is None or type(value) is torch.Tensor else kind(value)
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Writes FILENAME.ckpt when an epoch ends: of the best epoch by `monitor`, or of the newest
+    without a monitor.
+
+    every_n_epochs: None writes after every validation.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        filename: str,
+        monitor: str | None = None,
+        mode: str = "min",
+        keep_all: bool = False,
+        every_n_epochs: int | None = 1,
+    ) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=filename,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=-1 if keep_all else 1,
+            every_n_epochs=every_n_epochs,
+            # at the very end, so that a resumed run starts with the next epoch
+            save_on_train_epoch_end=every_n_epochs is not None,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,  # the file is replaced, not numbered
+        )
+        self.step_at_epoch_end = 0
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            is_late = isinstance(callback, StochasticWeightAveraging) or (
+                isinstance(callback, WeightAveraging) and callback.should_update(epoch_idx=10**9)
+            )
+            if is_late:
+                what = f"{type(callback).__name__} averages weights after an epoch's validation"
+                way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
+                raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # without a validation yet, as with max_steps in the first epoch, there is nothing to
+        # compare
+        if self.monitor is None or self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+            self.step_at_epoch_end = trainer.global_step
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        # Lightning cannot go on from the middle of a validation; and when an epoch has ended, the
+        # checkpoint is there already
+        between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
+        if isinstance(exception, SIGTERMException) and self.filename == "last" and between_batches:
+            trainer.save_checkpoint(Path(str(self.dirpath), "last.ckpt"), weights_only=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best score so far where the run goes on in its folder, also if that has
+        been moved."""
+        if not Path(str(self.dirpath), "last.ckpt").exists():
+            return  # a new run that starts from another one's checkpoint
+        old, new = state_dict["dirpath"], str(self.dirpath)
+        state = {
+            key: value.replace(old, new) if isinstance(value, str) else value
+            for key, value in state_dict.items()
+        }
+        best = state_dict["best_k_models"]
+        state["best_k_models"] = {path.replace(old, new): best[path] for path in best}
+        super().load_state_dict(state)
 
 
 def as_built(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -43,9 +163,8 @@ class RandomState(Callback):
     resumed: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        devices = [trainer.strategy.root_device]
-        if trainer.world_size == 1 and isinstance(trainer.strategy, HasDevices):
-            devices = trainer.strategy.parallel_devices
+        is_alone = trainer.world_size == 1
+        devices = devices_of(trainer.strategy) if is_alone else [trainer.strategy.root_device]
         self.gpus = [device for device in devices if device.type == "cuda"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +288,9 @@ class ResumedOptimizer(Callback):
     ) -> None:
         is_fit = trainer.state.fn == "fit" and "schedule" in checkpoint
         if is_fit and has_named_optimizer(pl_module):
-            check_schedule(checkpoint["schedule"], pl_module)
+            # it may name a class
+            saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
+            check_schedule(saved, pl_module)
             change_length(checkpoint, pl_module)
 
 

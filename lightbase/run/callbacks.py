@@ -1,23 +1,37 @@
-"""The callbacks of a run, and the end of a run whose loss is NaN."""
+"""The callbacks of a run, its end at a NaN or a signal, and how its processes end together."""
 
+import functools
+import multiprocessing
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightbase.cli.config import write_config
 from lightbase.cli.training_cli import TrainingCLI
+from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps, RunFolder
-from lightbase.devices.processes import StopOnSignal
+from lightbase.devices.signals import SIGNALS
 from lightbase.errors import UserError
 from lightbase.folder import Run
-from lightbase.resume.checkpoints import RunCheckpoint
-from lightbase.resume.state import PlateauFirst, RandomState, ResumedOptimizer, WholeEpochs
-from lightbase.run.checks import Selection
+from lightbase.ranks import STARTED_BY, rank
+from lightbase.resume.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    RunCheckpoint,
+    WholeEpochs,
+)
 from lightbase.run.record import RunRecorder
 from lightbase.watch.device_monitor import DeviceMonitor
 from lightbase.watch.figures import PredictionFigures
@@ -31,7 +45,7 @@ TRY = (
 
 
 def make_callbacks(
-    cli: TrainingCLI, root: Path, run: Run | None, selection: Selection | None
+    cli: TrainingCLI, root: Path, run: Run | None, selection: tuple[str, str] | None
 ) -> list[Callback]:
     """Build the callbacks of a run in the order in which Lightning calls them. The Trainer adds
     those of the config. run: None in a fast_dev_run, and in all processes but the first."""
@@ -43,31 +57,24 @@ def make_callbacks(
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += watching_callbacks(config)
+    callbacks.append(PredictionFigures(config.figures_every_n_epochs))
+    if config.step_timer:
+        callbacks.append(StepTimer())
+    if config.device_monitor:
+        callbacks.append(DeviceMonitor())
     callbacks.append(RunRecorder(values, text, run))
     if config.patience is not None and selection:
-        monitor, mode = selection
-        patience = int(config.patience)
-        callbacks.append(
-            Patience(monitor, patience=patience, mode=mode, check_on_train_epoch_end=False)
-        )
+        options: Any = {"patience": int(config.patience), "mode": selection[1]}
+        callbacks.append(Patience(selection[0], check_on_train_epoch_end=False, **options))
     if config.trainer.enable_checkpointing is not False:
         # Lightning gives all processes the folder of the first one
         callbacks += checkpoint_callbacks(config, run.checkpoints if run else root, selection)
     return callbacks
 
 
-def watching_callbacks(config: Any) -> list[Callback]:
-    """Build the callbacks that draw and measure, by their flags."""
-    callbacks: list[Callback] = [PredictionFigures(config.figures_every_n_epochs)]
-    if config.step_timer:
-        callbacks.append(StepTimer())
-    if config.device_monitor:
-        callbacks.append(DeviceMonitor())
-    return callbacks
-
-
-def checkpoint_callbacks(config: Any, folder: Path, selection: Selection | None) -> list[Callback]:
+def checkpoint_callbacks(
+    config: Any, folder: Path, selection: tuple[str, str] | None
+) -> list[Callback]:
     """Build the callbacks that write checkpoints. best.ckpt is written before last.ckpt, which then
     holds the best value so far."""
     every_n_epochs: int | None = 1
@@ -146,3 +153,82 @@ def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
         where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
         text = f"{what} NaN or infinite after {where}: stopped; no checkpoint of it is written"
         raise UserError(f"{text}\n{TRY}")
+
+
+def end_with_parent() -> None:
+    """Let a process that the first one or torchrun has started end with it, even after kill -9."""
+
+    def watch() -> None:
+        while os.getppid() == STARTED_BY:
+            time.sleep(0.5)
+        os._exit(1)  # the main thread may be waiting for the process that has gone
+
+    if rank() > 0 or TorchElasticEnvironment.detect():
+        threading.Thread(target=watch, daemon=True).start()
+
+
+class StopOnSignal(MayMissSteps):
+    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be saved.
+
+    Several processes stop before the same batch, whichever of them got the signal.
+
+    It takes the place of Lightning 2.6's own handling, which also stops between two batches of an
+    accumulation and within a validation. With several processes Lightning communicates in the
+    signal handler, even while another exchange is running, and before every batch, which waits for
+    the GPU.
+    """
+
+    every_n_steps = 10
+    """How often several processes exchange whether one got a signal."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        SIGNALS.install()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        SIGNALS.install()
+        replace_signal_exchange(trainer, functools.partial(self._stop_together, trainer))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        # After the last batch of an epoch the validation comes first: Lightning cannot continue
+        # with a validation.
+        if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
+            return
+        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            stop_after_batch(trainer)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_if_received(trainer)
+        SIGNALS.waits = False  # there is nothing to save
+        SIGNALS.install()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # a process of ddp_spawn ends here and not at the end of the script
+        if multiprocessing.parent_process() is not None:
+            leave(trainer)
+
+    def _stop_together(self, trainer: Trainer) -> None:
+        every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
+        if (trainer.fit_loop.batch_idx + 1) % every_n_batches == 0:
+            self._stop_if_received(trainer)
+
+    def _stop_if_received(self, trainer: Trainer) -> None:
+        number = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
+        if dist.is_initialized():
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+        SIGNALS.received = int(number.item())
+        if SIGNALS.received:
+            raise SIGTERMException
+
+
+def leave(trainer: Trainer) -> None:
+    """End the process group; raise UserError if a process that this one started has failed."""
+    if dist.is_initialized():
+        trainer.strategy.barrier()  # the first one holds the store that the others still use
+        dist.destroy_process_group()
+    for process in started_processes(trainer):  # those of ddp_spawn have ended already
+        if status := process.wait():
+            raise UserError(f"process {process.pid} of this run ended with status {status}")

@@ -4,7 +4,7 @@ the metric that compares epochs."""
 import os
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning import LightningDataModule, LightningModule
@@ -171,26 +171,20 @@ def is_of_package(error: Exception) -> bool:
     return Path(torch.__file__).parents[1] in Path(frame.filename).parents
 
 
-class Selection(NamedTuple):
-    """The metric that compares epochs, for best.ckpt and early stopping. mode: min or max."""
-
-    monitor: str
-    mode: str
-
-
 def choose_selection(
     config: Any, model: LightningModule, data: LightningDataModule
-) -> Selection | None:
-    """Return the metric of --monitor, by default the model's first one. Return None if best.ckpt is
-    the last epoch. The test set never selects an epoch."""
+) -> tuple[str, str] | None:
+    """Return the metric that compares epochs, for best.ckpt and early stopping, and min or max:
+    --monitor, by default the model's first one. Return None if best.ckpt is the last epoch. The
+    test set never selects an epoch."""
     no_validation = why_no_validation(config.trainer, model, data)
     if no_validation and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
         what = "--model.scheduler ReduceLROnPlateau needs a validation to go by"
         raise UserError(f"{what}: {no_validation}", 2)
     monitor = config.monitor
     if monitor == "auto":
-        # nobody knows what a plain LightningModule logs
-        monitor = f"val/{first_metric(model)}" if isinstance(model, BaseModule) else None
+        names = [*collection(model.metrics), "loss"] if isinstance(model, BaseModule) else []
+        monitor = f"val/{names[0]}" if names else None  # nobody knows what other modules log
     if no_validation or monitor is None:
         reason = no_validation or "no --monitor"
         if config.patience is not None:
@@ -202,7 +196,7 @@ def choose_selection(
         raise UserError(f"--monitor {monitor!r} is no metric's name, such as val/loss", 2)
     mode = config.monitor_mode or better(monitor, model)
     say(f"Best epoch: the one with the {'lowest' if mode == 'min' else 'highest'} {monitor}")
-    return Selection(monitor, mode)
+    return monitor, mode
 
 
 def why_no_validation(
@@ -218,10 +212,6 @@ def why_no_validation(
     if not is_overridden("val_dataloader", data):
         return f"{type(data).__name__} has no val_dataloader"
     return None
-
-
-def first_metric(model: BaseModule) -> str:
-    return next((str(name) for name in collection(model.metrics)), "loss")
 
 
 def better(monitor: str, model: LightningModule) -> str:

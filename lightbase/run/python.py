@@ -10,7 +10,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.config import make_paths_absolute, make_plain, write_config
+from lightbase.cli.config import make_paths_absolute, make_plain
 from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
@@ -18,8 +18,7 @@ from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
 from lightbase.ranks import say
-from lightbase.resume.checkpoints import read_checkpoint
-from lightbase.resume.load import check_changes, find_restart, load_run, load_state
+from lightbase.resume.load import find_restart, go_on, load_run, load_state, read_checkpoint
 from lightbase.run import train as command
 
 
@@ -64,29 +63,21 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         if name not in objects:
             flag = f"trainer.{name}" if name in of_trainer else name
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
+    if "name" not in flags:
+        args.append(f"--name={type(module).__name__}")
     try:
-        with SIGNALS.handled(), command.short_flag_errors(), short_device_errors():
-            cli = build(module, data, args, objects)
+        with SIGNALS.handled(), short_device_errors():
+            line = CommandLine(args)
+            restart = find_restart(line)
+            saved = restart.start_config if restart else None
+            cli = ObjectCLI(module, data, line.flag_args, objects, saved)
+            if restart:
+                go_on(restart, cli, line)
             with cpu_threads(cli.config.num_threads):
                 return command.train(cli)
     except Stopped as stopped:
         print(f"{stopped.text}{stopped.hint}")
         raise KeyboardInterrupt from None
-
-
-def build(
-    module: LightningModule, data: LightningDataModule, args: list[str], objects: dict[str, Any]
-) -> "ObjectCLI":
-    line = CommandLine(args)
-    if line.value("name") is None:
-        line = CommandLine([f"--name={type(module).__name__}", *args])
-    restart = find_restart(line)
-    saved = restart.start_config if restart else None
-    cli = ObjectCLI(module, data, line.flag_args, objects, saved)
-    if restart and saved:
-        check_changes(restart, module, write_config(cli.parser, cli.config)[0], line)
-    cli.restart = restart
-    return cli
 
 
 class ObjectCLI(TrainingCLI):

@@ -32,7 +32,7 @@ from lightbase.curves import num_steps
 from lightbase.devices.devices import describe_devices
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, flatten, json_text
-from lightbase.resume.checkpoints import RunCheckpoint
+from lightbase.resume.state import RunCheckpoint
 
 PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
 
@@ -103,14 +103,12 @@ class RunRecorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
         if self.run and trainer.is_global_zero:
-            self.write_files(self.run, trainer)
+            self.run.write("config.yaml", self.text)
+            folder = self.run.folder
+            (folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
+            with (folder / "environment.txt").open("a", encoding="utf-8") as file:
+                file.write(describe_environment(trainer))  # each start adds to it
         self.write_progress(trainer)
-
-    def write_files(self, run: Run, trainer: Trainer) -> None:
-        run.write("config.yaml", self.text)
-        (run.folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
-        with (run.folder / "environment.txt").open("a", encoding="utf-8") as file:
-            file.write(describe_environment(trainer))  # each start adds to it
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.write_progress(trainer)  # here, because best.ckpt of the last epoch is written now

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.config import write_config
 from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -27,18 +26,16 @@ from lightbase.devices.devices import (
     num_processes_started,
     short_device_errors,
 )
-from lightbase.devices.processes import end_with_parent, leave
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
-from lightbase.module import BaseModule
 from lightbase.ranks import rank, say
-from lightbase.resume.checkpoints import AtomicCheckpointIO
-from lightbase.resume.load import Restart, check_changes, check_resume, find_restart
-from lightbase.run.callbacks import make_callbacks
+from lightbase.resume.load import find_restart, go_on
+from lightbase.resume.state import AtomicCheckpointIO
+from lightbase.run.callbacks import end_with_parent, leave, make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
 from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
-from lightbase.watch.advice import advice
+from lightbase.watch.step_timer import advice
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -50,10 +47,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         end_with_parent()
         quiet_lightning()
-        line = CommandLine(sys.argv[1:] if args is None else args)
-        with short_flag_errors(), short_device_errors():
-            cli = build(line)
-        if not line.names_experiment and not (cli.restart and cli.restart.config):
+        args = sys.argv[1:] if args is None else args
+        with short_device_errors():
+            cli = parse(args)
+        if not cli.restart and not CommandLine(args).names_experiment:
             comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
             name = short(PROJECT.default_config)
             say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
@@ -67,44 +64,34 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
 
     first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
     """
-    return build(CommandLine(args), None if first_flags is None else CommandLine(first_flags))
-
-
-def build(line: CommandLine, first_line: CommandLine | None = None) -> TrainingCLI:
-    """As `parse`, for command lines that have been read."""
-    restart = find_restart(line, first_line)
-    if restart is None or restart.start_config is None:
-        cli = TrainingCLI(line.parser_args)
-    else:
-        cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
-        with cli.import_rules():
-            config = write_config(cli.parser, cli.config)[0]
-        check_changes(restart, cli.model, config, line)
-    cli.restart = restart
+    line = CommandLine(args)
+    restart = find_restart(line, None if first_flags is None else CommandLine(first_flags))
+    if restart is None:
+        return TrainingCLI(line.parser_args)
+    cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
+    go_on(restart, cli, line)
     return cli
 
 
 def train(cli: TrainingCLI) -> dict[str, Any]:
     """Train and test what `parse` has built. Return what metrics.json holds."""
-    config, restart = cli.config, cli.restart or Restart("", None)
+    config, restart = cli.config, cli.restart
     root = root_folder(config)
     cli.check_devices()
-    check_restart(cli, restart)
     if rank() == 0:
         prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # other processes write nothing
-        run = Run(root, config.name, restart.folder)
+        run = Run(root, config.name, restart.folder if restart else None)
     try:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run)
         with ended(loggers), short_device_errors():
-            checkpoint_io = AtomicCheckpointIO(restart.path, restart.checkpoint)
-            restart.checkpoint = None  # the memory is free when Lightning has restored it
-            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=[checkpoint_io])
-            del checkpoint_io
-            return fit_and_test(trainer, cli.model, cli.datamodule, restart.path, run)
+            plugins = [AtomicCheckpointIO()]
+            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=plugins)
+            path = restart.path if restart else None
+            return fit_and_test(trainer, cli.model, cli.datamodule, path, run)
     except (UserError, OSError, Stopped) as error:
         if run:
             end_early(run, error, config.trainer.enable_checkpointing is not False)
@@ -112,17 +99,6 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     finally:
         if run:
             run.close()
-
-
-def check_restart(cli: TrainingCLI, restart: Restart) -> None:
-    """Raise UserError if the training of the checkpoint cannot go on with this model and config."""
-    if restart.checkpoint is None or restart.path is None:
-        return
-    if restart.trust:
-        restart.trust.check_run(restart.checkpoint, restart.folder)
-    check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
-    if isinstance(cli.model, BaseModule):
-        cli.model.has_weights = True  # the run began with its weights; do not load them again
 
 
 def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> None:
@@ -135,7 +111,7 @@ def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> No
 
 
 def fit_and_test(
-    trainer: Trainer,
+    trainer: Any,
     model: LightningModule,
     data: LightningDataModule,
     path: Path | None,
@@ -147,8 +123,8 @@ def fit_and_test(
     for logger in trainer.loggers if run else []:
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
-    recorder = next(cb for cb in callbacks_of(trainer) if isinstance(cb, RunRecorder))
-    with short_flag_errors(), end_on_signal(trainer):
+    recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
+    with short_endings(trainer):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics, reason = run_test(trainer, model, data, tested)
@@ -163,13 +139,10 @@ def fit_and_test(
     return values
 
 
-def callbacks_of(trainer: Trainer) -> list[Callback]:
-    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
-
-
 @contextmanager
-def short_flag_errors() -> Iterator[None]:
-    """Turn Lightning's errors about flags into a UserError."""
+def short_endings(trainer: Trainer) -> Iterator[None]:
+    """Turn Lightning's errors about flags into a UserError. When it has stopped at a signal and the
+    state is saved, end this process: Lightning would exit with status 0 (its issue 21623)."""
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
@@ -178,14 +151,6 @@ def short_flag_errors() -> Iterator[None]:
         if not isinstance(error, MisconfigurationException) and not is_of_flag:
             raise
         raise UserError(first_line(error), 2) from error
-
-
-@contextmanager
-def end_on_signal(trainer: Trainer) -> Iterator[None]:
-    """End this process when Lightning has stopped at a signal and the state is saved. Lightning
-    itself would exit with status 0 (its issue 21623)."""
-    try:
-        yield
     except SIGTERMException as error:
         SIGNALS.waits = False
         leave(trainer)
@@ -195,7 +160,7 @@ def end_on_signal(trainer: Trainer) -> Iterator[None]:
 
 
 def run_test(
-    trainer: Trainer, model: LightningModule, data: LightningDataModule, path: Path | None
+    trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
 ) -> tuple[dict[str, Any], str]:
     """Test the checkpoint `path`, or the last weights. Return the metrics, or why there are none.
 
@@ -204,8 +169,7 @@ def run_test(
     if not has_test(model, data):
         return {}, "No test: the model or the data has none"
     # best.ckpt holds the averaged weights; WeightAveraging would replace them by the others
-    kept = [cb for cb in callbacks_of(trainer) if not isinstance(cb, WeightAveraging)]
-    trainer.callbacks = kept  # type: ignore[attr-defined]
+    trainer.callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(0)
         np.random.seed(0)

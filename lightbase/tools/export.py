@@ -60,19 +60,15 @@ def main(args: Sequence[str] | None = None) -> Path:
         run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":
-            content, text = as_pth(net), "weights"
+            buffer, text = io.BytesIO(), "weights"
+            torch.save({name: x.detach().cpu() for name, x in net.state_dict().items()}, buffer)
+            content = buffer.getvalue()
         else:
             content, difference = checked_graph(run.model, run.datamodule, kind)
             text = f"outputs at most {difference:.1g} off the checkpoint's"
         write_whole(output, content)
         print(f"{type(net).__name__}, {text}: {output}")
     return output
-
-
-def as_pth(net: nn.Module) -> bytes:
-    buffer = io.BytesIO()
-    torch.save({name: value.detach().cpu() for name, value in net.state_dict().items()}, buffer)
-    return buffer.getvalue()
 
 
 @torch.no_grad()
@@ -103,8 +99,11 @@ def checked_graph(
         write = as_onnx if kind == "onnx" else as_pt2
         content, run_file = write(program, ours.classes if ours else [])
         outputs = [run_file(batch) for batch in batches]
-    differences = [difference(*pair) for pair in zip(outputs, expected, strict=True)]
-    for size, value in zip(BATCH_SIZES, differences, strict=True):
+    differences = []  # as parts of 1, or of the largest output if that is more
+    for size, output, right in zip(BATCH_SIZES, outputs, expected, strict=True):
+        largest = (output.double() - right.double()).abs().max().item()
+        value = largest / max(1.0, right.abs().max().item())
+        differences.append(value)
         if not value <= TOLERANCE:  # NaN is refused, too
             what = f"its outputs for {size} random inputs are {value:.1e} off the checkpoint's"
             raise UserError(f"the export is wrong and was not kept: {what}")
@@ -122,12 +121,6 @@ def random_batches(like: Tensor) -> list[Tensor]:
         high = 256 if like.dtype == torch.uint8 else 2
         batches = [torch.randint(high, shape, generator=generator) for shape in shapes]
     return [batch.to(like.dtype) for batch in batches]
-
-
-def difference(outputs: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a part of 1, or of the largest output if that is more."""
-    largest = (outputs.double() - expected.double()).abs().max().item()
-    return largest / max(1.0, expected.abs().max().item())
 
 
 def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:

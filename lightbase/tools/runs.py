@@ -3,7 +3,6 @@
 python scripts/runs.py
 python scripts/runs.py mnist_mlp "sweep/*" --sort test/acc
 python scripts/runs.py mnist_mlp --csv runs.csv
-python scripts/runs.py mnist_mlp mnist_cnn --plot curves.png
 python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
 
 NAME is the --name of train.py or sweep.py, NAME/version_N, a folder of runs, or a pattern. Without
@@ -14,9 +13,7 @@ import csv
 import fnmatch
 import io
 import json
-import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,8 +30,6 @@ from lightbase.ranks import printable
 # No torch here: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 Row = dict[str, Any]
-Curves = dict[tuple[str, str], tuple[list[int], list[float]]]
-"""By measure and stage, ("loss", "val"): steps and values."""
 
 
 class RunInfo(NamedTuple):
@@ -174,9 +169,6 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
     rows = as_rows(runs)
     if column not in rows[0]:
         raise UserError(f"--sort {column}: the columns are {', '.join(rows[0])}", 2)
-    modes = {run.monitor.rpartition("/")[2]: run.mode for run in runs}
-    metric = column.removeprefix("best ").rpartition("/")[2]
-    mode = modes.get(metric) or better_by_name(column)
 
     def key(row: Row) -> Any:
         value = row[column]
@@ -184,7 +176,7 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
 
     with_value = [row for row in rows if row[column] is not None]
     without = [row for row in rows if row[column] is None]
-    return sorted(with_value, key=key, reverse=mode == "max") + without
+    return sorted(with_value, key=key, reverse=better_by_name(column) == "max") + without
 
 
 def as_text(value: Any) -> str:
@@ -196,7 +188,7 @@ def as_text(value: Any) -> str:
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: The names of the columns first. None is an empty cell."""
     text = io.StringIO()
-    cells = [["" if cell is None else for_spreadsheet(str(cell)) for cell in row] for row in rows]
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
 
@@ -209,63 +201,6 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in cells]
 
 
-def for_spreadsheet(cell: str) -> str:
-    """A cell without control characters that a spreadsheet opens as text, not as a formula. Numbers
-    stay."""
-    is_formula = re.match(r"[=@]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", cell)
-    return f"'{printable(cell)}" if is_formula else printable(cell)
-
-
-def read_curves(folder: Path) -> Curves:
-    """The curves of train/ and val/ in the event files of a run. TensorBoard's reader leaves out
-    the points that a resume has written again."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of these points
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    curves: Curves = {}
-    for tag in events.Tags()["scalars"]:
-        if match := re.fullmatch(r"(train|val)[/_](.+)", tag):  # train_loss is common, too
-            points = events.Scalars(tag)
-            curves[match[2], match[1]] = [p.step for p in points], [p.value for p in points]
-    return curves
-
-
-def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
-    """Draw a plot for each measure. Raises UserError."""
-    names = setting_columns(runs)[:3]
-    curves: dict[str, Curves] = {}
-    for run in runs:
-        values = run.searched | run.settings
-        settings = [f"{name.rpartition('.')[2]} {values.get(name)}" for name in names]
-        if one_run := read_curves(run.folder):
-            curves[printable("  ".join([run.path, *settings]))] = one_run
-    if not curves:
-        raise UserError("--plot: no event file of these runs has a curve of train/ or val/")
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    measures = {measure for one_run in curves.values() for measure, _ in one_run}
-    height = max(3.0 * len(measures), 0.2 * len(curves) + 0.6)
-    figure = Figure((11, height), dpi=100, layout="constrained")
-    grid: Any = figure.subplots(len(measures), squeeze=False, sharex=True)
-    colors = matplotlib.colormaps["turbo"].resampled(len(curves))(range(len(curves)))
-    for measure, axes in zip(sorted(measures), grid[:, 0], strict=True):
-        axes.set(ylabel=measure, xlabel="step")
-        for stage, style in (("val", "-"), ("train", "--")):
-            for color, one_run in zip(colors, curves.values(), strict=True):
-                if (measure, stage) in one_run:
-                    axes.plot(*one_run[measure, stage], style, color=color, marker=".")
-            if axes.dataLim.width > 0:  # fits validation: the first training losses may be large
-                axes.set_ylim(axes.get_ylim())
-    lines = [Line2D([], [], color=color) for color in colors]
-    title = "solid: validation, dashed: training"
-    figure.legend(lines, list(curves), title=title, loc="outside upper center")
-    figure.savefig(file)
-    print(f"Learning curves of {len(curves)} runs: {file}")
-
-
 def main(args: Sequence[str] | None = None) -> None:
     parser = ScriptParser(description=__doc__)
     add = parser.add_argument
@@ -276,15 +211,12 @@ def main(args: Sequence[str] | None = None) -> None:
     add = parser.add_mutually_exclusive_group().add_argument
     add("--best", action="store_true", help="print the path of the best checkpoint, by validation")
     add("--csv", type=output_file, metavar="FILE", help="write the table, with all digits")
-    add("--plot", type=output_file, metavar="FILE", help="draw learning curves: png, pdf, svg")
     with short_errors():
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
         rows = sorted_rows(runs, options.sort) if options.sort else as_rows(runs)
         if options.best:
             print(printable(short(best_checkpoint(runs))))
-        elif options.plot:
-            draw_curves(runs, options.plot)
         elif options.csv:
             text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
             options.csv.write_text(text, encoding="utf-8")

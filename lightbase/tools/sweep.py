@@ -1,24 +1,21 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
 python scripts/sweep.py --config configs/small_net.yaml --search model.lr=log:1e-4..1e-1 --trials 20
-python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --num_workers 2
+python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --name grid
 
 FLAG=a,b,c is a list of values. FLAG=16..512 is a range, of whole numbers if both ends are whole;
 FLAG=log:1e-4..1e-1 is a range on a logarithmic scale. Optuna's TPE chooses the values of ranges by
-the results of --monitor. The same command continues after a kill. All other flags are those of
-train.py. See docs/sweep.md.
+the results of --monitor. The same command continues after a kill, and may be started several times:
+the processes share the trials. All other flags are those of train.py. See docs/sweep.md.
 """
 
-import argparse
 import contextlib
 import gc
 import itertools
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+import shutil
 import time
 import traceback
 from collections.abc import Generator, Sequence
@@ -37,11 +34,10 @@ from numpy.random import SeedSequence
 from lightbase.cli.config import write_config
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
-from lightbase.devices.devices import cpu_threads, num_gpus
-from lightbase.devices.processes import end_with_parent
+from lightbase.devices.devices import cpu_threads
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
-from lightbase.folder import PLACE, PROJECT, flatten, root_folder, short, write_whole
+from lightbase.folder import PLACE, flatten, root_folder, short, write_whole
 from lightbase.ranks import printable
 from lightbase.run.checks import choose_selection
 from lightbase.run.train import parse, train
@@ -251,12 +247,12 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
     flags = [*sweep.flags, *values]
     name = f"--name={sweep.folder.name}/{trial.folder.name}"
     args = [name, f"--trainer.default_root_dir={sweep.folder.parent}"]
-    if trial.run != trial.folder:
-        args += ["--ckpt_path=last"]
-    if not (trial.run / "config.yaml").is_file():  # a resume has the run's config
-        args = [*flags, *args]
+    can_go_on = (trial.run / "checkpoints" / "last.ckpt").is_file()
+    args += ["--ckpt_path=last"] if can_go_on else flags  # a resume has the run's config
     try:
         if not (trial.run / "metrics.json").is_file():
+            if trial.run != trial.folder and not can_go_on:
+                shutil.rmtree(trial.run)  # killed before its first checkpoint
             cli = parse(args, first_flags=flags)
             with cpu_threads(cli.config.num_threads):
                 train(cli)
@@ -267,31 +263,6 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
         trial.state = "failed"
         trial.reason = f"{type(error).__name__}: {first_line(error)}"
         traceback.print_exc()
-
-
-def train_together(sweep: Sweep, num_workers: int, args: Sequence[str]) -> None:
-    """Train the trials in this process and in others of the same command. They share the threads
-    of the CPU, and take the GPUs in turn; this process has the first GPU."""
-    command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args]
-    command += ["--num_workers", "1", "--worker", str(sweep.folder)]
-    num_threads = max(1, torch.get_num_threads() // num_workers)
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_gpus())))
-    workers = []
-    try:
-        for i in range(1, num_workers):
-            gpu = gpus.split(",")[i % len(gpus.split(","))]
-            env = {"OMP_NUM_THREADS": str(num_threads), "CUDA_VISIBLE_DEVICES": gpu}
-            workers.append(subprocess.Popen(command, env=os.environ | env))
-        with cpu_threads(num_threads):
-            train_trials(sweep)
-    except Stopped as stopped:
-        stopped.hint = "; the same command continues"
-        for worker in workers:
-            worker.terminate()
-        raise
-    finally:
-        for worker in workers:
-            worker.wait()
 
 
 def check_one_device(trainer: Any) -> None:
@@ -346,22 +317,18 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
     add = parser.add_argument
     add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
     add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
-    add("--num_workers", type=PositiveInt, default=1, help="processes that train, on a GPU each")
     add("--name", help="the sweep is in ROOT/NAME; the config's name and _sweep unless given")
-    add("--worker", type=Path, help=argparse.SUPPRESS)  # the folder, of train_together
     with short_errors():
-        args = list(sys.argv[1:] if args is None else args)
         options, flags = parser.parse_known_args(args)
         quiet_lightning()
         sweep = Sweep([read_search(search) for search in options.search], flags, options.trials)
-        if options.worker is None:
-            begin(sweep, options.name, options.search)
-        else:
-            sweep.folder = options.worker
-            end_with_parent(is_worker=True)
-        train_together(sweep, options.num_workers, args)
-        if options.worker is None:
-            show_results(sweep)
+        begin(sweep, options.name, options.search)
+        try:
+            train_trials(sweep)
+        except Stopped as stopped:
+            stopped.hint = "; the same command continues"
+            raise
+        show_results(sweep)
         return sweep.trials()
 
 
@@ -386,7 +353,7 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     cli.datamodule.prepare_data()  # once, a download for instance
     config = flatten(write_config(cli.parser, cli.config)[0])
     record = {key: value for key, value in config.items() if key not in PLACE}
-    monitor, mode = selection[:2] if selection else (None, None)
+    monitor, mode = selection or (None, None)
     record |= {"search": search, "monitor": monitor, "monitor_mode": mode}
     text = json.dumps(record, indent=2) + "\n"
     sweep.folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from lightbase.devices.devices import cpu_threads
 from lightbase.errors import UserError
 from lightbase.folder import Run, root_folder, short
 from lightbase.module import BaseModule
-from lightbase.resume.checkpoints import AtomicCheckpointIO
+from lightbase.resume.state import AtomicCheckpointIO
 from lightbase.run.checks import prepare
 from lightbase.run.train import parse
 from lightbase.tools.sweep import check_one_device

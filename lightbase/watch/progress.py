@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 import sys
 import time
 from typing import Any
@@ -16,8 +15,6 @@ from lightbase.data.module import BaseDataModule
 from lightbase.module import BaseModule
 
 REFRESH_S = 0.2
-WIDE = 100  # columns of a terminal in which the bar shows everything
-BAR = "{percentage:3.0f}%|{bar}| "
 
 
 class Pace:
@@ -84,8 +81,7 @@ class EpochLines(Callback):
 
 
 class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
-    """Lightning's bar with loss, accuracy, images a second and the time left of the training. In a
-    terminal of less than 100 columns it shows one value of the training and one of the validation.
+    """Lightning's bar with images a second, the time left of the training, and its values.
 
     It is redrawn five times a second, not every n batches: with steps of a millisecond a redraw
     costs as much as a step.
@@ -94,12 +90,6 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     def __init__(self) -> None:
         super().__init__(refresh_rate=50)  # batches, of validation and test
         self.redrawn_at = 0.0
-        self.validated_epoch = 0
-
-    def init_test_tqdm(self) -> Tqdm:
-        bar = super().init_test_tqdm()
-        bar.bar_format = f"Test: {BAR}{{n_fmt}}/{{total_fmt}}"
-        return bar
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         super().on_train_start(trainer, pl_module)
@@ -122,10 +112,6 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         self._redraw(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        super().on_validation_end(trainer, pl_module)
-        self.validated_epoch = trainer.current_epoch + 1
-
     def on_exception(self, *_: Any) -> None:
         """Let the next line begin below the bar."""
         for name in ("val_progress_bar", "train_progress_bar", "test_progress_bar"):
@@ -138,16 +124,10 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         # Lightning has read these numbers already: nothing waits for the GPU
         metrics = self.get_metrics(trainer, pl_module).items()
         values = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
-        train = [text for text in values if not text.startswith("val")]
-        val = [f"{x} (epoch {self.validated_epoch})" for x in values if x.startswith("val")]
-        bar, texts, count = self.train_progress_bar, self.pace.texts(trainer), ""
-        if shutil.get_terminal_size().columns < WIDE:
-            texts = [text for text in texts if text.endswith("left")] + train[:1] + val[:1]
-        else:
-            count, texts = "{n_fmt}/{total_fmt}, ", texts + train + val
-        text = ", ".join(texts).replace("{", "{{").replace("}", "}}")
-        bar.bar_format = f"{{desc}}: {BAR}{count}{text}"
-        bar.refresh()
+        text = ", ".join(self.pace.texts(trainer) + values)
+        text = text.replace("{", "{{").replace("}", "}}")
+        self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
+        self.train_progress_bar.refresh()
 
 
 class Patience(EarlyStopping):

@@ -10,9 +10,8 @@ from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule, Trainer
 from torch import nn
 
-from lightbase.watch import advice as module
-from lightbase.watch.advice import RULES, advice, parts, remedies, sentence
-from lightbase.watch.step_timer import PHASES, StepTimer
+from lightbase.watch import step_timer as module
+from lightbase.watch.step_timer import PHASES, RULES, StepTimer, advice, parts, remedies, sentence
 
 REMEDIES = {
     "resident": "data kept on the GPU: --data.resident true",

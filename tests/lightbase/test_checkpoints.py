@@ -14,8 +14,7 @@ from example.classifier import Classifier
 from paths import script
 
 from lightbase.errors import UserError
-from lightbase.resume.checkpoints import read_checkpoint
-from lightbase.resume.load import load_run
+from lightbase.resume.load import load_run, read_checkpoint
 from lightbase.run.record import RunRecorder
 
 Train = Callable[..., dict[str, Any]]

@@ -174,15 +174,6 @@ def test_a_wrong_config(train, tmp_path, capsys, text, expected):
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
-@pytest.mark.parametrize("text", ["a: &a [*a]", BOMB, "model: [1]", "model: {a: 5}"])
-def test_a_config_of_a_run_that_is_damaged(train, tmp_path, capsys, text):
-    folder = tmp_path / "tiny" / "version_0"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(text)
-    fails(capsys, 2, lambda: train("--ckpt_path", "last"))
-    script("runs")(["--trainer.default_root_dir", str(tmp_path)])
-
-
 @pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
 @pytest.mark.linux
 def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):

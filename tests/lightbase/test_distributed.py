@@ -35,7 +35,7 @@ from lightbase.curves import run_folder
 from lightbase.data.batches import as_it_is
 from lightbase.data.module import BaseDataModule, Batch
 from lightbase.devices import signals
-from lightbase.devices.processes import StopOnSignal
+from lightbase.run.callbacks import StopOnSignal
 from lightbase.run.train import main
 
 RunRanks = Callable[..., Ranks]

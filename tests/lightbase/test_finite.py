@@ -157,7 +157,6 @@ class Unknown(Classifier):
         return super().validation_step(batch, batch_idx)
 
 
-def test_a_metric_that_is_nan_counts_as_the_worst_with_a_line(train, tmp_path, capsys):
+def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
     train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
-    assert "Validation: val/odd is NaN; this epoch counts as the worst" in capsys.readouterr().out
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

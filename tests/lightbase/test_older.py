@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from paths import script
 from test_training import equal, weights
 
@@ -95,13 +94,9 @@ trainer:
     trainer["callbacks"][0]["class_path"] = "example.callbacks.step_timer.StepTimer"
     checkpoint["config"] |= {"gradient_norm": "modules", "histograms_every_n_epochs": 5}
     torch.save(checkpoint, last)
-    killed_early = tmp_path / "early" / "version_0"
-    killed_early.mkdir(parents=True)
-    (killed_early / "config.yaml").write_text(yaml.safe_dump(checkpoint["config"]))
-    for name in ("tiny", "unchanged", "early"):
+    for name in ("tiny", "unchanged"):
         train("--ckpt_path", "last", "--trainer.max_epochs", 3, "--name", name)
     assert equal(weights(folder), weights(tmp_path / "unchanged" / "version_0"))
-    assert (killed_early / "metrics.json").exists()
 
 
 def test_a_checkpoint_from_before_0_1_is_refused(trained, tmp_path, capsys):

@@ -41,12 +41,3 @@ def test_known_warnings_of_gpus_are_left_out(text: str) -> None:
     warnings.warn(text, stacklevel=1)
     with pytest.raises(UserWarning):  # real ones
         warnings.warn(STRIDES.format(3), stacklevel=1)
-
-
-def test_a_warning_is_one_line_with_the_place_of_the_users_code_only() -> None:
-    quiet_lightning()
-    show = warnings.formatwarning
-    assert show("few batches", UserWarning, "/x/site-packages/lightning/loop.py", 3) == (
-        "Warning: few batches\n"
-    )
-    assert show("odd", UserWarning, "net.py", 3) == "Warning: odd (net.py:3, UserWarning)\n"

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import yaml
 from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
 from paths import HERE, script
-from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
 
@@ -166,9 +164,9 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("status") == ["0m", "2m", "0s", "10m"]
     write_run(root, "=cmd/version_3", metric="val/loss", best=0.3)
     write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
-    assert order("best val/loss") == ["4'", "3'", "0m", "2m", "10m", "0s"]
+    assert order("best val/loss") == ["4=", "3=", "0m", "2m", "10m", "0s"]
     best = table(capsys, root, "--sort", "best val/loss")[0]
-    assert (best["name"], best["best val/loss"]) == ("'=cmd", "0.123456789")
+    assert (best["name"], best["best val/loss"]) == ("=cmd", "0.123456789")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -238,40 +236,7 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
     assert float(row["best val/acc"]) > 0  # of before
-    for file in (tmp_path / "tiny" / "version_0").glob("events*"):  # the clock is set back
-        file.rename(re.sub(r"tfevents\.\d", "tfevents.9", str(file)))
     metrics = train(*further)
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
     assert float(row["test/acc"]) == metrics["test/acc"]
-    curves = runs.read_curves(tmp_path / "tiny" / "version_0")
-    assert {"loss", "acc"} == {measure for measure, _ in curves}
-    steps, values = curves["acc", "val"]
-    assert len(steps) == 3
-    assert steps == sorted(steps)
-    assert float(row["best val/acc"]) == pytest.approx(max(values))
-
-
-def test_the_plot_names_runs_by_their_settings(root, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "x.svg"
-    assert "no event file" in fails(capsys, root, 1, "mlp", "--plot", str(file))
-    for version, scale in ((0, 1), (2, 2)):
-        folder = str(root / "mlp" / f"version_{version}")
-        for _ in range(2):  # a resume writes points again
-            with SummaryWriter(folder, purge_step=0) as writer:
-                for step in range(3):
-                    writer.add_scalar("val_loss", scale + step, step)
-                    writer.add_scalar("train/loss", 9 * scale**step, step)
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args: drawn.append(args))
-    call(root, "mlp", "--plot", str(file))
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == (f"Learning curves of 2 runs: {file}\n", "")
-    figure, _ = drawn[0]
-    (axes,) = figure.axes
-    assert [line.get_linestyle() for line in axes.lines] == ["-", "-", "--", "--"]
-    assert list(axes.lines[3].get_ydata()) == [9, 18, 36]
-    assert axes.get_ylim()[1] < 5  # fits validation
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["mlp/version_0  lr 0.1", "mlp/version_2  lr 0.01"]

@@ -1,7 +1,6 @@
 """sweep.py: searches, grids and cross-validations, which continue after a kill without losing or
 repeating a trial."""
 
-import json
 import os
 import re
 import shlex
@@ -137,8 +136,11 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     assert not list((tmp_path / "tried").glob("trial_*/version_1")), "the run continues in place"
 
     shutil.rmtree(tmp_path / "tried" / "trial_002")
-    file = tmp_path / "tried" / "trial_000" / "trial.json"  # as version 0.3.0.dev wrote it
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"best": 0.5, "curve": {"1": 0.5}}))
+    # killed before its first checkpoint
+    first = tmp_path / "tried" / "trial_000"
+    (first / "version_0" / "metrics.json").unlink()
+    shutil.rmtree(first / "version_0" / "checkpoints")
+    Trial(first, Trial.read(first).values).write()
     capsys.readouterr()
     trials = sweep(*search[:-1], "4")
     assert [(trial.values, trial.best) for trial in trials[:3]] == expected
@@ -204,20 +206,19 @@ def test_the_best_flags_have_the_best_mean(sweep: Run, capsys: Any) -> None:
 
 @pytest.mark.slow
 def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -> None:
-    """Killed and stopped with two workers, ended by two commands at once, each with one process.
-    From another working folder."""
+    """Killed and stopped, then ended by two processes at once. From another working folder."""
     values = ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]
     flags = f"--config {os.path.relpath(TINY, tmp_path)} --trainer.default_root_dir logs "
     flags += f"--search model.lr={','.join(values)} --name grid --trainer.max_epochs 3"
     command = [sys.executable, str(HERE / "scripts" / "sweep.py"), *flags.split()]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for number in (signal.SIGKILL, signal.SIGTERM):
-        process = programs.start([*command, "--num_workers", "2"], **how)
+        process = programs.start(command, **how)
         assert process.stdout
         while not process.stdout.readline().startswith("trial_"):
             assert process.poll() is None
         process.send_signal(number)
-        rest = process.communicate(timeout=60)[0]  # until the workers have ended, too
+        rest = process.communicate(timeout=60)[0]
         assert process.returncode == (-9 if number == signal.SIGKILL else 143)
     assert "Stopped by SIGTERM; the same command continues" in rest
     processes = [programs.start(command, **how) for _ in range(2)]

@@ -29,11 +29,10 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_compares(benchmark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     benchmark.main(["--parts", "mnist", "--rounds", "2", "--steps", "50"])
-    steps, loader = capsys.readouterr().out.split("| mnist: ")[1:]
+    shown = capsys.readouterr().out
     for name in ("tutorial", "raw", "ours"):
-        assert f"\n| {name} | " in steps
-    line = next(line for line in loader.splitlines() if line.startswith("| torchvision | "))
-    assert float(line.split()[-2]) > 1
+        assert f"\n| {name} | " in shown
+    assert "\nours / raw: " in shown
 
 
 def test_the_clock_leaves_out_what_an_epoch_costs_once(benchmark, monkeypatch):

@@ -56,8 +56,8 @@ def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
 
 
 def folder_of(root: Path) -> Path:
-    (folder,) = root.glob("tiny/version_*")
-    return folder
+    """The newest run; one that was killed before its first checkpoint is not continued."""
+    return max(root.glob("tiny/version_*"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,9 @@ def run_to_the_end(
     """Start, stop, resume by the same command, and so on."""
     num_kills = 0
     while True:
-        flags = ["--ckpt_path", "last"] if list(root.glob("tiny/version_*")) else []
+        newest = max(root.glob("tiny/version_*"), default=root)
+        can_go_on = (newest / "checkpoints" / "last.ckpt").is_file()
+        flags = ["--ckpt_path", "last"] if can_go_on else []
         process = start(config, root, *flags)
         kind = draw.choice(kinds)
         moment = draw.choice(OF_ANY if flags or draw.random() < 0.5 else OF_A_START)
