@@ -13,7 +13,6 @@ from torch import Tensor
 from lightbase.devices import devices
 from lightbase.devices.devices import check_devices
 from lightbase.errors import UserError
-from lightbase.run import checks
 
 NO_GPU = "accelerator gpu: no GPU was found.*use --trainer.accelerator cpu or auto"
 
