@@ -183,19 +183,6 @@ def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: 
     assert "these have no value of any" in fails(capsys, root, 2, "first", "--best")
 
 
-def test_what_is_printed_has_no_control_characters(tmp_path: Path, capsys: Any) -> None:
-    for name in ("\x1b[31mred", "\x1b[31mblue"):
-        folder = write_run(tmp_path, f"{name}/version_0", best=0.5)
-    (folder / "metrics.json").write_text("damaged")
-    (folder / "config.yaml").write_text('{"note": "a\\eb"}')
-    for args in ([], ["--best"]):
-        call(tmp_path, *args)
-        shown = capsys.readouterr()
-        assert "\\x1b[31m" in shown.out
-        assert "metrics.json is damaged" in shown.err
-        assert "\x1b" not in shown.out + shown.err
-
-
 def test_the_table_needs_no_torch(root: Path) -> None:
     flags = ["--trainer.default_root_dir", str(root)]
     code = f"import runpy, sys; sys.path[0] = 'scripts'; sys.argv[1:] = {flags!r}\n"
