@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from paths import script
+from paths import Train, script
 
 from lightbase.errors import UserError
 from lightbase.resume.checkpoints import read_checkpoint
 from lightbase.resume.load import load_run
 from lightbase.run.record import RunRecorder
-
-Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture

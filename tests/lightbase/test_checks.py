@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from paths import Train
 from test_training import equal, weights
 from torch import Tensor, nn
-
-Train = Callable[..., dict[str, Any]]
 
 
 class Random(nn.Module):

@@ -11,12 +11,11 @@ from urllib.error import URLError
 import programs
 import pytest
 import yaml
-from paths import HERE, TINY, words
+from paths import HERE, TINY, Train, words
 from torch import nn
 
 from lightbase.run.train import main, parse
 
-Train = Callable[..., dict[str, Any]]
 TEXT = Path(TINY).read_text()
 EARLY_STOPPING = """\
   callbacks:

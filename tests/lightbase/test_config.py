@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from lightning import LightningDataModule
-from paths import TINY, argv, script
+from paths import TINY, Train, argv, script
 from test_training import equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,7 +18,6 @@ from torchmetrics import Metric
 
 from lightbase.run.train import parse
 
-Train = Callable[..., dict[str, Any]]
 HERE = "test_config"
 
 

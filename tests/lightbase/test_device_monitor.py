@@ -17,8 +17,6 @@ from torch import Tensor
 
 from lightbase.watch.device_monitor import DeviceMonitor
 
-Train = Callable[..., dict[str, Any]]
-
 
 class Busy(MLP):
     """Keeps one core at work for 3 ms."""

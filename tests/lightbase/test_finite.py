@@ -1,6 +1,5 @@
 """A loss or a weight that is NaN or infinite: the run ends, and what was saved stays finite."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,12 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import LightningModule
-from paths import argv
+from paths import Train, argv
 from test_steps import Plain, PlainData
 from test_training import checkpoint
 from torch import Tensor
 
 from lightbase.curves import MayMissSteps
-
-Train = Callable[..., dict[str, Any]]
 
 
 class Breaks(Classifier):

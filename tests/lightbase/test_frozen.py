@@ -1,19 +1,17 @@
 """--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging and
 decay."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from example.classifier import Classifier
+from paths import Train
 from test_training import Terminate, equal, weights
 from torch import Tensor, nn
 
 from lightbase.errors import UserError
 from lightbase.transfer import freeze_parameters
-
-Train = Callable[..., dict[str, Any]]
 
 
 class Normed(nn.Module):

@@ -2,16 +2,13 @@
 
 import csv
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-Train = Callable[..., dict[str, Any]]
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
 SHOWN = ("train/", "val/", "test/", "lr")  # of which a resume repeats the numbers

@@ -1,13 +1,9 @@
 """A metric that cannot take the outputs and the targets."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from paths import Train
 from torch import Tensor
 from torchmetrics import MeanMetric
-
-Train = Callable[..., dict[str, Any]]
 
 
 class BrokenMetric(MeanMetric):

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 import test_training
 from lightning.pytorch.callbacks import Timer
+from paths import Train
 from small import Points
 from test_steps import Plain, PlainData
 
 from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar
 
-Train = Callable[..., dict[str, Any]]
 ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
 

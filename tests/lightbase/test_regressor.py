@@ -1,8 +1,5 @@
 """A system that predicts numbers."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from example.models.mlp import MLP
@@ -11,7 +8,6 @@ from paths import argv, script
 
 from lightbase.errors import UserError
 
-Train = Callable[..., dict[str, Any]]
 FLAGS = argv("--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]")
 
 

@@ -2,18 +2,15 @@
 watches."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from paths import TINY
+from paths import TINY, Train
 from test_training import checkpoint, curves, equal, weights
 
 from lightbase.run.train import main
-
-Train = Callable[..., dict[str, Any]]
 
 
 def config(folder: Path) -> dict[str, Any]:

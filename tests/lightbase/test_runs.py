@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch.utils.tensorboard import SummaryWriter
 from lightbase.errors import UserError
 
 runs = script("runs")
-Train = Callable[..., dict[str, Any]]
 
 
 def write_run(

@@ -1,6 +1,5 @@
 """By which metric best.ckpt is chosen, and which is better."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDis
 
 from lightbase.run.checks import better
 
-Train = Callable[..., dict[str, Any]]
 REGRESSION = argv(
     "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
 )

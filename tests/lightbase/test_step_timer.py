@@ -3,7 +3,6 @@ are left out."""
 
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from paths import Train
 from test_training import curves
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ from lightbase.data.batches import TensorBatches
 from lightbase.watch import step_timer
 from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, shares, total
 
-Train = Callable[..., dict[str, Any]]
 SLEEP_S = 0.004
 
 

@@ -1,7 +1,6 @@
 """Several optimiser steps in one call: the same weights, curves and counts as one step at a
 time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from paths import Train
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightbase.curves import MayMissSteps
 from lightbase.data.transforms import random_crop, random_flip
-
-Train = Callable[..., dict[str, Any]]
 
 COSINE = ("--model.scheduler", "CosineAnnealingLR")
 SETTINGS: dict[str, tuple[object, ...]] = {

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import HERE, TINY, argv
+from paths import HERE, TINY, Train, Trained, argv
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -31,9 +30,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import EpochBatchSampler, ResumableLoader
-
-Train = Callable[..., dict[str, Any]]
-Trained = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
-from paths import argv
+from paths import Train, argv
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,7 +25,6 @@ from lightbase.curves import MayMissSteps
 from lightbase.data.transforms import crop_and_flip
 from lightbase.run import train as run
 
-Train = Callable[..., dict[str, Any]]
 HAS_GPU = torch.cuda.is_available()
 FLAGS = argv(
     f"--trainer.accelerator {'gpu' if HAS_GPU else 'cpu'}",

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 
 from lightbase.errors import UserError
 from lightbase.transfer import LEGACY, load_weights
-
-Train = Callable[..., dict[str, Any]]
 
 
 def source() -> dict[str, Tensor]:

@@ -1,16 +1,14 @@
 """What does not come with other people's modules and data is said, and what does come with them
 works."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import Train
 from test_steps import Plain
 from test_training import equal, weights
-
-Train = Callable[..., dict[str, Any]]
 
 
 class Scheduled(Plain):

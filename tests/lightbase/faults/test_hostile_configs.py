@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from paths import TINY, script
+from paths import TINY, Trained, script
 from PIL import Image
 
 from lightbase.run.train import main as train_main
 
 Change = Callable[[dict[str, Any], str], None]  # of a config, to write the file of this name
-Trained = Callable[..., tuple[Path, dict[str, Any]]]
 BAD = "came/bad.ckpt"
 MODULE = """
 from pathlib import Path
