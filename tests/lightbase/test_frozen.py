@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from paths import Train
 from test_training import Terminate, equal, weights
 from torch import Tensor, nn
 
@@ -120,11 +119,3 @@ def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
         freeze_parameters(Classifier(Normed(), num_classes=4), [name])
     assert message in str(caught.value)
     assert caught.value.status == 2
-
-
-def test_a_group_that_is_frozen_is_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--model.net=test_frozen.Normed", "--model.freeze=[stem]", "--trainer.max_epochs=1")
-    train(*flags, "--model.parameter_groups", "{stem: {lr: 0.1}, head: {lr: 0.01}}")
-    out = capsys.readouterr().out
-    assert out.count("model.parameter_groups.stem has no effect: its parameters are frozen") == 1
-    assert "parameter_groups.head" not in out

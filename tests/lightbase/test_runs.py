@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -198,14 +197,6 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
     return row["status"], row["epochs"]
 
 
-@pytest.mark.parametrize("name", [".", "..", "a/version_0", "\udce4", "\x1b[31m"])
-def test_a_name_that_is_no_folder_of_runs_is_refused(train, tmp_path, capsys, name):
-    with pytest.raises(SystemExit):
-        train(f"--name={name}")
-    assert "is no name for a folder below" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 class Failing(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise UserError("failed")
@@ -223,8 +214,6 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     (row,) = table(capsys, tmp_path)
     assert "test/acc" not in row
     assert float(row["best val/acc"]) > 0  # of before
-    for file in (tmp_path / "tiny" / "version_0").glob("events*"):  # the clock is set back
-        file.rename(re.sub(r"tfevents\.\d", "tfevents.9", str(file)))
     metrics = train(*further)
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)

@@ -127,14 +127,6 @@ def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(train, tmp_path, p
     assert best_epoch(folder) == scores.index(max(scores))
 
 
-def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, capsys):
-    with pytest.raises(SystemExit) as caught:
-        train("--monitor val/loss", config=plain)
-    assert caught.value.code == 2
-    assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
-    assert not (tmp_path / "plain").exists()
-
-
 def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):
     train("--monitor", "null", *WILD)
     folder = tmp_path / "tiny" / "version_0"

@@ -21,8 +21,7 @@ class Scheduled(Plain):
 
 
 @pytest.fixture
-def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def plain(tmp_path: Path, train: Train) -> Train:
     config = tmp_path / "plain.yaml"
     config.write_text(
         "model: test_wiring.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}"

@@ -48,11 +48,6 @@ def kill(args: list[str]) -> int:
     return status
 
 
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
 @pytest.mark.linux
 @pytest.mark.parametrize("module", ["Estimated", *CASES])
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(tmp_path, monkeypatch, module):
