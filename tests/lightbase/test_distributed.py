@@ -30,7 +30,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightbase.cli.training_cli import TrainingCLI
 from lightbase.curves import run_folder
 from lightbase.data.module import BaseDataModule, Batch
 from lightbase.devices import signals
@@ -74,8 +73,8 @@ class Numbers(BaseDataModule):
         return numbers.float().unsqueeze(1), numbers % 2
 
 
-class Drawn(Dataset[Any]):
-    """The numbers from `start` on, each beside what a random transform would draw."""
+class Numbered(Dataset[Any]):
+    """The numbers from `start` on."""
 
     def __init__(self, start: int, num: int) -> None:
         self.start = start
@@ -85,19 +84,14 @@ class Drawn(Dataset[Any]):
         return self.num
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return torch.tensor([self.start + i, torch.rand(()).item()]), i % 2
-
-
-class DrawnNumbers(Numbers):
-    def load(self, split: Literal["train", "test"]) -> Any:
-        return Drawn(0 if split == "train" else 1000, self.num[split])
+        return torch.tensor([float(self.start + i)]), i % 2
 
 
 class PlainNumbers(LightningDataModule):
     """The same by torch's own loaders, which know nothing of ranks."""
 
     def loader(self, start: int, num: int, **options: Any) -> DataLoader[Any]:
-        return DataLoader(Drawn(start, num), batch_size=4, **options)
+        return DataLoader(Numbered(start, num), batch_size=4, **options)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self.loader(0, 48, shuffle=True)
@@ -142,14 +136,11 @@ class Seen(LightningModule):
         super().__init__()
         self.net = WithBuffer()
         self.seen: dict[str, list[list[int]]] = defaultdict(list)
-        self.draws: list[float] = []
 
     def note(self, stage: str, batch: Batch) -> Tensor:
         epoch = 0 if stage in ("test", "predict") else self.current_epoch
         self.seen[f"{stage} {epoch}"].append(batch[0][:, 0].int().tolist())
-        if stage == "train":
-            self.draws += batch[0][:, 1:].flatten().tolist()
-        return nn.functional.cross_entropy(self.net(batch[0][:, :1]), batch[1])
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def on_train_epoch_start(self) -> None:
         torch.rand(3 * self.global_rank)  # the ranks' generators drift apart
@@ -177,38 +168,23 @@ QUIET: dict[str, Any] = {
 }
 
 
-def look(folder: str, seed: int | None, data_options: dict[str, Any]) -> None:
-    """Fit, test and predict Numbers by a Trainer made by hand; leaves seen_RANK.json."""
+def look(folder: str, data_options: dict[str, Any] | None, seed: int | None = None) -> None:
+    """Fit, test and predict Numbers, or PlainNumbers, by a Trainer made by hand; leaves
+    seen_RANK.json."""
     torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
     devices = {"accelerator": "cpu", "devices": int(os.environ["WORLD_SIZE"]), "strategy": "ddp"}
     trainer = Trainer(**devices, max_epochs=2, **QUIET)
-    use(trainer, Seen(), Numbers(**{"batch_size": 4, **data_options}), folder)
+    data = PlainNumbers() if data_options is None else Numbers(batch_size=4, **data_options)
+    model = Seen()
 
-
-def look_by_flags(folder: str, data: str, *flags: Any) -> None:
-    """The same, as flags have it."""
-    args = ["--model", "test_distributed.Seen", "--data", f"test_distributed.{data}"]
-    args += map(str, flags)
-    cli = TrainingCLI([*args, "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"])
-    use(cli.make_trainer(**QUIET), cli.model, cli.datamodule, folder)
-
-
-def use(trainer: Trainer, model: Any, data: LightningDataModule, folder: str) -> None:
     trainer.fit(model, data)
     loader: Any = trainer.train_dataloader
     trainer.test(model, data, verbose=False)
     trainer.predict(model, data, return_predictions=False)
-    notes = {**model.seen, "draws": model.draws, "sampler": type(loader.sampler).__name__}
+    notes = {**model.seen, "sampler": type(loader.sampler).__name__}
     Path(folder, f"seen_{trainer.global_rank}.json").write_text(json.dumps(notes))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def by_flags(on_ranks: RunRanks, folder: Path, *args: Any) -> list[dict[str, Any]]:
-    """What each of two ranks has noted."""
-    result = on_ranks(2, "test_distributed.look_by_flags", folder, *args)
-    assert result.statuses == [0, 0], "\n".join(result.outputs)
-    return seen(folder, 2)
 
 
 def seen(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
@@ -223,16 +199,14 @@ def together(notes: list[dict[str, Any]], stage: str, epoch: int) -> list[int]:
 @pytest.mark.parametrize(
     ("num_ranks", "options"),
     [
-        (3, {}),
-        (3, {"num_workers": 1}),
-        # one rank has a batch more in the validation, two of three have one less
-        pytest.param(3, {"val_fraction": 0.17}, marks=pytest.mark.slow),
-        pytest.param(2, {"val_fraction": 0.25, "drop_last": False}, marks=pytest.mark.slow),
+        # one rank has a batch more in the validation
+        (3, {"val_fraction": 0.17}),
+        (2, {"val_fraction": 0.25, "num_workers": 1, "drop_last": False}),
     ],
 )
 def test_which_samples_each_rank_sees(on_ranks, tmp_path, num_ranks, options):
     seed = None if "num_workers" in options else 3
-    result = on_ranks(num_ranks, "test_distributed.look", tmp_path, seed, options)
+    result = on_ranks(num_ranks, "test_distributed.look", tmp_path, options, seed)
     assert result.statuses == [0] * num_ranks, result.outputs
     notes = seen(tmp_path, num_ranks)
 
@@ -259,21 +233,10 @@ def test_which_samples_each_rank_sees(on_ranks, tmp_path, num_ranks, options):
         assert sorted(together(notes, stage, 0)) == list(range(1000, 1025)), stage
 
 
-@pytest.mark.slow
-def test_a_dataset_is_shared_out_and_its_random_transforms_differ_by_rank(on_ranks, tmp_path):
-    flags = ("--data.batch_size", 4, "--data.num_workers", 1, "--data.drop_last", "false")
-    notes = by_flags(on_ranks, tmp_path, "DrawnNumbers", *flags)
-    for epoch in range(2):
-        train, val = together(notes, "train", epoch), together(notes, "val", epoch)
-        assert sorted(train + val) == list(range(53))  # each once
-    assert sorted(together(notes, "test", 0)) == list(range(1000, 1025))
-    assert [rank["sampler"] for rank in notes] == ["EpochBatchSampler"] * 2  # ours shards itself
-    draws = list(chain(*(rank["draws"] for rank in notes)))
-    assert len(draws) == len(set(draws)) == 2 * 48
-
-
 def test_a_stock_loader_is_shared_out_once(on_ranks, tmp_path):
-    notes = by_flags(on_ranks, tmp_path, "PlainNumbers")
+    result = on_ranks(2, "test_distributed.look", tmp_path, None, 3)
+    assert result.statuses == [0, 0], result.outputs
+    notes = seen(tmp_path, 2)
     assert [rank["sampler"] for rank in notes] == ["DistributedSampler"] * 2
     orders = [together(notes, "train", epoch) for epoch in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(48))

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Timer
 from paths import Train
 from small import Points
 
-from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar
+from lightbase.watch.progress import Pace
 
 ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
@@ -46,22 +46,6 @@ def test_a_terminal_gets_a_bar_below_the_lines_of_the_epochs(
     assert [line for line in bars if re.match(BARS[columns], line)]
     assert "left" not in bars[-1]
     assert [line for line in shown if re.match(r"Test: 100%\|.*\| \d/\d$", line)]
-
-
-@pytest.mark.slow
-def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train, monkeypatch):
-    redraws: list[int] = []
-    redraw = TrainingProgressBar._redraw
-    monkeypatch.setattr(
-        TrainingProgressBar,
-        "_redraw",
-        lambda self, *args: (redraws.append(1), redraw(self, *args))[1],
-    )
-    result = train(
-        *BAR, "--data.num_train 8000 --trainer.max_epochs 1 --trainer.limit_val_batches 0"
-    )
-    assert result["steps"] > 400
-    assert 3 <= len(redraws) <= result["train_seconds"] / REFRESH_S + 4
 
 
 def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,16 +21,6 @@ def test_it_learns_numbers_and_evaluates_the_same(train, tmp_path, column):
     assert found == {name: value for name, value in result.items() if name.startswith("test/")}
 
 
-def test_a_wrong_number_of_outputs_is_named(train, capsys):
-    """One number for each sample would be compared with three, by broadcasting."""
-    with pytest.raises(SystemExit) as caught:
-        train(*FLAGS, "--model.net.sizes", "[10,3]")
-    assert caught.value.code == 1
-    error = capsys.readouterr().err
-    assert "3)" in error
-    assert len(error.splitlines()) <= 2
-
-
 @pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 2)])
 def test_predictions_and_targets_are_compared_one_by_one(shape: tuple[int, ...]) -> None:
     net = MLP([5, shape[1] if len(shape) > 1 else 1])
