@@ -49,6 +49,7 @@ WRONG_FLAGS = """
 stray | unknown argument stray
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
+--model.weights a --model.initializer test_weights.loaded | initializer null
 --data lightbase.BaseDataModule | BaseDataModule has no method load
 --model.initializer torch.nn.Linear | model.initializer 'torch.nn.Linear' is no | (net, inputs)
 --model.test_views os.getcwd | model.test_views 'os.getcwd' is no function of (inputs)
@@ -107,6 +108,7 @@ DOES_NOT_FIT = """
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt
+--model.weights none.pth | none.pth cannot be read
 --model.num_classes 9 | 4 outputs | model.num_classes 9
 --data.batch_size 1000 | 1000 | 315
 --model.net.sizes [191,4] | MLP | (3, 8, 8)

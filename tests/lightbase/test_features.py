@@ -87,8 +87,3 @@ def test_a_missing_csv_file_is_an_error_where_it_is_needed(tmp_path: Path) -> No
     for read in (lambda: data.load("train"), lambda: data.num_classes):
         with pytest.raises(UserError, match=r"none\.csv"):
             read()
-
-
-def test_a_label_column_without_a_file_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.label_column kind: there is no data\.csv_path"):
-        Features(label_column="kind")

@@ -92,14 +92,6 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     assert saved[1]["init_args"]["save_dir"] is None  # the recorded config starts a run of its own
 
 
-def test_what_is_given_is_kept(train, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = "--trainer.logger CSVLogger --trainer.logger.save_dir own --trainer.logger.prefix x"
-    train(flags, "--trainer.max_epochs 1")
-    file = tmp_path / "own" / "csv" / "version_0" / "metrics.csv"
-    assert "x-val/acc" in file.read_text().partition("\n")[0]
-
-
 class NoServer(CSVLogger):
     def __init__(self) -> None:
         raise ConnectionError("http://localhost:1 does not answer")

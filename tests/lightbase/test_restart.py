@@ -106,13 +106,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, t
     assert f"{newest} has no last.ckpt" in capsys.readouterr().err
 
 
-def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):
-    shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "elsewhere" / "version_0")
-    (tmp_path / "tiny").symlink_to(tmp_path / "elsewhere")
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert [folder.name for folder in (tmp_path / "elsewhere").iterdir()] == ["version_0"]
-
-
 def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
     train()
     train("--trainer.enable_checkpointing", "false")

@@ -551,14 +551,3 @@ def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(trai
     compiled = train("--trainer.max_epochs 1 --name compiled --model.compile_net eager")
     assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
     assert compiled["test/loss"] == plain["test/loss"]
-
-
-def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train, tmp_path):
-    train("--trainer.max_epochs", 1)
-    folder = tmp_path / "tiny" / "version_0"
-    content = checkpoint(folder)
-    content["optimizer_states"][0]["param_groups"][0].update(fused=None, foreach=True)
-    torch.save(content, folder / "checkpoints" / "last.ckpt")
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    (group,) = checkpoint(folder)["optimizer_states"][0]["param_groups"]
-    assert (group["fused"], group["foreach"]) == (True, None)

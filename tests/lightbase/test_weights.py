@@ -145,17 +145,3 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     assert again == {name: value for name, value in result.items() if name.startswith("test/")}
     train("--name", "second", "--ckpt_path", "last", "--trainer.max_epochs", 2)
     assert "Weights:" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--model.weights", "nothing.pth"), "nothing.pth cannot be read"),
-        (("--model.weights=a", "--model.initializer=test_weights.loaded"), "initializer null"),
-    ],
-)
-def test_a_mistake_leaves_no_run(train, tmp_path, flags, message, capsys):
-    with pytest.raises(SystemExit):
-        train(*CONV, *flags)
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "tiny").exists()
