@@ -1,11 +1,15 @@
 """Where the tests of the library find things, and what its scripts call."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 HERE = Path(__file__).parent  # a small repository: its package is `example`
 TINY = str(HERE / "tiny.yaml")
+Train = Callable[..., dict[str, Any]]  # the fixtures `train` and `trained`
+Trained = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 def script(name: str) -> ModuleType:

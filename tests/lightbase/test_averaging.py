@@ -1,15 +1,12 @@
 """Averaged weights: what is validated is what is saved, tested and loaded again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from lightning.pytorch.callbacks import WeightAveraging
-from paths import script
-
-Train = Callable[..., dict[str, Any]]
+from paths import Train, script
 
 
 class AtEpochEnds(WeightAveraging):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from lightning import LightningDataModule
-from paths import TINY, argv, script
+from paths import TINY, Train, argv, script
 from test_training import equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,7 +18,6 @@ from torchmetrics import Metric
 
 from lightbase.run.train import parse
 
-Train = Callable[..., dict[str, Any]]
 HERE = "test_config"
 
 
@@ -148,18 +147,3 @@ def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_pat
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
     train("--ckpt_path", "last", "--model.net", "test_config.Net")
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
-
-
-def test_a_config_that_nothing_could_read_again_is_refused_before_the_run(train, tmp_path, capsys):
-    metric = "{class_path: torchmetrics.classification.MulticlassF1Score}"
-    collection = (
-        f"class_path: torchmetrics.MetricCollection, init_args: {{metrics: {{a: {metric}}}}}"
-    )
-    (tmp_path / "own.yaml").write_text(f"model: {{metrics: {{{collection}}}}}")
-    with pytest.raises(SystemExit) as caught:
-        train("--config", tmp_path / "own.yaml")
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert "this config could not be read again" in error
-    assert "give the metrics by name" in error
-    assert not (tmp_path / "tiny").exists()

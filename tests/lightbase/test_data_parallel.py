@@ -12,7 +12,6 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import LightningModule, Trainer, seed_everything
-from lightning.pytorch.strategies import StrategyRegistry
 from paths import TINY
 from torch import Tensor, nn
 from torch.nn.parallel import scatter_gather
@@ -23,7 +22,6 @@ from lightbase.compat import quiet_lightning
 from lightbase.devices import strategies
 from lightbase.devices.strategies import DataParallelStrategy
 from lightbase.errors import UserError
-from lightbase.run.train import main
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -195,18 +193,6 @@ def test_a_step_of_ones_own_trains_as_on_one_device(tmp_path, kind):
     torch.testing.assert_close(results[1], results[0], **CLOSE)
 
 
-def test_several_steps_in_one_call_become_single_ones(tmp_path, capsys, stand_ins, monkeypatch):
-    StrategyRegistry.register("dp_on_cpu", DataParallelStrategy, parallel_devices=[CPU, CPU])
-    args = [*command(tmp_path), "--trainer.strategy", "dp_on_cpu"]
-    single = main(args)
-    assert "One step at a time" not in capsys.readouterr().out
-    several = main([*args, "--steps_per_execution", "4"])
-    StrategyRegistry.remove("dp_on_cpu")
-    line = "One step at a time: --steps_per_execution 4 does not go with"
-    assert capsys.readouterr().out.count(line) == 1
-    assert several == {**single, "train_seconds": several["train_seconds"]}
-
-
 @pytest.mark.usefixtures("stand_ins")
 def test_checkpoints_are_those_of_one_device(tmp_path: Path) -> None:
     fitted, model, _ = fit(tmp_path, DataParallelStrategy([CPU, CPU]))
@@ -239,12 +225,3 @@ def test_gpus_train_as_one(tmp_path, options, indices):
     if torch.cuda.device_count() <= max(indices):
         pytest.skip("one GPU")
     compare(tmp_path, [torch.device("cuda", index) for index in indices], **options)
-
-
-@pytest.mark.gpu
-def test_dp_by_flag_on_one_gpu_is_a_plain_run(tmp_path: Path) -> None:
-    args = [*command(tmp_path), "--trainer.accelerator", "gpu"]
-    plain = main([*args, "--trainer.devices", "1"])
-    split = main([*args, "--trainer.devices", "1", "--trainer.strategy", "dp"])
-    for name in ("test/acc", "test/loss", "steps"):
-        assert plain[name] == split[name]

@@ -13,7 +13,6 @@ from paths import argv, script
 from test_scripts import Plain, PlainImages, PlainWithStep, fails
 from torch import Tensor, nn
 
-from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
 from lightbase.resume.load import load_run
 
@@ -22,7 +21,6 @@ KINDS = ("onnx", "pt2")
 NETWORKS = {  # flags beside tiny.yaml
     "discs": "--model example.regressor.Regressor --data example.data.discs.Discs "
     "--data.num_train 99 --data.num_test 20 --model.net.sizes [1024,8,1]",
-    "words": "--data test_export.Words --model.net test_export.BagOfWords",
     "cnn": "--data.image_shape [3,32,32] --model.net example.models.cnn.CIFAR10CNN "
     "--model.compile_net aot_eager",
 }
@@ -30,25 +28,6 @@ REFUSED = {  # flags, and a part of the error
     "branches": ("--model.net test_export.Branches", "the network cannot be exported as one graph"),
     "random": ("--model.net test_export.AlwaysDrops", "the export is wrong and was not kept: its"),
 }
-
-
-class Words(BaseDataModule):
-    """Seven words of a vocabulary of 20 a sample."""
-
-    classes = ["a", "b"]
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        words = torch.randint(20, (100, 7), generator=torch.Generator().manual_seed(0))
-        return words, words[:, 0] % 2
-
-
-class BagOfWords(nn.Module):
-    def __init__(self, num_classes: int = 2) -> None:
-        super().__init__()
-        self.words = nn.Embedding(20, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.words(x).reshape(x.shape[0], x.shape[1], -1).mean(1)
 
 
 class Branches(nn.Module):
@@ -125,25 +104,10 @@ def test_a_file_takes_the_images_and_gives_the_probabilities(trained, tmp_path, 
 def test_networks_of_every_kind(trained, tmp_path, name, kind, capsys):
     folder, _ = trained(f"--name {name} --trainer.max_epochs 1", *argv(NETWORKS[name]))
     capsys.readouterr()
-    inputs = {
-        "discs": images(1, 32, 32),
-        "words": lambda num: torch.randint(20, (num, 7)),
-        "cnn": images(3, 32, 32),
-    }[name]
+    inputs = images(1 if name == "discs" else 3, 32, 32)
     classes = compare(folder / "checkpoints" / "best.ckpt", tmp_path / f"x.{kind}", inputs)
-    assert len(classes) == {"discs": 0, "words": 2, "cnn": 4}[name]
+    assert len(classes) == (0 if name == "discs" else 4)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_a_table_of_features_needs_no_file_any_more(train, tmp_path):
-    table = tmp_path / "features.csv"
-    table.write_text("x,y,label\n" + "".join(f"{i},{1000 + i % 7},{i % 2}\n" for i in range(90)))
-    data = ("--data lightbase.data.tables.Features --data.csv_path", table)
-    train(*data, "--model.net.sizes [2,5,2]")
-    table.unlink()
-    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert compare(best, tmp_path / "x.pt2", lambda size: torch.rand(size, 2)) == ["0", "1"]
 
 
 @pytest.mark.parametrize("model", [Plain, PlainWithStep])

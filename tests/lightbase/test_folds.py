@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.data.images import ImageFolder
-from lightbase.data.tables import Features
 from lightbase.errors import UserError
 
 EVALUATE = script("evaluate")
@@ -75,9 +74,12 @@ def test_the_folds_follow_from_split_seed_alone() -> None:
     assert six[0].splits["test"].inputs.flatten().tolist() == [1, 2, 3]  # of any machine
 
 
-def test_the_same_fold_without_training_and_without_validation_samples() -> None:
-    data = attach(Numbers(table(), test=(), classes=("a", "b", "c"), num_folds=5, fold=3), "test")
-    assert torch.equal(data.splits["test"].inputs, splits()[3].splits["test"].inputs)
+def test_more_folds_than_samples_are_refused() -> None:
+    with pytest.raises(UserError, match="num_folds 54: there are only 53 samples"):
+        attach(Numbers(table(), num_folds=54, fold=0))
+
+
+def test_without_validation_samples_val_is_the_fold() -> None:
     data = splits(val_fraction=0)[1]
     assert len(data.splits["train"]) + len(data.splits["test"]) == 53
     assert data.splits["val"] is data.splits["test"]
@@ -99,18 +101,6 @@ def test_a_dataset_with_targets_is_stratified_without_reading_it() -> None:
         assert max(counts) - min(counts) <= 1
     tested = [module.splits["test"].dataset.indices for module in splits(3, WithTargets(None))]
     assert sorted(itertools.chain(*tested)) == list(range(53))
-
-
-def test_a_table_without_a_test_set_is_all_in_folds_and_a_fold_is_its_only_test_set() -> None:
-    modules = [attach(Features(num_samples=103, num_folds=5, fold=fold)) for fold in range(5)]
-    assert sum(len(data.splits["test"]) for data in modules) == 103
-    assert not torch.equal(modules[0].mean, modules[1].mean), "of the training samples"
-    rows = {tuple(row) for data in modules for row in data.splits["test"].inputs.tolist()}
-    assert len(rows) == 103
-    data = Features(num_samples=103)
-    data.load_state_dict(modules[0].state_dict())
-    with pytest.raises(UserError, match="the fold is the only test set of this data"):
-        data.setup("test")
 
 
 @pytest.mark.parametrize("layout", ["test beside it", "classes alone"])

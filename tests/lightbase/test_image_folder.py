@@ -123,14 +123,15 @@ def test_one_flat_folder_of_classes_is_split_by_seed(image_folder, capsys):
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
 
 
-def test_without_a_test_folder_nothing_is_tested_and_a_line_says_so(image_folder, train, capsys):
-    shutil.rmtree(image_folder / "test")
-    shutil.copytree(image_folder / "train" / "red", image_folder / "test")  # without labels
-    data = ["--data", "lightbase.ImageFolder", "--data.data_dir", image_folder]
-    data += ["--data.num_workers", 0, "--data.image_shape", "[3,8,8]"]
-    metrics = train(*data, "--model.net.sizes", "[192,3]")
-    assert not any(key.startswith("test/") for key in metrics)
-    assert "No test: the data has no batch" in capsys.readouterr().out
+def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:
+    red = image_folder / "train" / "red"
+    for folder in (image_folder / "train", red):
+        (folder / ".ipynb_checkpoints").mkdir()
+        shutil.copy(red / "0.png", folder / ".ipynb_checkpoints" / "0-checkpoint.png")
+    (red / "._1.jpg").write_bytes(b"of macOS")
+    data = ImageFolder(str(image_folder))
+    assert split_sizes(data) == {"train": 54, "val": 6, "test": 15}
+    assert data.classes == ["blue", "green", "red"]
 
 
 @pytest.mark.parametrize("folder", ["nowhere", ".", "train/a"])

@@ -2,16 +2,13 @@
 
 import csv
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-Train = Callable[..., dict[str, Any]]
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
 SHOWN = ("train/", "val/", "test/", "lr")  # of which a resume repeats the numbers
@@ -93,14 +90,6 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     assert rounded(of_tensorboard(folder)) == before
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
     assert saved[1]["init_args"]["save_dir"] is None  # the recorded config starts a run of its own
-
-
-def test_what_is_given_is_kept(train, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = "--trainer.logger CSVLogger --trainer.logger.save_dir own --trainer.logger.prefix x"
-    train(flags, "--trainer.max_epochs 1")
-    file = tmp_path / "own" / "csv" / "version_0" / "metrics.csv"
-    assert "x-val/acc" in file.read_text().partition("\n")[0]
 
 
 class NoServer(CSVLogger):

@@ -3,21 +3,18 @@ refused."""
 
 import importlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paths import script
+from paths import Train, script
 from test_training import equal, weights
 
 import lightbase
 from lightbase.cli.command_line import MOVED, RENAMED, current_path, renamed
 from lightbase.data.module import BaseDataModule
 from lightbase.folder import PROJECT
-
-Train = Callable[..., dict[str, Any]]
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 import re
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_training
 from lightning.pytorch.callbacks import Timer
+from paths import Train
 from small import Points
-from test_steps import Plain, PlainData
 
-from lightbase.watch.progress import REFRESH_S, Pace, TrainingProgressBar
+from lightbase.watch.progress import Pace
 
-Train = Callable[..., dict[str, Any]]
 ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
 
@@ -42,22 +39,6 @@ def test_a_terminal_gets_a_bar_below_the_lines_of_the_epochs(train, capsys, monk
     assert "left" not in bars[-1]
 
 
-@pytest.mark.slow
-def test_the_bar_is_redrawn_by_the_clock_not_by_the_step(train, monkeypatch):
-    redraws: list[int] = []
-    redraw = TrainingProgressBar._redraw
-    monkeypatch.setattr(
-        TrainingProgressBar,
-        "_redraw",
-        lambda self, *args: (redraws.append(1), redraw(self, *args))[1],
-    )
-    result = train(
-        *BAR, "--data.num_train 8000 --trainer.max_epochs 1 --trainer.limit_val_batches 0"
-    )
-    assert result["steps"] > 400
-    assert 3 <= len(redraws) <= result["train_seconds"] / REFRESH_S + 4
-
-
 def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     train()
     lines = epoch_lines(capsys)
@@ -72,28 +53,6 @@ def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys)
     train("--trainer.check_val_every_n_epoch", 2, "--trainer.max_epochs", 5)
     lines = epoch_lines(capsys)
     assert ["val/" in line for line in lines] == [False, True, False, True, False]
-
-
-class TwoLoaders(PlainData):
-    def val_dataloader(self) -> Any:
-        return [super().val_dataloader(), super().val_dataloader()]
-
-
-class Validates(Plain):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        loss = self.training_step(batch, batch_idx)
-        self.log_dict({"val_loss": loss, "val_loss/twice": 2 * loss})
-
-
-def test_the_values_of_two_loaders_are_in_the_line(train, tmp_path, capsys):
-    config = tmp_path / "plain.yaml"
-    config.write_text("model: test_progress.Validates\ndata: test_progress.TwoLoaders\n")
-    every = ("--trainer.log_every_n_steps", 5)
-    train("--monitor", "null", *ONE, *every, config=str(config))
-    (line,) = epoch_lines(capsys)
-    for i in range(2):
-        assert f"val_loss/dataloader_idx_{i} " in line
-        assert f"val_loss/twice/dataloader_idx_{i} " in line
 
 
 @pytest.mark.parametrize(
@@ -120,11 +79,3 @@ def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left
     monkeypatch.setattr(time, "monotonic", lambda: 10.0)
     loop.total_batch_idx, trainer.global_step = 9, 2
     assert pace.texts(trainer) == ["10 samples/s", *([f"{left} left"] if left else [])]
-
-
-def test_the_bar_goes_on_in_the_middle_of_an_epoch(train, capsys, monkeypatch):
-    monkeypatch.setattr(test_training.Terminate, "at_batch", 7)
-    with pytest.raises(SystemExit):
-        train("--trainer.callbacks", "test_training.Terminate")
-    train(*BAR, "--ckpt_path", "last")
-    assert epoch_lines(capsys)[-1].startswith("Epoch 2/2: 100%|")

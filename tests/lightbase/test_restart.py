@@ -2,18 +2,15 @@
 watches."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from paths import TINY
-from test_training import checkpoint, equal, weights
+from paths import TINY, Train
+from test_training import checkpoint, curves, equal, weights
 
 from lightbase.run.train import main
-
-Train = Callable[..., dict[str, Any]]
 
 
 def config(folder: Path) -> dict[str, Any]:
@@ -90,16 +87,26 @@ def test_what_a_run_cannot_go_on_with_is_refused(train, trained, tmp_path, capsy
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_behind_a_link_goes_on_in_its_folder(train, trained, tmp_path):
-    shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "elsewhere" / "version_0")
-    (tmp_path / "tiny").symlink_to(tmp_path / "elsewhere")
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert [folder.name for folder in (tmp_path / "elsewhere").iterdir()] == ["version_0"]
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, tmp_path, capsys):
+    train()
+    train("--model.lr", 0.03)
+    older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
+    expected, points = weights(newest), curves(newest)
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    shutil.rmtree(newest / "checkpoints")
+    (newest / "metrics.json").unlink()
+    train("--ckpt_path", "last")
+    assert f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
+    assert equal(weights(newest), expected)
+    assert curves(newest) == points, "each point once"
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+    (newest / "checkpoints" / "last.ckpt").unlink()
+    with pytest.raises(SystemExit):  # a run that has ended is not one to start again
+        train("--ckpt_path", "last")
+    assert f"{newest} has no last.ckpt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("which", ["last", "best"])
-def test_only_the_newest_run_counts(train, tmp_path, capsys, which):
-    """Also if it was killed before its first checkpoint."""
+def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
     train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):

@@ -1,13 +1,12 @@
 """The folder of a run and what the run writes down about itself."""
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightbase.errors import UserError
-from lightbase.folder import PROJECT, Run, json_text, root_of
+from lightbase.folder import PROJECT, Run, root_of
 from lightbase.run.record import git_commit, hyper_parameters
 
 
@@ -71,11 +70,6 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
     }
 
 
-def test_json_has_null_for_numbers_that_it_lacks() -> None:
-    text = json_text({"loss": float("nan"), "time": float("inf"), "acc": 0.5, "name": "x"})
-    assert text == '{"loss": null, "time": null, "acc": 0.5, "name": "x"}'
-
-
 def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
     def git(*args: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args]
@@ -90,15 +84,3 @@ def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch
     git_commit.cache_clear()
     (tmp_path / "new.py").write_text("y = 3\n")
     assert git_commit() == f"{commit}, with uncommitted changes"
-
-
-@pytest.mark.linux
-def test_a_git_that_fails_is_written_down(train, tmp_path, monkeypatch):
-    (tmp_path / "git").write_text("#!/bin/sh\necho fatal >&2; exit 3\n")
-    (tmp_path / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    git_commit.cache_clear()
-    train("--trainer.max_steps", 1)
-    git_commit.cache_clear()
-    text = (tmp_path / "tiny" / "version_0" / "environment.txt").read_text()
-    assert "git commit: not recorded (git ended with 3: fatal)\n" in text

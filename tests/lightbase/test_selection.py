@@ -1,6 +1,5 @@
 """By which metric best.ckpt is chosen, and which is better."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDis
 
 from lightbase.run.checks import better
 
-Train = Callable[..., dict[str, Any]]
 REGRESSION = argv(
     "--model example.regressor.Regressor --data small.Numbers --model.net.sizes [10,1]"
 )
@@ -127,14 +125,6 @@ def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(train, tmp_path, p
     folder = tmp_path / "by_acc" / "version_0"
     scores = [value for _, value in curves(folder)["val/acc"]]
     assert best_epoch(folder) == scores.index(max(scores))
-
-
-def test_a_metric_that_no_validation_logs_is_refused(train, tmp_path, plain, capsys):
-    with pytest.raises(SystemExit) as caught:
-        train("--monitor val/loss", config=plain)
-    assert caught.value.code == 2
-    assert "--monitor 'val/loss' is not among the metrics" in capsys.readouterr().err
-    assert not (tmp_path / "plain").exists()
 
 
 def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):

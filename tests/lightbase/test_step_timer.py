@@ -3,7 +3,6 @@ are left out."""
 
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,72 +11,27 @@ from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from paths import Train
 from test_training import curves
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from lightbase.data.batches import TensorBatches
 from lightbase.watch import step_timer
 from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, shares, total
 
-Train = Callable[..., dict[str, Any]]
 SLEEP_S = 0.004
 
 
-class SlowSamples(TensorBatches):
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        time.sleep(
-            3 * SLEEP_S * len(indices) / 16
-        )  # against what else a loaded machine does between epochs
-        return super().__getitems__(indices)
+def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, seconds: float) -> None:
+    """Let each call of a method take so much longer."""
+    original = getattr(owner, method)
 
-    def select(self, index: Tensor) -> "SlowSamples":
-        return SlowSamples((self.inputs[index], self.targets[index]))
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        time.sleep(seconds)
+        return result
 
-
-class SlowLoading(SyntheticImages):
-    def _samples(self, split: Any) -> SlowSamples:
-        return SlowSamples(self.load(split))
-
-
-class SlowTransforms(SyntheticImages):
-    def normalize(self, inputs: Tensor) -> Tensor:
-        time.sleep(SLEEP_S)
-        return super().normalize(inputs)
-
-
-class SlowForward(MLP):
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(SLEEP_S)
-        return super().forward(x)
-
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        time.sleep(SLEEP_S)
-        return gradient
-
-
-class SlowBackward(MLP):
-    def forward(self, x: Tensor) -> Tensor:
-        return Sleep.apply(super().forward(x))
-
-
-class SlowOptimizer(SGD):
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        loss = closure() if closure else None
-        time.sleep(SLEEP_S)
-        return super().step() or loss
-
-
-class SlowCallback(Callback):
-    def on_train_batch_start(self, *args: Any) -> None:
-        time.sleep(SLEEP_S)
+    monkeypatch.setattr(owner, method, slow)
 
 
 class Keep(Callback):
@@ -105,14 +59,14 @@ class Keep(Callback):
 
 HERE = "test_step_timer"
 FLAGS = ("--step_timer", "true", "--trainer.callbacks", f"{HERE}.Keep", "--num_threads", 1)
-SLOW: dict[str, tuple[str, tuple[object, ...]]] = {
-    "loader": ("data_loading", ("--data", f"{HERE}.SlowLoading")),
-    "transforms": ("transfer_transforms", ("--data", f"{HERE}.SlowTransforms")),
-    "forward": ("forward", ("--model.net", f"{HERE}.SlowForward")),
-    "backward": ("backward", ("--model.net", f"{HERE}.SlowBackward")),
-    "optimiser": ("optimizer", ("--model.optimizer", f"{HERE}.SlowOptimizer")),
-    "logging": ("logging", ("--trainer.log_every_n_steps", 1)),
-    "callback": ("other", ("--trainer.callbacks+", f"{HERE}.SlowCallback")),
+SLOW: dict[str, tuple[Any, str, float]] = {
+    "data_loading": (TensorBatches, "__getitems__", 30 * SLEEP_S),  # reads many batches at once
+    "transfer_transforms": (SyntheticImages, "normalize", SLEEP_S),
+    "forward": (MLP, "forward", SLEEP_S),
+    "backward": (Tensor, "backward", SLEEP_S),
+    "optimizer": (torch.optim.Adam, "step", SLEEP_S),
+    "logging": (TensorBoardLogger, "log_metrics", 2 * SLEEP_S),
+    "other": (Keep, "on_train_batch_start", SLEEP_S),
 }
 STEPS = {
     "single steps": ("--steps_per_execution", 1),
@@ -122,24 +76,16 @@ STEPS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"),
+    ("phase", "steps"),
     [
-        pytest.param(name, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow)
-        for i, name in enumerate(SLOW)
+        pytest.param(phase, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow)
+        for i, phase in enumerate(SLOW)
         for j, steps in enumerate(STEPS)
     ],
 )
-def test_what_is_slow_is_found(train, tmp_path, capsys, monkeypatch, name, steps):
-    phase, flags = SLOW[name]
-    if name == "logging":
-        write = TensorBoardLogger.log_metrics
-
-        def slow(*args: Any, **kwargs: Any) -> None:
-            time.sleep(2 * SLEEP_S)
-            write(*args, **kwargs)
-
-        monkeypatch.setattr(TensorBoardLogger, "log_metrics", slow)
-    train(*FLAGS, *flags, *STEPS[steps])
+def test_what_is_slow_is_found(train, tmp_path, capsys, monkeypatch, phase, steps):
+    delay(monkeypatch, *SLOW[phase])
+    train(*FLAGS, "--trainer.log_every_n_steps", 1 if phase == "logging" else 5, *STEPS[steps])
     row = Keep.timer.sum()
     assert total(row) + row["rest"] == pytest.approx(Keep.wall, rel=0.05, abs=0.003)
     assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
@@ -156,8 +102,9 @@ def test_what_is_slow_is_found(train, tmp_path, capsys, monkeypatch, name, steps
     assert sum(percents.values()) == pytest.approx(100, abs=0.5)
 
 
-def test_validations_are_left_out(train: Train) -> None:
-    slow = f"--data {HERE}.SlowTransforms --data.val_fraction 0.6 --trainer.val_check_interval 2"
+def test_validations_are_left_out(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    delay(monkeypatch, *SLOW["transfer_transforms"])
+    slow = "--data.val_fraction 0.6 --trainer.val_check_interval 2"
     train(*FLAGS, *slow.split())
     row = Keep.timer.sum()
     assert row["rest"] > 2 * total(row)
@@ -166,19 +113,13 @@ def test_validations_are_left_out(train: Train) -> None:
     assert shares(row)["transfer_transforms"] > 0.3
 
 
-class SlowEnd(Callback):
-    """What takes time between epochs, such as a large checkpoint."""
-
-    def on_train_epoch_end(self, *args: Any) -> None:
-        time.sleep(1)
-
-
 @pytest.mark.slow
 def test_what_lies_between_epochs_is_no_part_of_a_step(train, capsys, monkeypatch):
     drawn: list[tuple[list[float], list[str], str]] = []
     monkeypatch.setattr(step_timer.figures, "pie", lambda *args: drawn.append(args))
     monkeypatch.setattr(step_timer.figures, "log_figure", lambda *_: None)
-    train(*FLAGS, "--trainer.callbacks+", f"{HERE}.SlowEnd", "--trainer.max_epochs", 1)
+    delay(monkeypatch, Keep, "on_train_epoch_end", 1)  # as a large checkpoint
+    train(*FLAGS, "--trainer.max_epochs", 1)
     ((pie, labels, title),) = drawn
     shown = capsys.readouterr().out
     (line,) = re.findall(r"Where the time of training went .*", shown)

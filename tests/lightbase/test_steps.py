@@ -1,7 +1,6 @@
 """Several optimiser steps in one call: the same weights, curves and counts as one step at a
 time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from paths import Train
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,20 +17,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightbase.curves import MayMissSteps
 from lightbase.data.transforms import random_crop, random_flip
 
-Train = Callable[..., dict[str, Any]]
-
-COSINE = ("--model.scheduler", "CosineAnnealingLR")
 SETTINGS: dict[str, tuple[object, ...]] = {
     "a step that is skipped": ("--model", "test_steps.SkipsSome"),
     "random changes": ("--data", "test_steps.Changed"),
     "all samples": ("--data.drop_last", "false", "--data.num_workers", 1),
-    "bf16": ("--trainer.precision", "bf16-mixed", *COSINE),
     "warm-up": (
         *("--model.scheduler", "WarmupCosineLR", "--model.scheduler_args.warmup_steps", 9),
         *("--model.scheduler_interval", "step", "--trainer.log_every_n_steps", 1),
     ),
     "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
-    "some batches": ("--trainer.limit_train_batches", 7),
     "the same batches": ("--trainer.overfit_batches", 3, "--trainer.log_every_n_steps", 2),
     "own logging": ("--model", "test_steps.LogsItself"),
 }
@@ -83,11 +77,6 @@ class PlainData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
         return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
-
-
-@pytest.fixture(autouse=True)
-def classes_of_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
@@ -175,13 +164,6 @@ class Hooked(Callback):
         Seen.count()
 
 
-class Averages(EMAWeightAveraging):
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        if step_idx is not None:
-            Seen.count()
-        return super().should_update(step_idx, epoch_idx)
-
-
 class ByHand(Classifier):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -212,7 +194,6 @@ class OwnSGD(torch.optim.SGD):
         (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
         (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
         (("--trainer.callbacks", "test_steps.Hooked"), "on_train_batch_end of Hooked"),
-        (("--trainer.callbacks", "test_steps.Averages"), "on_train_batch_end of Averages"),
     ],
 )
 @pytest.mark.slow

@@ -91,13 +91,6 @@ def sweep(tmp_path: Path) -> Run:
     return run
 
 
-def test_trials_of_an_earlier_version_are_refused(sweep: Run, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "tried" / "trial_000").mkdir(parents=True)
-    with pytest.raises(SystemExit):
-        sweep("--search", "model.lr=0.1,0.2")
-    assert "has None\ngive the same, or another --name" in capsys.readouterr().err
-
-
 def test_without_optuna_there_are_grids(sweep, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setitem(sys.modules, "optuna.distributions", None)

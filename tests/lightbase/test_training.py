@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import HERE, TINY, argv
+from paths import HERE, TINY, Train, Trained, argv
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -31,9 +30,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightbase.curves import MayMissSteps
 from lightbase.data.batches import EpochBatchSampler, ResumableLoader
-
-Train = Callable[..., dict[str, Any]]
-Trained = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
@@ -103,20 +99,6 @@ def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_pa
     differing = [info.name for info in experiment.hparam_infos if info.differs]
     assert differing == ["data.batch_size", "model.lr"]
     assert {"val/acc", "test/loss"} <= {info.name.tag for info in experiment.metric_infos}
-
-
-@pytest.mark.parametrize(("max_steps", "epochs"), [(5, 0.26), (30, 1.58)])
-def test_a_part_of_an_epoch_is_told_and_a_validation_that_was_not_made(
-    train, tmp_path, capsys, max_steps, epochs
-):
-    result = train("--trainer.max_steps", max_steps)
-    assert result["epochs"] == epochs
-    shown = capsys.readouterr().out
-    assert f"Trained {epochs} epochs, {max_steps} steps in " in shown
-    has_best = (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").exists()
-    assert has_best == (max_steps == 30)
-    # nothing is left to do
-    assert train("--trainer.max_steps", max_steps, "--ckpt_path last")["epochs"] == epochs
 
 
 @pytest.mark.parametrize(("max_steps", "later"), [(5, 57), (19, -1), (30, -1)])
@@ -229,15 +211,8 @@ def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path
     assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--trainer.val_check_interval 0.3",
-        "--trainer.limit_val_batches 0 --trainer.val_check_interval 0.5",
-    ],
-)
-def test_nothing_is_selected_on_test_data(train, tmp_path, capsys, flags):
-    train("--data.val_fraction 0 --trainer.max_epochs 3 --model.lr 0.5", flags)
+def test_nothing_is_selected_on_test_data(train, tmp_path, capsys):
+    train("--data.val_fraction 0 --trainer.max_epochs 3 --model.lr 0.5")
     folder = tmp_path / "tiny" / "version_0"
     assert equal(weights(folder, "best"), weights(folder, "last"))
     assert checkpoint(folder, "best")["epoch"] == 2
@@ -576,30 +551,3 @@ def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(trai
     compiled = train("--trainer.max_epochs 1 --name compiled --model.compile_net eager")
     assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
     assert compiled["test/loss"] == plain["test/loss"]
-
-
-@pytest.mark.slow
-def test_a_resume_with_another_memory_layout_trains_the_same(train, tmp_path):
-    flags = "--model.net small.ConvNet --model.channels_last"
-    for name, later in (("whole", "true"), ("turned", "false")):
-        train(flags, "true", "--trainer.max_epochs 1 --name", name)
-        train(flags, later, "--trainer.max_epochs 2 --ckpt_path last --name", name)
-    folders = tmp_path / "whole" / "version_0", tmp_path / "turned" / "version_0"
-    whole, turned = map(weights, folders)
-    assert whole["net.conv.weight"].is_contiguous(memory_format=torch.channels_last)
-    assert turned["net.conv.weight"].is_contiguous()
-    for key, value in whole.items():
-        torch.testing.assert_close(value, turned[key], rtol=1e-4, atol=1e-6)
-    moments = checkpoint(folders[1])["optimizer_states"][0]["state"][0]["exp_avg"]
-    assert moments.stride() == turned["net.conv.weight"].stride()
-
-
-def test_how_a_step_is_computed_is_not_taken_from_the_checkpoint(train, tmp_path):
-    train("--trainer.max_epochs", 1)
-    folder = tmp_path / "tiny" / "version_0"
-    content = checkpoint(folder)
-    content["optimizer_states"][0]["param_groups"][0].update(fused=None, foreach=True)
-    torch.save(content, folder / "checkpoints" / "last.ckpt")
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    (group,) = checkpoint(folder)["optimizer_states"][0]["param_groups"]
-    assert (group["fused"], group["foreach"]) == (True, None)

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 
 from lightbase.errors import UserError
 from lightbase.transfer import LEGACY, load_weights
-
-Train = Callable[..., dict[str, Any]]
 
 
 def source() -> dict[str, Tensor]:
@@ -148,10 +145,3 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     assert again == {name: value for name, value in result.items() if name.startswith("test/")}
     train("--name", "second", "--ckpt_path", "last", "--trainer.max_epochs", 2)
     assert "Weights:" not in capsys.readouterr().out
-
-
-def test_a_mistake_leaves_no_run(train, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        train(*CONV, "--model.weights", "nothing.pth")
-    assert "nothing.pth cannot be read" in capsys.readouterr().err
-    assert not (tmp_path / "tiny").exists()

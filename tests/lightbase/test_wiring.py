@@ -1,16 +1,14 @@
 """What does not come with other people's modules and data is said, and what does come with them
 works."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import Train
 from test_steps import Plain
 from test_training import equal, weights
-
-Train = Callable[..., dict[str, Any]]
 
 
 class Scheduled(Plain):
@@ -23,8 +21,7 @@ class Scheduled(Plain):
 
 
 @pytest.fixture
-def plain(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def plain(tmp_path: Path, train: Train) -> Train:
     config = tmp_path / "plain.yaml"
     config.write_text(
         "model: test_wiring.Scheduled\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu}"

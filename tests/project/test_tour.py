@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path: Path) -> None:
+    pytest.importorskip("project.models.cnn")
     cells = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     script = "\n".join([*code, "print('metrics', metrics['test/acc'] > 0.8)"])

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from example.classifier import Classifier
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
@@ -72,17 +71,6 @@ class PlainPlateau(Plain):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"},
         }
-
-
-class PlainCallable(Plain):
-    """Its optimizer comes from the config."""
-
-    def __init__(self, optimizer: OptimizerCallable = Adam) -> None:
-        super().__init__()
-        self.make_optimizer = optimizer
-
-    def configure_optimizers(self) -> Any:
-        return self.make_optimizer(self.parameters())
 
 
 class Adversarial(Plain):
