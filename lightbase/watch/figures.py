@@ -20,7 +20,7 @@ from torchmetrics.functional import classification
 from lightbase.curves import gather, newest_step
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
-from lightbase.data.nested import inputs_of
+from lightbase.data.nested import inputs_of, targets_of
 from lightbase.module import BaseModule
 from lightbase.ranks import printable, say_once
 
@@ -196,8 +196,8 @@ class PredictionFigures(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         data = trainer.datamodule
-        has_images = isinstance(data, BaseDataModule) and data.image_shape
-        if self.has_pictures and has_images and trainer.global_step == 0:
+        draws = self.has_pictures and isinstance(data, BaseDataModule) and has_images(data)
+        if draws and trainer.global_step == 0:
             figure = input_figure(data, pl_module)
             log_figure(trainer.loggers, "view/inputs/train", figure, 0)
 
@@ -255,7 +255,14 @@ def what_is_missing(model: LightningModule, data: Any) -> str:
     are_images = data.empty_batch is not None and data.empty_batch.dim() == 4
     if not data.image_shape and (are_images or model.task == "segmentation"):
         return f"with images: set the attribute image_shape of {data_name}"
+    if data.image_shape and not has_images(data):
+        return f"with images: the inputs of {data_name} are no tensor"
     return ""
+
+
+def has_images(data: BaseDataModule) -> bool:
+    """Whether the inputs are images, as one tensor."""
+    return bool(data.image_shape) and data.empty_batch is not None
 
 
 def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
@@ -266,12 +273,12 @@ def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = data.transform_batch(move_data_to_device(batch, model.device), training=True)
     task = model.task if isinstance(model, BaseModule) else None
-    images = inputs_of(batch).cpu()
+    images, targets = inputs_of(batch).cpu(), targets_of(batch)
     texts = [""] * len(images)
-    if task == "multiclass" and data.classes:
-        texts = [shorten(data.classes[target], 9) for target in batch[1].tolist()]
-    if task == "segmentation":
-        masks = batch[1].cpu().reshape(len(images), *batch[1].shape[-2:])
+    if task == "multiclass" and data.classes and isinstance(targets, Tensor):
+        texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
+    if task == "segmentation" and isinstance(targets, Tensor):
+        masks = targets.cpu().reshape(len(images), *targets.shape[-2:])
         images = [overlay(*pair) for pair in zip(images, masks, strict=True)]
     title = "training images as the network gets them"
     return image_grid(images, texts, ["black"] * len(images), title)
@@ -285,7 +292,7 @@ def multiclass_figures(evaluated: Evaluated, dataset: Any) -> dict[str, Figure]:
     counts = confusion(predicted, true, len(names))
     right = f"{int(is_right.sum()):,} of {len(true):,} right ({is_right.double().mean():.2%})"
     figures = {"confusion_matrix": confusion_matrix(counts, names, f"{evaluated.stage}: {right}")}
-    if evaluated.data.image_shape:
+    if has_images(evaluated.data):
 
         def label(i: int) -> Label:
             text = f"{shorten(names[predicted[i]], 9)} {best[i].exp():.0%}"
@@ -314,7 +321,7 @@ def multilabel_figures(evaluated: Evaluated, dataset: Any) -> dict[str, Figure]:
     }
     title = f"{evaluated.stage}: {len(true):,} samples, labels with a probability over 0.5"
     figures = {"labels": bars(values, names, title)}
-    if evaluated.data.image_shape:
+    if has_images(evaluated.data):
 
         def label(i: int) -> Label:
             columns = has_label[i], is_true[i]
@@ -344,7 +351,7 @@ def segmentation_figures(evaluated: Evaluated, dataset: Any) -> dict[str, Figure
     accuracy = evaluated.pixels.diag().sum() / evaluated.pixels.sum()
     title = f"{evaluated.stage}: mean {of_class.nanmean():.3f}, pixel accuracy {accuracy:.2%}"
     figures = {"iou": bars({"IoU": of_class}, class_names(evaluated.data, len(of_class)), title)}
-    if evaluated.data.image_shape:
+    if has_images(evaluated.data):
         tiles: list[Tensor] = []
         images = inputs_of(dataset.__getitems__(evaluated.indices))
         for image, *masks in zip(images, *evaluated.columns[0], strict=True):
