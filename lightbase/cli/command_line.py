@@ -211,7 +211,7 @@ def renamed(config: Any, package: str = "", key: str = "") -> Any:
         return [renamed(value, package, "class_path") for value in config]
     if not isinstance(config, str):
         return config
-    if package and key in PATHS and config.startswith(f"{package}."):
+    if package and PROJECT.package and key in PATHS and config.startswith(f"{package}."):
         config = PROJECT.package + config.removeprefix(package)
     return current_path(config)
 

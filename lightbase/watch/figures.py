@@ -19,7 +19,7 @@ from torchvision.utils import draw_segmentation_masks, make_grid
 
 from lightbase.curves import Stage, gather, newest_step
 from lightbase.data.module import BaseDataModule
-from lightbase.data.nested import inputs_of
+from lightbase.data.nested import inputs_of, targets_of
 from lightbase.module import BaseModule
 from lightbase.ranks import printable, say_once
 from lightbase.watch.metric_values import metric_figures, write_values
@@ -285,10 +285,11 @@ def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
         batch = data.transform_batch(move_data_to_device(batch, model.device), training=True)
     images, texts = displayable(inputs_of(batch)), []
     task = model.task if isinstance(model, BaseModule) else None
-    if task == "multiclass" and data.classes:
-        texts = [shorten(data.classes[target], 9) for target in batch[1].tolist()]
-    if task == "segmentation":
-        images = overlay(images, batch[1].cpu().reshape(len(images), *batch[1].shape[-2:]))
+    targets = targets_of(batch)
+    if task == "multiclass" and data.classes and isinstance(targets, Tensor):
+        texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
+    if task == "segmentation" and isinstance(targets, Tensor):
+        images = overlay(images, targets.cpu().reshape(len(images), *targets.shape[-2:]))
     return image_grid(images, texts, "training images as the network gets them")
 
 

@@ -119,7 +119,7 @@ def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
     assert caught.value.status == 2
 
 
-def test_a_group_that_is_frozen_is_said(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_is_frozen_is_said(train, capsys):
     flags = ("--model.net=test_frozen.Normed", "--model.freeze=[stem]", "--trainer.max_epochs=1")
     train(*flags, "--model.parameter_groups", "{stem: {lr: 0.1}, head: {lr: 0.01}}")
     out = capsys.readouterr().out

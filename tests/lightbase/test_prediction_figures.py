@@ -351,6 +351,46 @@ def test_what_is_not_drawn_is_said(train: Train, tmp_path: Path, capsys: Any) ->
         assert not events(tmp_path / name / "version_0").Tags()["images"]
 
 
+class InDict(Outputs):
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        inputs, masks = super().load(split)
+        return {"image": inputs, "mask": masks}
+
+    def transform_batch(self, batch: Any, training: bool) -> Any:
+        return batch["image"], batch["mask"]
+
+
+class DictOfTargets(InDict):
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        inputs, masks = Outputs.load(self, split)
+        return inputs, {"mask": masks}
+
+    def transform_batch(self, batch: Any, training: bool) -> Any:
+        return batch
+
+
+class MaskOfDict(Task):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step((batch[0], batch[1]["mask"]), batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        super().test_step((batch[0], batch[1]["mask"]), batch_idx)
+
+
+def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(train, tmp_path, capsys):
+    flags = flags_of("segmentation").replace("Outputs", "InDict")
+    train(*ON, flags, "--name", "inputs")
+    assert "none with images: the inputs of InDict are no tensor" in capsys.readouterr().out
+    assert events(tmp_path / "inputs" / "version_0").Tags()["images"] == [
+        "view/iou/val",
+        "view/iou/test",
+    ]
+    flags = flags_of("segmentation", "MaskOfDict").replace("Outputs", "DictOfTargets")
+    train(*ON, flags, "--name", "targets")
+    tags = events(tmp_path / "targets" / "version_0").Tags()["images"]
+    assert {"view/inputs/train", "view/iou/test", "view/predictions/test"} <= {*tags}
+
+
 @pytest.mark.slow
 def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> None:
     train("--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)

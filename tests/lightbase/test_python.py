@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightbase
 from lightbase.errors import UserError
+from lightbase.folder import PROJECT
 from lightbase.tools.evaluate import main as evaluate
 
 QUIET = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
@@ -27,7 +28,9 @@ def objects(**arguments: Any) -> tuple[Classifier, Points]:
     return Classifier(MLP([10, 4, 2]), num_classes=2, **arguments), Points(batch_size=10)
 
 
-def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(tmp_path: Path) -> None:
+def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     module, data = objects(lr=0.1, criterion=criterion)
     module.lr = 0.05  # what trains is what is recorded
@@ -48,6 +51,7 @@ def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(tmp_
         assert torch.equal(weight, other)  # after the test the module has the best weights
     again = evaluate(["--ckpt_path", str(best)])
     assert {key: metrics[key] for key in again} == again
+    monkeypatch.setattr(PROJECT, "default_model", "")  # a session that no script has started
     _, data = lightbase.load(best)
     assert isinstance(data, Points)
     assert data.batch_size == 10

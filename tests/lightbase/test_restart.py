@@ -110,5 +110,5 @@ def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
     train()
     train("--trainer.enable_checkpointing", "false")
     with pytest.raises(SystemExit):
-        train("--ckpt_path", which)
-    assert f"version_1 has no {which}.ckpt" in capsys.readouterr().err
+        train("--ckpt_path", "best")
+    assert "version_1 has no best.ckpt" in capsys.readouterr().err
