@@ -214,7 +214,8 @@ def renamed(config: Any, package: str = "", key: str = "") -> Any:
         return [renamed(value, package, "class_path") for value in config]
     if not isinstance(config, str):
         return config
-    if package and key in PATHS and config.startswith(f"{package}."):
+    is_saved = package and PROJECT.package  # from Python, no script has named the package
+    if is_saved and key in PATHS and config.startswith(f"{package}."):
         config = PROJECT.package + config.removeprefix(package)
     return current_path(config)
 
