@@ -157,8 +157,9 @@ class BaseModule(RecordsArguments, LightningModule):
         """Add a batch to the curves of a stage.
 
         loss, values: means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none. They may be
-            what else the metrics take, such as lists with an entry for each sample.
+        outputs, targets: (N, ...), for the metrics; without them the stage has none, and each
+            batch weighs the same. They may be what else the metrics take, such as lists with an
+            entry for each sample.
         """
         outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
         self.tracked = outputs, targets
