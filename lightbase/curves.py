@@ -228,9 +228,8 @@ def parameter_groups(trainer: Trainer) -> list[tuple[str, dict[str, Any]]]:
     for i, optimizer in enumerate(trainer.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             parts = [f"optimizer_{i}"] if len(trainer.optimizers) > 1 else []
-            if len(optimizer.param_groups) > 1:
-                parts.append(str(group.get("name", f"group_{j}")))
-            names.append("_".join(parts))
+            parts += [f"group_{j}"] if len(optimizer.param_groups) > 1 else []
+            names.append(str(group.get("name", "_".join(parts))))
             groups.append(group)
     return [*zip(in_keys(names), groups, strict=True)]
 

@@ -49,6 +49,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     seed: int = 0
     rank: int = 0  # of this process, in [0, num_ranks)
     num_ranks: int = 1
+    arrange: Callable[[Tensor], Tensor] = lambda order: order  # of this rank's samples of an epoch
     batches_at_once: int = 1  # yielded as one list; `len()` and `first_batch` still count batches
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             order = torch.randperm(self.num_samples, generator=generator)
-        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+        order = self.arrange(order[self.rank :: self.num_ranks][: self.num_on_rank])
         for i in range(first_batch, len(self), self.batches_at_once):
             start, end = i * self.batch_size, (i + self.batches_at_once) * self.batch_size
             indices = Indices(order[start:end].tolist())

@@ -177,7 +177,7 @@ class Groups(Classifier):
         groups = [{"params": [first], "lr": 0.5}, {"params": others, "name": "others"}]
         optimizers = [SGD(groups, lr=0.25)]
         if self.kind == "two":
-            optimizers = [SGD([first], lr=0.5), SGD(others, lr=0.25)]
+            optimizers = [SGD([first], lr=0.5), SGD(groups[1:], lr=0.25)]
         return optimizers
 
 
@@ -189,7 +189,7 @@ OF_YAML = ("--model.lr", 0.25, "--model.parameter_groups", '{"layers.1.weight": 
     [
         (OF_YAML, ["layers.1.weight", "rest"]),
         (("--model", f"{HERE}.Groups", "--model.kind", "one"), ["group_0", "others"]),
-        (("--model", f"{HERE}.Groups", "--model.kind", "two"), ["optimizer_0", "optimizer_1"]),
+        (("--model", f"{HERE}.Groups", "--model.kind", "two"), ["optimizer_0", "others"]),
     ],
     ids=["a yaml", "one optimizer", "two optimizers"],
 )

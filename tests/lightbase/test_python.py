@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightbase
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
+from lightbase.run.train import main as command
 from lightbase.tools.evaluate import main as evaluate
 
 QUIET = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
@@ -57,6 +58,15 @@ def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
     assert data.batch_size == 10
     with pytest.raises(UserError, match=r"is of a Classifier, not of a Other"):
         type("Other", (Classifier,), {}).load_from_checkpoint(best)
+
+
+def test_python_loads_a_run_of_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    flags = ["--data=small.Points", "--model.net=example.models.mlp.MLP"]
+    flags += ["--model.net.sizes=[10,4,2]", "--trainer.max_epochs=1", "--device_monitor=false"]
+    command([*flags, "--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"])
+    monkeypatch.setattr(PROJECT, "default_model", "")  # no script has set it
+    [best] = tmp_path.glob("*/version_0/checkpoints/best.ckpt")
+    assert isinstance(lightbase.load(best)[0], Classifier)
 
 
 def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,6 @@ class Interrupt(MayMissSteps, Callback):
 @pytest.fixture
 def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Interrupt, "is_done", False)
     modules = {*sys.modules}
     yield tmp_path
     for name in {*sys.modules} - modules:
@@ -62,31 +62,28 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(page, user_folder, mon
     text = page.read_text()
     write_files(text, user_folder, monkeypatch)
     monkeypatch.syspath_prepend(Path(__file__).parent)  # a config names Interrupt
-    metrics: dict[str, Any] = {}
-    trainings = []
+    trainings: list[tuple[str, dict[str, Any], Path]] = []  # command, metrics, folder of the run
     for command in commands(text):
-        if command.startswith("python scripts/"):
-            result = run(command, user_folder)
-            if "scripts/train.py" in command:
-                metrics = result
-                trainings.append(command)
+        if not command.startswith("python scripts/"):
+            subprocess.run(command, shell=True, check=True)
+            continue
+        result = run(command, user_folder)
+        if "scripts/train.py" in command:
+            files = (user_folder / "logs").rglob("version_*/metrics.json")
+            trainings.append((command, result, max(files, key=os.path.getmtime).parent))
     name, value = re.search(r"Reaches `(\w+/\w+)` ([\d.]+)", text).groups()  # type: ignore[union-attr]
-    assert metrics[name] == pytest.approx(float(value), rel=0.1), "not what the page says"
+    assert trainings[-1][1][name] == pytest.approx(float(value), rel=0.1), "not what the page says"
 
-    straight = max((user_folder / "logs").rglob("version_0/metrics.json"), key=os.path.getmtime)
-    again = run(
-        f"python scripts/evaluate.py --ckpt_path {straight.parent}/checkpoints/best.ckpt",
-        user_folder,
-    )
-    assert again == {key: metrics[key] for key in again}
-    with pytest.raises(SystemExit):
-        run(
-            trainings[-1],
-            user_folder,
-            "--name",
-            "stopped",
-            f"--trainer.callbacks+={__name__}.Interrupt",
+    for i, (command, metrics, straight) in enumerate(trainings):
+        best = straight / "checkpoints" / "best.ckpt"
+        again = run(f"python scripts/evaluate.py --ckpt_path {best}", user_folder)
+        assert again == {key: metrics[key] for key in again}
+        monkeypatch.setattr(Interrupt, "is_done", False)
+        interrupt = f"--trainer.callbacks+={__name__}.Interrupt"
+        with pytest.raises(SystemExit):
+            run(command, user_folder, "--name", f"stopped_{i}", interrupt)
+        run(f"python scripts/train.py --name stopped_{i} --ckpt_path last", user_folder)
+        one, two = (
+            weights(folder) for folder in (straight, user_folder / f"logs/stopped_{i}/version_0")
         )
-    run("python scripts/train.py --name stopped --ckpt_path last", user_folder)
-    one, two = weights(straight.parent), weights(user_folder / "logs" / "stopped" / "version_0")
-    assert all(torch.equal(one[key], two[key]) for key in one)
+        assert all(torch.equal(one[key], two[key]) for key in one)
