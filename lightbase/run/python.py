@@ -11,10 +11,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import make_paths_absolute, make_plain, write_config
+from lightbase.cli.script import find_project, python_errors
 from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
-from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
 from lightbase.ranks import say
@@ -35,6 +35,7 @@ def load(
         built from the config in it, safely: it may name only what evaluate.py would construct.
     Raises UserError for a file that is no sound checkpoint, or fits other classes.
     """
+    find_project()
     path = Path(path)
     if module is None or data is None:
         run = load_run(path, is_trusted=trust_checkpoint)
@@ -55,6 +56,7 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last", callbacks=[EMA()].
     Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
     """
+    find_project()
     quiet_lightning()
     objects = {name: value for name, value in flags.items() if not is_plain(value)}
     of_trainer = inspect.signature(Trainer).parameters
@@ -63,14 +65,11 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         if name not in objects:
             flag = f"trainer.{name}" if name in of_trainer else name
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
-    try:
-        with SIGNALS.handled(), command.short_flag_errors(), short_device_errors():
-            cli = build(module, data, args, objects)
-            with cpu_threads(cli.config.num_threads):
-                return command.train(cli)
-    except Stopped as stopped:
-        print(f"{stopped.text}{stopped.hint}")
-        raise KeyboardInterrupt from None
+    way_out = '; the same call with ckpt_path="last" goes on'
+    with python_errors(way_out), command.short_flag_errors(), short_device_errors():
+        cli = build(module, data, args, objects)
+        with cpu_threads(cli.config.num_threads):
+            return command.train(cli)
 
 
 def build(
