@@ -41,8 +41,8 @@ class BaseModule(RecordsArguments, LightningModule):
     Args:
         net: The network.
         criterion: The loss of outputs and targets in all stages, a mean over the samples of a
-            batch. With another mean (class weights, an index that is ignored) or a sum, val/loss
-            depends on the batch size.
+            batch; not needed if the steps do not use it. With another mean (class weights, an index
+            that is ignored) or a sum, val/loss depends on the batch size.
         metrics: By name, such as {f1: {class_path: torchmetrics.classification.MulticlassF1Score}}.
         lr: Learning rate.
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import path of another
@@ -81,7 +81,7 @@ class BaseModule(RecordsArguments, LightningModule):
     def __init__(
         self,
         net: nn.Module,
-        criterion: nn.Module,
+        criterion: nn.Module | None = None,
         metrics: Metrics | Metric | None = None,
         lr: PositiveFloat = 0.01,
         optimizer: str = "SGD",
@@ -98,7 +98,7 @@ class BaseModule(RecordsArguments, LightningModule):
     ) -> None:
         super().__init__()
         self.net = net
-        self.criterion = criterion
+        self.criterion = criterion or nn.Identity()
         self.metrics = metrics or {}
         self.lr = float(lr)
         self.optimizer = optimizer

@@ -271,7 +271,7 @@ def make_paths_absolute(config: Any) -> None:
     """Paths in flags are relative to the working folder; the saved config must mean the same from
     anywhere."""
     loggers = configs_of_loggers(config.trainer.logger)
-    for values in (entries(config.trainer), *map(arguments, [config.data, *loggers])):
+    for values in (entries(config.trainer), *map(arguments, [config.model, config.data, *loggers])):
         for key, value in values.items():
             is_path = key == "dir" or key.endswith(("_dir", "_path", "_uri"))
             # a uri may be the address of a server; sub_dir is below the folder of a run

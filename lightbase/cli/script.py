@@ -5,6 +5,7 @@ import contextlib
 import errno
 import io
 import os
+import runpy
 import sys
 import threading
 import time
@@ -61,10 +62,38 @@ def starting(script: str, default_model: str) -> Iterator[None]:
         yield
 
 
+def find_project() -> None:
+    """Outside of a script, such as in a notebook: run scripts/train.py, which names the project."""
+    script = PROJECT.root / "scripts" / "train.py"
+    if not PROJECT.default_model and script.is_file():
+        runpy.run_path(str(script))
+
+
+def is_interactive() -> bool:
+    """Whether this is a notebook or a prompt of Python."""
+    return hasattr(sys, "ps1")
+
+
+@contextlib.contextmanager
+def python_errors(way_out: str = "") -> Iterator[None]:
+    """Around a training from Python: after Ctrl-C print how to continue, and raise
+    KeyboardInterrupt. UserError and others pass. way_out: Instead of the command's."""
+    try:
+        with SIGNALS.handled():
+            yield
+    except Stopped as stopped:
+        print(f"{stopped.text}{stopped.hint and (way_out or stopped.hint)}")
+        raise KeyboardInterrupt from None
+
+
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
     """Around a script: print a UserError, or an error of the disk, in two lines and exit. Other
-    errors keep their traceback."""
+    errors keep their traceback. In a notebook all errors stay what they are."""
+    if is_interactive():
+        with python_errors():
+            yield
+        return
     outlive_terminal()
     hook = threading.excepthook
     # TensorBoard's writing thread hands an error of the disk on to the next call of the main thread

@@ -11,10 +11,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import make_paths_absolute, make_plain
+from lightbase.cli.script import find_project, python_errors
 from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
-from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
 from lightbase.ranks import say
@@ -34,6 +34,7 @@ def load(
         built from the config in it, safely: it may name only what evaluate.py would construct.
     Raises UserError for a file that is no sound checkpoint, or fits other classes.
     """
+    find_project()
     path = Path(path)
     if module is None or data is None:
         run = load_run(path, is_trusted=trust_checkpoint)
@@ -54,6 +55,7 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last", callbacks=[EMA()].
     Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
     """
+    find_project()
     quiet_lightning()
     flags = {key: str(value) if isinstance(value, Path) else value for key, value in flags.items()}
     objects = {name: value for name, value in flags.items() if not is_plain(value)}
@@ -65,19 +67,16 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
     if "name" not in flags:
         args.append(f"--name={type(module).__name__}")
-    try:
-        with SIGNALS.handled(), short_device_errors():
-            line = CommandLine(args)
-            restart = find_restart(line)
-            saved = restart.start_config if restart else None
-            cli = ObjectCLI(module, data, line.flag_args, objects, saved)
-            if restart:
-                go_on(restart, cli, line)
-            with cpu_threads(cli.config.num_threads):
-                return command.train(cli)
-    except Stopped as stopped:
-        print(f"{stopped.text}{stopped.hint}")
-        raise KeyboardInterrupt from None
+    way_out = '; the same call with ckpt_path="last" goes on'
+    with python_errors(way_out), short_device_errors():
+        line = CommandLine(args)
+        restart = find_restart(line)
+        saved = restart.start_config if restart else None
+        cli = ObjectCLI(module, data, line.flag_args, objects, saved)
+        if restart:
+            go_on(restart, cli, line)
+        with cpu_threads(cli.config.num_threads):
+            return command.train(cli)
 
 
 class ObjectCLI(TrainingCLI):

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.script import short_errors
+from lightbase.cli.script import find_project, is_interactive, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
@@ -42,12 +42,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """Train by the flags in `args`, or by those of the command line, and test the best checkpoint.
     Return what metrics.json holds.
 
-    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run).
+    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run). In a
+    notebook it raises UserError.
     """
+    find_project()
+    if args is None:
+        args = [] if is_interactive() else sys.argv[1:]  # a notebook's are those of its kernel
     with short_errors():
         end_with_parent()
         quiet_lightning()
-        args = sys.argv[1:] if args is None else args
         with short_device_errors():
             cli = parse(args)
         if not cli.restart and not CommandLine(args).names_experiment:

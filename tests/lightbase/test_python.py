@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,22 @@ def test_mistakes_are_user_errors(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=text):
             lightbase.train(*objects(), default_root_dir=str(tmp_path), **flags)
+
+
+def test_without_a_script_the_repository_names_the_project(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(PROJECT, "default_model", "")
+    with pytest.raises(UserError, match=r"none\.ckpt"):
+        lightbase.load(tmp_path / "none.ckpt")
+    assert PROJECT.package == "example"
+
+
+def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_kernel(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
+    with pytest.raises(UserError, match=r"unknown key model.lrr"):
+        lightbase.main(["--model.lrr", "3"])
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setattr("lightbase.run.train.build", lambda line: pytest.fail(f"{line.flags}"))
+    with pytest.raises(pytest.fail.Exception, match=r"\[\]"):
+        lightbase.main()

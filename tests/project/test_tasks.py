@@ -46,7 +46,7 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def run(command: str, folder: Path, *more: str) -> Any:
     _, path, *args = shlex.split(command, comments=True)
     name = Path(path).stem
-    if name in ("train", "sweep"):
+    if name in ("train", "sweep", "runs"):
         args += ["--trainer.default_root_dir", str(folder / "logs")]
     return script(name).main([*args, *more])
 
