@@ -44,7 +44,7 @@ def test_several_processes_at_once_download_once(tmp_path: Path) -> None:
 
 
 class Fashion(BaseDataModule):
-    """As docs/data.md has it."""
+    """As docs/extending.md has it."""
 
     classes = datasets.FashionMNIST.classes
     image_shape = (1, 28, 28)
