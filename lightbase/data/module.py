@@ -46,7 +46,7 @@ class Fold(NamedTuple):
 class BaseDataModule(RecordsArguments, LightningDataModule):
     """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new data set
     sets `classes` and `image_shape`, if it has them, and overrides `load`, maybe `normalize`,
-    `augment`, `collate`, `transform_batch`, `prepare_data`: see README.md.
+    `augment`, `collate`, `transform_batch`, `prepare_data`: see docs/data.md.
 
     Args:
         data_dir: Folder of the data set's files; `data` in the repository if not given.

@@ -22,8 +22,8 @@ def script(name: str) -> ModuleType:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of the bash blocks of a page."""
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    """The commands of the bash blocks of a page. A backslash at a line's end continues it."""
+    blocks = re.findall(r"```bash\n(.*?)```", text.replace(" \\\n ", " "), re.S)
     return [line for block in blocks for line in block.splitlines()]
 
 

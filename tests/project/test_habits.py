@@ -10,6 +10,7 @@ from pages import PACKAGE, REPO, commands
 
 README = (REPO / "README.md").read_text() if (REPO / "README.md").exists() else ""
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+PAGES = [REPO / "README.md", *(REPO / "docs").glob("*.md")]
 pytestmark = pytest.mark.skipif(
     not README.startswith("# A PyTorch Lightning project template\n"), reason="not the template"
 )
@@ -26,9 +27,9 @@ def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None
     assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
 
 
-def test_readme_installs_as_ci_does() -> None:
+def test_the_page_installs_as_ci_does() -> None:
     install = 'uv pip install --compile-bytecode -c constraints.txt -e ".[dev]"'
-    assert install in commands(README)
+    assert install in commands(text_of("docs/install.md"))
     assert install in text_of(".ci/run")
 
 
@@ -45,8 +46,20 @@ def test_the_layout_names_the_scripts_and_the_pages() -> None:
         assert re.search(rf"\b{path.stem}\b", layout), path.stem
 
 
+def test_the_readme_is_read_in_five_minutes() -> None:
+    prose = re.sub(r"```.*?```|\]\([^)]*\)", " ", README, flags=re.S)  # no code, no addresses
+    assert len(re.findall(r"\S*\w\S*", prose)) <= 900
+
+
+def test_no_line_of_code_is_wider_than_a_browser_window() -> None:
+    for page in PAGES:
+        for block in re.findall(r"```.*?```", page.read_text(), re.S):
+            assert max(map(len, block.splitlines())) <= 100, (page.name, block)
+
+
 def test_links_and_pictures_are_there() -> None:
-    for page in [REPO / "README.md", *(REPO / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for page in [*PAGES, *(REPO / "docs" / "tasks").glob("*.md")]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).is_file(), target
             assert (page.parent / target).stat().st_size < 200_000
