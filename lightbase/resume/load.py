@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningModule
 
-from lightbase.cli.command_line import CommandLine, checked, renamed, without_removed
+from lightbase.cli.command_line import CommandLine, checked, read_config, renamed, without_removed
 from lightbase.cli.config import LOOKS_ON, write_config
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
@@ -121,13 +121,15 @@ class Restart:
     """The run that --ckpt_path names.
 
     name, root: Where the run is now; root None is the default.
+    path: Of the checkpoint; None if the run was killed before its first one. It starts again.
+    checkpoint: Its content; of such a run only the config.
     folder: Where the run continues; None: a new run starts from the checkpoint.
     trust: What the config may construct; None: anything, for the user's own run.
     """
 
     name: str
     root: str | None
-    path: Path
+    path: Path | None
     checkpoint: dict[str, Any]
     folder: Path | None
     trust: Trust | None
@@ -140,7 +142,8 @@ class Restart:
         trainer = config["trainer"] | {"default_root_dir": self.root}
         if num_processes_started() != (0, 0):
             trainer |= {"devices": "auto", "num_nodes": 1, "strategy": "auto"}
-        return config | {"ckpt_path": str(self.path), "name": self.name, "trainer": trainer}
+        place = {"ckpt_path": str(self.path or self.folder), "name": self.name}
+        return config | place | {"trainer": trainer}
 
 
 def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Restart | None:
@@ -163,13 +166,20 @@ def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Re
     is_users = is_own and first_line is None
     is_trusted = is_users or str(line.value("trust_checkpoint")).lower() == "true"
     trust = None if is_trusted else Trust(path, first_line or line)
+    folder = (path if is_own else path.resolve()).parent.parent
+    if is_own and not path.is_file():
+        say(f"{folder} was stopped before its first checkpoint: it starts again")
+        file = folder / "config.yaml"
+        if not file.is_file():
+            return None  # with the flags of this command
+        config = without_removed(read_config(file))
+        return Restart(name, root, None, {"config": config}, folder, trust)
     checkpoint = read_checkpoint(path)
     goes_on = path.name == "last.ckpt"
     if not is_own:
         saved_name = str(checkpoint["config"]["name"])
         name, root = str(name or saved_name), root or root_of(path, saved_name)
         goes_on &= root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
-    folder = (path if is_own else path.resolve()).parent.parent
     return Restart(name, root, path, checkpoint, folder if goes_on else None, trust)
 
 
@@ -182,13 +192,15 @@ def default_name(line: CommandLine) -> str:
 
 
 def newest_checkpoint(which: str, parent: Path) -> Path:
-    """last.ckpt or best.ckpt of the newest run in a folder."""
+    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the run was
+    killed before its first checkpoint."""
     folders = [*versions(parent).values()]
     if not folders:
         way_out = "leave --ckpt_path out to start a run"
         raise UserError(f"ckpt_path {which}: no run in {parent} has one; {way_out}")
     path = folders[-1] / "checkpoints" / f"{which}.ckpt"
-    if not path.is_file():
+    was_killed = which == "last" and not (folders[-1] / "metrics.json").exists()
+    if not path.is_file() and not was_killed:
         what = f"ckpt_path {which}: the newest run {folders[-1]} has no {path.name}"
         way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
         raise UserError(f"{what}\n{way_out}")
@@ -201,16 +213,18 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
 
     line: the command line, whose flags `cli` has parsed.
     """
+    cli.restart = restart
     with cli.import_rules():
         config = write_config(cli.parser, cli.config)[0]
     check_changes(restart, cli.model, config, line)
     if restart.trust:
         restart.trust.check_run(restart.checkpoint, restart.folder)
+    if restart.path is None:
+        return
     check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
     if isinstance(cli.model, BaseModule):
         cli.model.has_weights = True  # the run began with its weights; do not load them again
     restart.checkpoint = {}  # its memory is free when Lightning reads it
-    cli.restart = restart
 
 
 def check_changes(
@@ -233,7 +247,7 @@ def check_changes(
         now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
         if not may_change(key, restart.checkpoint):
             way_out = "leave it out, or start a new run: without --ckpt_path"
-            if isinstance(model, BaseModule):
+            if isinstance(model, BaseModule) and restart.path:
                 way_out += f" and with --model.weights {restart.path}"
             raise UserError(f"--{key} {now}: a resume goes on with {before}\n{way_out}", 2)
         say(f"Resume: {key} {now}, before {before}")
