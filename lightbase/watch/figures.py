@@ -143,8 +143,8 @@ class PredictionKeeper(Callback):
             num_classes = max(2, outputs.shape[1])
             self.confusion = self.confusion + confusion(columns[0], columns[1], num_classes)
         every = math.ceil(num / NUM_SAMPLES) if self.task in ("segmentation", "text") else 1
-        # this copies: a compiled network may use the memory of its outputs again
-        self.batches.append([column[indices % every == 0] for column in (indices, *columns)])
+        rows = [row for row, index in enumerate(indices.tolist()) if index % every == 0]
+        self.batches.append([some_rows(column, rows) for column in (indices, *columns)])
         if columns[0].shape[1:] != self.batches[0][1].shape[1:]:
             self.misfit = "the batches have targets of different shapes"
 
@@ -193,6 +193,14 @@ class PredictionKeeper(Callback):
     def images(self, rows: Tensor) -> Tensor:
         """Of some of the kept samples, (N, 3, H, W) in [0, 1]."""
         return displayable(inputs_of(self.loader.dataset.__getitems__(self.indices[rows].tolist())))
+
+
+def some_rows(values: Tensor, rows: list[int]) -> Tensor:
+    """A copy, because a compiled network may use the memory of its outputs again. An index on the
+    CPU would wait for the GPU."""
+    if len(rows) in (0, len(values)):
+        return values[: len(rows)].clone()
+    return torch.stack([values[row] for row in rows])
 
 
 class PredictionFigures(PredictionKeeper):
@@ -267,6 +275,8 @@ def has_task(model: LightningModule, data: Any) -> bool:
         say_once(f"Pictures: none of predictions: {way_out}")
     elif data.empty_batch is not None and data.empty_batch.dim() == 4 and not data.image_shape:
         say_once(f"Pictures: no images: set the attribute image_shape of {type(data).__name__}")
+    elif data.image_shape and not has_images(data):
+        say_once(f"Pictures: no images: the inputs of {type(data).__name__} are no tensor")
     return model.task is not None
 
 

@@ -376,7 +376,7 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     assert "test/loss" not in result
     path = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
     assert "the data has none" in fails(capsys, 1, lambda: script("evaluate")(path))
-    fails(capsys, 1, lambda: script("predict")([*path, "x.png"]))
+    fails(capsys, 2, lambda: script("predict")([*path, "x.png"]))
     script("export")(path)
     result = main([*flags, "1", "--data=named_by_flags.WithTest", "--name", "tested"])
     path = ["--ckpt_path", str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt")]

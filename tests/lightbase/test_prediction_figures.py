@@ -380,7 +380,7 @@ class MaskOfDict(Task):
 def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(train, tmp_path, capsys):
     flags = flags_of("segmentation").replace("Outputs", "InDict")
     train(*ON, flags, "--name", "inputs")
-    assert "none with images: the inputs of InDict are no tensor" in capsys.readouterr().out
+    assert "no images: the inputs of InDict are no tensor" in capsys.readouterr().out
     assert events(tmp_path / "inputs" / "version_0").Tags()["images"] == [
         "view/iou/val",
         "view/iou/test",

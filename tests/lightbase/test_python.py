@@ -78,7 +78,9 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     lightbase.train(*objects(**arguments), name="long", **flags)
     with pytest.raises(KeyboardInterrupt):  # twice in this process
         lightbase.train(*objects(**arguments), name="x", callbacks=[Interrupt()], **flags)
-    assert "Stopped by Ctrl-C; go on with --ckpt_path last" in capsys.readouterr().out
+    assert (
+        'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on' in capsys.readouterr().out
+    )
     resume = {"name": "x", "ckpt_path": "last", **flags}
     with pytest.raises(UserError, match=r"--model.*: a resume goes on with"):
         lightbase.train(*objects(**arguments, lr=0.5), **resume)
@@ -157,6 +159,6 @@ def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_k
     with pytest.raises(UserError, match=r"unknown key model.lrr"):
         lightbase.main(["--model.lrr", "3"])
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
-    monkeypatch.setattr("lightbase.run.train.build", lambda line: pytest.fail(f"{line.flags}"))
+    monkeypatch.setattr("lightbase.run.train.parse", lambda args: pytest.fail(f"{args}"))
     with pytest.raises(pytest.fail.Exception, match=r"\[\]"):
         lightbase.main()
