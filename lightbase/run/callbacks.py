@@ -155,15 +155,16 @@ def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
         raise UserError(f"{text}\n{TRY}")
 
 
-def end_with_parent() -> None:
-    """Let a process that the first one or torchrun has started end with it, even after kill -9."""
+def end_with_parent(is_worker: bool = False) -> None:
+    """Let a process that the first one, torchrun or (is_worker) a sweep has started end with it,
+    even after kill -9."""
 
     def watch() -> None:
         while os.getppid() == STARTED_BY:
             time.sleep(0.5)
         os._exit(1)  # the main thread may be waiting for the process that has gone
 
-    if rank() > 0 or TorchElasticEnvironment.detect():
+    if is_worker or rank() > 0 or TorchElasticEnvironment.detect():
         threading.Thread(target=watch, daemon=True).start()
 
 

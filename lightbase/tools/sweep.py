@@ -6,19 +6,23 @@ python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,
 FLAG=a,b,c is a list of values. FLAG=16..512 is a range, of whole numbers if both ends are whole;
 FLAG=log:1e-4..1e-1 is a range on a logarithmic scale. Optuna's TPE chooses the values of ranges by
 the results of --monitor. The same command continues after a kill, and may be started several times:
-the processes share the trials. All other flags are those of train.py. See docs/sweep.md.
+the processes share the trials, as those of --num_workers do. All other flags are those of train.py. See docs/sweep.md.
 """
 
+import argparse
 import contextlib
 import gc
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +38,12 @@ from numpy.random import SeedSequence
 from lightbase.cli.config import write_config
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
-from lightbase.devices.devices import cpu_threads
+from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line
-from lightbase.folder import PLACE, flatten, root_folder, short, write_whole
+from lightbase.folder import PLACE, PROJECT, flatten, root_folder, short, write_whole
 from lightbase.ranks import printable
+from lightbase.run.callbacks import end_with_parent
 from lightbase.run.checks import choose_selection
 from lightbase.run.train import parse, train
 from lightbase.tools.runs import as_table
@@ -218,6 +223,27 @@ class Sweep:
         return dict(study.ask(ranges).params)
 
 
+@contextlib.contextmanager
+def workers(args: Sequence[str], num: int) -> Iterator[None]:
+    """While this lasts, so many more processes of this command share the trials. Each takes the
+    next GPU and its part of the CPU."""
+    command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args, "--worker"]
+    env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (num + 1)))} | os.environ
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(i) for i in range(num_gpus())]
+    started = []
+    try:
+        for i in range(num):
+            gpu = {"CUDA_VISIBLE_DEVICES": gpus[(i + 1) % len(gpus)]} if gpus else {}
+            started.append(subprocess.Popen(command, env=env | gpu))
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+
+
 def train_trials(sweep: Sweep) -> None:
     """Train trials until all have ended. What a training prints goes to output.txt."""
     with contextlib.closing(sweep.open_trials()) as trials:
@@ -318,17 +344,24 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
     add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
     add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
     add("--name", help="the sweep is in ROOT/NAME; the config's name and _sweep unless given")
+    add("--num_workers", type=PositiveInt, default=1, help="processes that share the trials")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
     with short_errors():
+        args = sys.argv[1:] if args is None else args
         options, flags = parser.parse_known_args(args)
+        if options.worker:
+            end_with_parent(is_worker=True)
         quiet_lightning()
         sweep = Sweep([read_search(search) for search in options.search], flags, options.trials)
         begin(sweep, options.name, options.search)
         try:
-            train_trials(sweep)
+            with workers(args, 0 if options.worker else options.num_workers - 1):
+                train_trials(sweep)
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise
-        show_results(sweep)
+        if not options.worker:
+            show_results(sweep)
         return sweep.trials()
 
 

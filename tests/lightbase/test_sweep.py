@@ -199,14 +199,14 @@ def test_the_best_flags_have_the_best_mean(sweep: Run, capsys: Any) -> None:
 
 @pytest.mark.slow
 def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -> None:
-    """Killed and stopped, then ended by two processes at once. From another working folder."""
+    """With two workers, killed and stopped, then ended by two commands at once. From another working folder."""
     values = ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]
     flags = f"--config {os.path.relpath(TINY, tmp_path)} --trainer.default_root_dir logs "
     flags += f"--search model.lr={','.join(values)} --name grid --trainer.max_epochs 3"
     command = [sys.executable, str(HERE / "scripts" / "sweep.py"), *flags.split()]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for number in (signal.SIGKILL, signal.SIGTERM):
-        process = programs.start(command, **how)
+        process = programs.start([*command, "--num_workers", "2"], **how)
         assert process.stdout
         while not process.stdout.readline().startswith("trial_"):
             assert process.poll() is None
