@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
     from lightbase.data.tables import Features
-    from lightbase.errors import UserError
+    from lightbase.errors import UserError, say
     from lightbase.metrics import Metrics, collection
     from lightbase.module import BaseModule
     from lightbase.optim import FinalDecayLR, WarmupCosineLR
-    from lightbase.ranks import say
     from lightbase.run.python import load, train
     from lightbase.run.train import main
 
@@ -31,11 +30,10 @@ NAMES = {
     "data.images": ("ImageFolder",),
     "data.module": ("BaseDataModule",),
     "data.tables": ("Features",),
-    "errors": ("UserError",),
+    "errors": ("UserError", "say"),
     "metrics": ("Metrics", "collection"),
     "module": ("BaseModule",),
     "optim": ("FinalDecayLR", "WarmupCosineLR"),
-    "ranks": ("say",),
     "run.python": ("load", "train"),
     "run.train": ("main",),
 }

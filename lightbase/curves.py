@@ -16,9 +16,8 @@ from torchmetrics import MetricCollection
 
 from lightbase.compat import logged_step
 from lightbase.data.module import BaseDataModule
-from lightbase.errors import UserError
+from lightbase.errors import UserError, say
 from lightbase.metrics import Accumulator, check_names, collection, in_keys
-from lightbase.ranks import say
 from lightbase.transfer import shortened
 
 

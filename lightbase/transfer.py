@@ -12,9 +12,8 @@ import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError, first_line, say
 from lightbase.optim import matches, no_such_name
-from lightbase.ranks import say
 
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how files of torch before 1.6 begin
 

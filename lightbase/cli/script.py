@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightbase.devices.signals import SIGNALS, Stopped
-from lightbase.errors import UserError
+from lightbase.errors import UserError, rank
 from lightbase.folder import PROJECT
-from lightbase.ranks import rank
 
 # a disk that is full or over quota, a file system without permission or read-only, a file too
 # large, a path too long

@@ -16,8 +16,7 @@ from torch.utils.data import Dataset
 
 from lightbase.data.module import BaseDataModule
 from lightbase.data.transforms import crop_and_flip, to_float
-from lightbase.errors import UserError, first_line
-from lightbase.ranks import say
+from lightbase.errors import UserError, first_line, say
 
 SUFFIXES = ["bmp", "gif", "jfif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"]
 # A file of another format, whatever its name, is not opened: for EPS, Pillow would run Ghostscript.

@@ -95,9 +95,14 @@ def num_devices(devices: Any) -> int:
 def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not there.
 
-    For an index twice, or another number than torchrun has started, Lightning raises an error.
+    For an index twice Lightning raises an error.
     """
-    number, is_launched = num_devices(devices), num_processes_started() != (0, 0)
+    number, started = num_devices(devices), num_processes_started()
+    is_launched = started != (0, 0)
+    if is_launched and number != -1 and (number, num_nodes) != started:
+        what = f"torchrun or SLURM has started {started[0]} processes on {started[1]} machines"
+        flags = f"trainer.devices {devices} and trainer.num_nodes {num_nodes}"
+        raise UserError(f"{flags}: {what}; leave the two flags out")
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
     if num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
         way_out = "start the command by torchrun or SLURM, on each machine"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from lightbase.ranks import rank
+from lightbase.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]  # Windows has no SIGHUP

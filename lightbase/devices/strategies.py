@@ -23,9 +23,8 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from lightbase.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
 from lightbase.curves import MayMissSteps
-from lightbase.errors import UserError
+from lightbase.errors import UserError, say
 from lightbase.module import BaseModule
-from lightbase.ranks import say
 
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 STEP_HOOKS = (

@@ -14,11 +14,10 @@ from lightbase.cli.config import LOOKS_ON, write_config
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
 from lightbase.devices.devices import num_processes_started
-from lightbase.errors import UserError
+from lightbase.errors import UserError, say
 from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
 from lightbase.module import BaseModule
 from lightbase.objects import check_no_objects
-from lightbase.ranks import say
 from lightbase.transfer import load_checked
 
 MAY_CHANGE = {

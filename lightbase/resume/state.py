@@ -25,11 +25,10 @@ from lightbase.cli.command_line import renamed
 from lightbase.compat import data_fetcher, forget_train_loader, start_at_epoch_begin
 from lightbase.curves import gather
 from lightbase.devices.devices import devices_of
-from lightbase.errors import UserError
+from lightbase.errors import UserError, say
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import IMPLEMENTATIONS, num_scheduler_steps, schedule_at
-from lightbase.ranks import say
 from lightbase.transfer import load_checked
 
 

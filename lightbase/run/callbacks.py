@@ -22,9 +22,8 @@ from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
 from lightbase.curves import MayMissSteps, RunFolder
 from lightbase.devices.signals import SIGNALS
-from lightbase.errors import UserError
+from lightbase.errors import STARTED_BY, UserError, rank
 from lightbase.folder import Run
-from lightbase.ranks import STARTED_BY, rank
 from lightbase.resume.state import (
     PlateauFirst,
     RandomState,

@@ -18,12 +18,11 @@ from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.data.nested import inputs_of, targets_of, tensors_in
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError, first_line, say
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, has_named_optimizer
 from lightbase.optim import schedule_at
-from lightbase.ranks import say
 
 
 @short_device_errors()

@@ -15,9 +15,9 @@ from lightbase.cli.script import find_project, python_errors
 from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
+from lightbase.errors import say
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
-from lightbase.ranks import say
 from lightbase.resume.load import find_restart, go_on, load_run, load_state, read_checkpoint
 from lightbase.run import train as command
 

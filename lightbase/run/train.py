@@ -27,9 +27,8 @@ from lightbase.devices.devices import (
     short_device_errors,
 )
 from lightbase.devices.signals import SIGNALS, Stopped
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError, first_line, rank, say
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short
-from lightbase.ranks import rank, say
 from lightbase.resume.load import find_restart, go_on
 from lightbase.resume.state import AtomicCheckpointIO
 from lightbase.run.callbacks import end_with_parent, leave, make_callbacks

@@ -23,10 +23,9 @@ from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
-from lightbase.errors import UserError
+from lightbase.errors import UserError, rank, say
 from lightbase.folder import json_text, short, write_whole
 from lightbase.module import BaseModule
-from lightbase.ranks import rank, say
 from lightbase.resume.load import load_run
 from lightbase.run.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.run.checks import try_network

@@ -39,10 +39,9 @@ from lightbase.data.batches import as_it_is, for_network
 from lightbase.data.images import find_images
 from lightbase.data.module import BaseDataModule
 from lightbase.data.nested import targets_of
-from lightbase.errors import UserError
+from lightbase.errors import UserError, printable
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
-from lightbase.ranks import printable
 from lightbase.resume.load import load_run
 from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import class_names, labels, predicted_masks, probabilities

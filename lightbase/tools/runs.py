@@ -23,9 +23,8 @@ import yaml
 
 from lightbase.cli.command_line import checked
 from lightbase.cli.script import ScriptParser, output_file, short_errors
-from lightbase.errors import UserError
+from lightbase.errors import UserError, printable
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
-from lightbase.ranks import printable
 
 # No torch here: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader

@@ -6,7 +6,8 @@ python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,
 FLAG=a,b,c is a list of values. FLAG=16..512 is a range, of whole numbers if both ends are whole;
 FLAG=log:1e-4..1e-1 is a range on a logarithmic scale. Optuna's TPE chooses the values of ranges by
 the results of --monitor. The same command continues after a kill, and may be started several times:
-the processes share the trials, as those of --num_workers do. All other flags are those of train.py. See docs/sweep.md.
+the processes share the trials, as those of --num_workers do. All other flags are those of train.py.
+See docs/sweep.md.
 """
 
 import argparse
@@ -40,9 +41,8 @@ from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError, first_line, printable
 from lightbase.folder import PLACE, PROJECT, flatten, root_folder, short, write_whole
-from lightbase.ranks import printable
 from lightbase.run.callbacks import end_with_parent
 from lightbase.run.checks import choose_selection
 from lightbase.run.train import parse, train

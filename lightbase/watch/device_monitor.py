@@ -12,7 +12,7 @@ from lightning import LightningModule
 
 from lightbase.curves import MayMissSteps, log_values, num_steps
 from lightbase.devices.devices import devices_of
-from lightbase.ranks import say
+from lightbase.errors import say
 
 GIB = 2**30
 Readers = dict[str, Callable[[], float]]

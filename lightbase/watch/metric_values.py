@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightbase.curves import Stage, run_folder
-from lightbase.errors import first_line
+from lightbase.errors import first_line, say_once
 from lightbase.folder import write_whole
 from lightbase.metrics import in_keys
 from lightbase.module import BaseModule
-from lightbase.ranks import say_once
 
 
 def values_of(model: LightningModule, stage: Stage) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightbase.curves import log_values, newest_step, num_steps
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.strategies import obstacle
+from lightbase.errors import say
 from lightbase.module import BaseModule
-from lightbase.ranks import say
 from lightbase.watch import figures
 from lightbase.watch.device_monitor import DeviceMonitor
 

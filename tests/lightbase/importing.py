@@ -4,11 +4,11 @@ packages and in this process."""
 import importlib
 import inspect
 import os
-import pkgutil
 import signal
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import _common
@@ -40,7 +40,9 @@ if __name__ == "__main__":
     for name in OTHERS:
         importlib.import_module(name)  # these may change what they like
     before = state()
-    names = [module.name for module in pkgutil.walk_packages(lightbase.__path__, "lightbase.")]
+    folder = Path(lightbase.__path__[0])
+    paths = [file.relative_to(folder.parent).with_suffix("") for file in folder.rglob("*.py")]
+    names = [".".join(path.parts) for path in paths]
     for name in names:
         importlib.import_module(name)
     after = state()

@@ -199,7 +199,7 @@ def test_the_best_flags_have_the_best_mean(sweep: Run, capsys: Any) -> None:
 
 @pytest.mark.slow
 def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -> None:
-    """With two workers, killed and stopped, then ended by two commands at once. From another working folder."""
+    """With two workers, killed and stopped, then ended by two commands at once."""
     values = ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]
     flags = f"--config {os.path.relpath(TINY, tmp_path)} --trainer.default_root_dir logs "
     flags += f"--search model.lr={','.join(values)} --name grid --trainer.max_epochs 3"

@@ -1,1 +1,0 @@
-"""From flags and YAML to objects, or to a clear error."""

@@ -1,1 +1,0 @@
-"""Data modules: splits, folds, batches, and data sets of files."""

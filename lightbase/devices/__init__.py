@@ -1,1 +1,0 @@
-"""One device and many; several steps a call; signals."""

@@ -1,1 +1,0 @@
-"""One training, from its command line to its test result."""

@@ -1,1 +1,0 @@
-"""What the commands in scripts/ call."""

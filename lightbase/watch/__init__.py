@@ -1,1 +1,0 @@
-"""Callbacks that watch a training and change nothing in it."""
