@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lightbase.compat import newest_batch
 from lightbase.curves import Curves, Stage, is_log_step
-from lightbase.data.nested import inputs_of
+from lightbase.data.batches import inputs_of
 from lightbase.errors import UserError
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments

@@ -1,5 +1,5 @@
-"""Batches: which samples they hold, how the samples are read, and a DataLoader that can resume
-within an epoch."""
+"""Batches of any structure: which samples they hold, how the samples are read, and a DataLoader
+that can resume within an epoch."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -10,15 +10,62 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection, is_namedtuple
 from numpy.random import SeedSequence
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler, Subset
 
-from lightbase.data.nested import convert_types, inputs_of, map_tensors, targets_of, tensors_in
-
 Batch = Any  # what the data gives: tensors, or tuples, lists and dicts of them
+NESTED = (Tensor, np.ndarray, tuple, dict)
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
 MAX_BYTES_AT_ONCE = 8 * 2**20
+
+
+def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
+    """The same structure, with the results of the function in place of the tensors."""
+    return apply_to_collection(values, Tensor, function)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    apply_to_collection(values, Tensor, tensors.append)
+    return tensors
+
+
+def as_tensors(values: Any) -> Any:
+    """The same structure, with tensors in place of arrays and lists of numbers."""
+    if isinstance(values, dict):
+        return {key: as_tensors(value) for key, value in values.items()}
+    is_list = isinstance(values, list) and any(isinstance(part, NESTED) for part in values)
+    if isinstance(values, tuple) or is_list:
+        return with_parts(values, *map(as_tensors, values))
+    return torch.as_tensor(values)
+
+
+def inputs_of(batch: Any) -> Any:
+    """The first part of a tuple or list; else the batch itself."""
+    return batch[0] if isinstance(batch, tuple | list) and batch else batch
+
+
+def targets_of(batch: Any) -> Any:
+    """The second part of a pair; None for a batch that is no pair."""
+    return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+
+
+def with_parts(batch: Any, *parts: Any) -> Any:
+    """The tuple of these parts; a named one if the batch is a named tuple."""
+    return type(batch)(*parts) if is_namedtuple(batch) else parts
+
+
+def convert_types(batch: Any) -> Any:
+    """A batch with float32 in place of float64. The targets of a pair, if they are one tensor,
+    become float32 or int64."""
+    batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
+    targets = targets_of(batch)
+    if isinstance(targets, Tensor):
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        batch = with_parts(batch, batch[0], targets)
+    return batch
 
 
 class Indices(list[int]):
@@ -49,7 +96,6 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     seed: int = 0
     rank: int = 0  # of this process, in [0, num_ranks)
     num_ranks: int = 1
-    arrange: Callable[[Tensor], Tensor] = lambda order: order  # of this rank's samples of an epoch
     batches_at_once: int = 1  # yielded as one list; `len()` and `first_batch` still count batches
 
     def __post_init__(self) -> None:
@@ -76,7 +122,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             order = torch.randperm(self.num_samples, generator=generator)
-        order = self.arrange(order[self.rank :: self.num_ranks][: self.num_on_rank])
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
         for i in range(first_batch, len(self), self.batches_at_once):
             start, end = i * self.batch_size, (i + self.batches_at_once) * self.batch_size
             indices = Indices(order[start:end].tolist())

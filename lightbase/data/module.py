@@ -21,8 +21,6 @@ from lightbase.data.batches import (
     Samples,
     TensorBatches,
     as_it_is,
-)
-from lightbase.data.nested import (
     as_tensors,
     convert_types,
     inputs_of,
@@ -143,11 +141,6 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         changed = self.normalize(self.augment(inputs) if training else inputs)
         return changed if inputs is batch else with_parts(batch, changed, *batch[1:])
 
-    def arrange(self, order: Tensor) -> Tensor:
-        """This process's training samples (N,) of an epoch, in the order of its batches, from a
-        shuffled order. Override it for batches of similar lengths."""
-        return order
-
     def setup(self, stage: str) -> None:
         if self.classes is None:
             self.classes = []
@@ -215,7 +208,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if drop_last and num < num_ranks * self.batch_size:
             what = f"data.batch_size {self.batch_size} times {num_ranks} processes"
             raise UserError(f"{what}: only {num} training samples; try --data.drop_last false")
-        order = {"shuffle": not overfit, "seed": self.shuffle_seed, "arrange": self.arrange}
+        order = {"shuffle": not overfit, "seed": self.shuffle_seed}
         options: Any = {"even": True, "drop_last": drop_last, **order}
         loader = self._loader("train", self.batch_size, **options)
         # Workers read ahead before Lightning sets the epoch.

@@ -14,9 +14,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from lightbase.cli.config import KnowsClasses
-from lightbase.data.batches import for_network
+from lightbase.data.batches import for_network, inputs_of, targets_of, tensors_in
 from lightbase.data.module import BaseDataModule
-from lightbase.data.nested import inputs_of, targets_of, tensors_in
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line, say
 from lightbase.folder import better_by_name

@@ -55,7 +55,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         run = load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
         callbacks: list[Callback] = [StopOnSignal()]
         if options.report is not None:
-            callbacks.append(ClassReport(report_folder(options.report, options.ckpt_path)))
+            place = options.ckpt_path.resolve().parent
+            place = place.parent if place.name == "checkpoints" else place
+            folder = Path(options.report or place)  # made before the test
+            folder.mkdir(parents=True, exist_ok=True)
+            callbacks.append(ClassReport(folder))
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
@@ -70,18 +74,6 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             raise UserError(reason)
     say(json_text(metrics))
     return metrics
-
-
-def report_folder(folder: str, checkpoint: Path) -> Path:
-    """The given folder, or else the folder of the checkpoint's run. It is made before the test."""
-    in_run = checkpoint.parent.name == "checkpoints"
-    path = Path(folder) if folder else checkpoint.parents[1 if in_run else 0]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"--report: {short(path)} cannot be made: {error.strerror}"
-        raise UserError(f"{what}; give another folder", 2) from error
-    return path
 
 
 class ClassReport(PredictionKeeper):

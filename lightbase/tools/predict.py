@@ -35,10 +35,9 @@ from torch.utils.data import DataLoader
 
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
-from lightbase.data.batches import as_it_is, for_network
+from lightbase.data.batches import as_it_is, for_network, targets_of
 from lightbase.data.images import find_images
 from lightbase.data.module import BaseDataModule
-from lightbase.data.nested import targets_of
 from lightbase.errors import UserError, printable
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule

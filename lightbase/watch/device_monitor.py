@@ -70,13 +70,6 @@ class DeviceMonitor(MayMissSteps):
             self.thread.join()
             self.thread = None
 
-    def on_fit_end(self, *_: Any) -> None:
-        """Print the load of the devices, below the progress bar, which is closed now."""
-        if self.readings:
-            say("Load of the devices, mean and highest:")
-        for name, values in self.readings.items():
-            say(f"  {name:<24}{fmean(values):>9.1f}{max(values):>9.1f}")
-
     def busy_shares(self) -> list[float]:
         """The share of the time in which each GPU ran anything, of those that can be read."""
         names = [name for name in self.readings if name.endswith("_busy_percent")]

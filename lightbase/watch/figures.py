@@ -18,8 +18,8 @@ from torchmetrics.functional import classification
 from torchvision.utils import draw_segmentation_masks, make_grid
 
 from lightbase.curves import Stage, gather, newest_step
+from lightbase.data.batches import inputs_of, targets_of
 from lightbase.data.module import BaseDataModule
-from lightbase.data.nested import inputs_of, targets_of
 from lightbase.errors import printable, say_once
 from lightbase.module import BaseModule
 from lightbase.watch.metric_values import metric_figures, write_values

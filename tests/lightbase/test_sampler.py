@@ -3,7 +3,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from lightbase.data.batches import EpochBatchSampler
 
@@ -86,15 +85,3 @@ def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
     others = [*seeds(number=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)]
     assert len({*epoch_0, *others}) == 10 + 10 + 10 + 5
     assert seeds(shuffle=False) == seeds(shuffle=False, number=1)
-
-
-def test_an_arranged_order_goes_on_in_the_middle_of_an_epoch() -> None:
-    def arrange(order: Tensor) -> Tensor:
-        return order.sort().values
-
-    sampler = EpochBatchSampler(20, 4, shuffle=True, rank=1, num_ranks=2, arrange=arrange)
-    batches = [*sampler]
-    indices = [index for batch in batches for index in batch]
-    assert indices == sorted(indices)
-    sampler.first_batch = 2
-    assert [*sampler] == batches[2:]

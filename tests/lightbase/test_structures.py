@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from lightbase import BaseDataModule, BaseModule, UserError
-from lightbase.data.batches import DatasetSamples, TensorBatches
-from lightbase.data.nested import map_tensors, tensors_in
+from lightbase.data.batches import DatasetSamples, TensorBatches, map_tensors, tensors_in
 
 
 class Named(NamedTuple):
