@@ -12,7 +12,7 @@ import sys
 from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
@@ -213,16 +213,11 @@ NOT_KEPT = ("config", "trust_checkpoint")
 PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
 
 
-@runtime_checkable
-class KnowsClasses(Protocol):
-    num_classes: int | None
-
-
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
     """What the data knows, by the names of the arguments that take it."""
     facts: dict[str, Any] = {}
-    if isinstance(data, KnowsClasses) and data.num_classes:
-        facts["num_classes"] = int(data.num_classes)
+    if num_classes := getattr(data, "num_classes", None):
+        facts["num_classes"] = int(num_classes)
     if isinstance(data, BaseDataModule) and data.image_shape:
         facts["image_shape"] = [int(size) for size in data.image_shape]
         facts["in_channels"] = facts["in_chans"] = facts["image_shape"][0]  # as timm calls them

@@ -59,10 +59,7 @@ PLACES = re.compile(r"(.+_)?(dir|dirpath|path|url|uri|location|cfg|overlay)|(fil
 """Arguments of installed packages that name a file to load, or a place to write to."""
 ADDRESS = re.compile(r"/|.*(\.\.|[*$~{}\\]|[A-Za-z]:)", re.DOTALL)
 """A text that leads out of a folder, has a variable, or is an address as timm's hf-hub:NAME."""
-ALLOWED = (
-    "classes of torch.nn, torch.optim, torchvision, torchmetrics, timm and Lightning's callbacks "
-    "and loggers, networks of torchvision.models and timm, and your own code"
-)
+ALLOWED = "classes of known packages (docs/reliability.md) and your own code"
 WAY_OUT = "if you trust the file: --trust_checkpoint true"
 IMPORTED = (*PATHS, "accelerator", "plugins", "profiler", "strategy")
 """Arguments whose text the model or Lightning may import."""

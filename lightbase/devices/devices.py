@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from lightning import Trainer
@@ -23,18 +23,9 @@ WAYS_OUT = {
 """{pattern in an error of torch: what the user can do}."""
 
 
-@runtime_checkable
-class HasDevices(Protocol):
-    """The strategies with several devices: ddp, dp, whose one process has all, and others."""
-
-    parallel_devices: list[torch.device]
-
-
 def devices_of(strategy: Any) -> list[torch.device]:
     """The devices of a run on this machine."""
-    if isinstance(strategy, HasDevices):
-        return strategy.parallel_devices
-    return [strategy.root_device]
+    return getattr(strategy, "parallel_devices", None) or [strategy.root_device]
 
 
 def num_gpus() -> int:

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from lightbase.cli.config import KnowsClasses
 from lightbase.data.batches import for_network, inputs_of, targets_of, tensors_in
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
@@ -140,7 +139,7 @@ def try_network(
             raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
     num_classes = data.num_classes or 0
-    num_trained = (model.num_classes or 0) if isinstance(model, KnowsClasses) else 0
+    num_trained = getattr(model, "num_classes", 0) or 0
     least = max(num_classes, num_trained)
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < least:
         what = f"{outputs.shape[1]} outputs for the {num_classes} classes of {type(data).__name__}"

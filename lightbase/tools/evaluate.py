@@ -42,7 +42,6 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too"
     )
-    parser.epilog = "--data.* and --trainer.* flags replace those of the run."
     with short_errors():
         options, flags = parser.parse_known_args(args)
         for flag in flags:
@@ -57,8 +56,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         if options.report is not None:
             place = options.ckpt_path.resolve().parent
             place = place.parent if place.name == "checkpoints" else place
-            folder = Path(options.report or place)  # made before the test
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(options.report or place)
+            if not folder.is_dir():
+                raise UserError(f"--report {folder}: there is no such folder", 2)
             callbacks.append(ClassReport(folder))
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))

@@ -40,7 +40,6 @@ from lightbase.data.images import find_images
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, printable
 from lightbase.folder import write_whole
-from lightbase.module import BaseModule
 from lightbase.resume.load import load_run
 from lightbase.tools.runs import as_csv, as_table
 from lightbase.watch.figures import class_names, labels, predicted_masks, probabilities
@@ -49,9 +48,7 @@ BATCH_SIZE = 256  # of files
 MAX_COLUMNS = 100  # of numbers in a table
 # (256, 3): colours of the classes in masks, as of torchvision's draw_segmentation_masks
 PALETTE = torch.arange(256)[:, None] * torch.tensor([2**25 - 1, 2**15 - 1, 2**21 - 1]) % 255
-NO_ROWS = (
-    "predict_step has to return a tensor, or a dict or tuple of tensors, with a row for each input"
-)
+NO_ROWS = "predict_step has to return tensors, in a dict or tuple, with a row for each input"
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 Cells = list[tuple[str, str]]  # columns and texts
 Rows = dict[str, list[Tensor]]  # of each sample, by the name in what predict_step returns
@@ -70,7 +67,9 @@ def main(args: Sequence[str] | None = None) -> None:
         options = parser.parse_args(args)
         quiet_lightning()
         run = load_run(options.ckpt_path, is_trusted=options.trust_checkpoint == "true")
-        data, options.task = run.datamodule, task_of(run.model, run.datamodule)
+        data = run.datamodule
+        of_plain_module = "multiclass" if getattr(data, "classes", None) else None
+        options.task = getattr(run.model, "task", of_plain_module)
         is_npz = options.output is not None and options.output.suffix == ".npz"
         has_masks = options.task == "segmentation" and not is_npz
         check_output(options.output, has_masks)
@@ -96,12 +95,6 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"error: cannot read {printable(str(file))}: {reason}", file=sys.stderr)
         if unreadable:
             sys.exit(1)
-
-
-def task_of(model: LightningModule, data: Any) -> str | None:
-    if isinstance(model, BaseModule):
-        return model.task
-    return "multiclass" if isinstance(data, BaseDataModule) and data.classes else None
 
 
 def check_output(output: Path | None, is_folder: bool) -> None:

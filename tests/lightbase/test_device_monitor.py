@@ -1,6 +1,5 @@
 """Curves of the devices: the process, a stand-in for a GPU, and what cannot be read."""
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -119,7 +118,7 @@ def watched(
 
 
 @pytest.mark.usefixtures("refused")
-def test_a_gpu_has_four_curves_and_four_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_has_four_curves() -> None:
     monitor, written = watched([torch.device("cuda", 0), torch.device("cuda", 1)])
     for gpu in ("gpu0", "gpu1"):
         assert set(written[f"watch/device/{gpu}_memory_gib"]) == {3}
@@ -127,9 +126,6 @@ def test_a_gpu_has_four_curves_and_four_lines(capsys: pytest.CaptureFixture[str]
         assert set(written[f"watch/device/{gpu}_temperature_celsius"]) == {51}
         assert set(written[f"watch/device/{gpu}_busy_percent"]) <= {40, 60}
     assert monitor.busy_shares() == pytest.approx([0.5, 0.5], abs=0.1)
-    shown = capsys.readouterr().out
-    assert re.search(r"gpu0_busy_percent +\d\d\.\d +\d0\.0\n", shown)
-    assert re.search(r"gpu1_memory_gib +3\.0 +3\.0\n", shown)
 
 
 def test_without_nvml_the_memory_is_that_of_this_process(refused, monkeypatch, capsys):

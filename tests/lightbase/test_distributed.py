@@ -327,6 +327,7 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
     reports = []
     for num_ranks in (1, 2, 3):
         report = tmp_path / str(num_ranks)
+        report.mkdir()
         flags = ("--ckpt_path", checkpoint, "--data.batch_size", 7, "--report", report)
         result = on_ranks(num_ranks, "test_distributed.evaluate", *flags)
         assert not any(result.statuses), result.outputs
