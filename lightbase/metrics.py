@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import move_data_to_device
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
@@ -80,14 +81,18 @@ class Accumulator:
         """Add the batches that wait to the sums and the metrics."""
         if not self.sizes:
             return
-        sums, pairs = self._waiting_sums(), concatenated(self.pairs)
+        sums, pairs = self._waiting_sums(), self.pairs
+        # a wrapper may count its updates, as Running does
+        if not any(isinstance(metric, WrapperMetric) for metric in self.metrics.values()):
+            pairs = concatenated(pairs)
         for accumulator in [self, self.epoch] if self.epoch else [self]:
             accumulator.names = self.names
             accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
             accumulator.metrics.to(sums.device)
             accumulator.has_metrics |= bool(pairs)
-            for outputs, targets in pairs:
-                accumulator.update_metrics(outputs, targets)
+            with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
+                for outputs, targets in pairs:
+                    accumulator.update_metrics(outputs, targets)
         self.values, self.sizes = [], []
         self.pairs, self.num_waiting = [], 0
 

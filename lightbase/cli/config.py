@@ -140,7 +140,10 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if unknown:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)
     if reason.startswith(("module ", "No module named ")):
-        reason += nearest_import(class_path)
+        module, _, name = class_path.rpartition(".")
+        is_there = module in sys.modules
+        names = dir(sys.modules[module]) if is_there else sys.modules
+        reason += did_you_mean(name if is_there else module, names)
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)
@@ -193,14 +196,6 @@ def parser_of(class_path: str) -> ArgumentParser:
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
     add(made_by, fail_untyped=False)
     return parser
-
-
-def nearest_import(path: str) -> str:
-    """A hint for an import path that does not exist."""
-    module, _, name = path.rpartition(".")
-    if module in sys.modules:
-        return did_you_mean(name, dir(sys.modules[module]))
-    return did_you_mean(module, sys.modules)
 
 
 LOOKS_ON = (

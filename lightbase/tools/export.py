@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> Path:
         kind, checkpoint = options.format, options.ckpt_path
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")
         if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
-            raise UserError(f"--output {output}: --format {kind} writes another .{kind} file", 2)
+            raise UserError(f"--output {output}: give another .{kind} file, or --format", 2)
         run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":

@@ -150,7 +150,7 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
         return fails(capsys, 2, lambda: export.main(["--ckpt_path", str(copied), *flags]))
 
     assert (
-        error("--output", "x.onx") == "error: --output x.onx: --format pth writes another .pth file"
+        error("--output", "x.onx") == "error: --output x.onx: give another .pth file, or --format"
     )
     assert f"--output {copied}: " in error()
     assert "nowhere" in error("--output", "nowhere/x.pth")

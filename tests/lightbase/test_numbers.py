@@ -19,6 +19,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
     MultilabelAveragePrecision,
 )
+from torchmetrics.wrappers import BootStrapper, Running
 
 from lightbase.errors import UserError
 from lightbase.metrics import Accumulator, collection, in_keys
@@ -204,3 +205,12 @@ def test_each_parameter_group_has_a_line_and_a_curve(train, tmp_path, capsys, fl
         steps, rates = zip(*points[f"lr/{name}"], strict=True)
         assert set(rates) == {rate}
         assert steps[-1] > 30  # also after the resume
+
+
+def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training() -> None:
+    wrappers = {"last": Running(MeanAbsoluteError(), 3), "sure": BootStrapper(MeanAbsoluteError())}
+    accumulator, state = Accumulator(collection(wrappers)), torch.get_rng_state()
+    for i in range(5):
+        accumulator.add(8, {"loss": torch.zeros(())}, torch.full((8,), float(i)), torch.zeros(8))
+    assert accumulator.result(lambda sums: sums)["last"] == 3  # of the batches 2, 3 and 4
+    assert torch.equal(torch.get_rng_state(), state)
