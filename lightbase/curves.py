@@ -230,7 +230,7 @@ def parameter_groups(trainer: Trainer) -> list[tuple[str, dict[str, Any]]]:
             parts += [f"group_{j}"] if len(optimizer.param_groups) > 1 else []
             names.append(str(group.get("name", "_".join(parts))))
             groups.append(group)
-    return [*zip(in_keys(names), groups, strict=True)]
+    return [*zip(names if names == [""] else in_keys(names), groups, strict=True)]
 
 
 def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> str:
