@@ -73,7 +73,7 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(page, user_folder, mon
         if "scripts/train.py" in command:
             files = (user_folder / "logs").rglob("version_*/metrics.json")
             trainings.append((command, result, max(files, key=os.path.getmtime).parent))
-    name, value = re.search(r"Reaches `(\w+/\w+)` ([\d.]+)", text).groups()  # type: ignore[union-attr]
+    name, value = re.search(r"reaches `(\w+/\w+)` ([\d.]+)", text).groups()  # type: ignore[union-attr]
     assert trainings[-1][1][name] == pytest.approx(float(value), rel=0.1), "not what the page says"
 
     for i, (command, metrics, straight) in enumerate(trainings):
