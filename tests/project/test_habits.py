@@ -41,8 +41,7 @@ def test_the_project_imports_public_names_only() -> None:
 
 def test_the_layout_names_the_scripts_and_the_pages() -> None:
     layout = README.split("## Layout")[1]
-    shipped = [path for path in (REPO / "scripts").iterdir() if path.suffix in (".py", ".sh")]
-    for path in (*shipped, *(REPO / "docs").glob("*.md")):
+    for path in (*(REPO / "scripts").glob("*.*"), *(REPO / "docs").glob("*.md")):
         assert re.search(rf"\b{path.stem}\b", layout), path.stem
 
 
@@ -59,6 +58,8 @@ def test_no_line_of_code_is_wider_than_a_browser_window() -> None:
 def test_links_and_pictures_are_there() -> None:
     for page in [*PAGES, *(REPO / "docs" / "tasks").glob("*.md")]:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (page.parent / target).is_file(), target
-            assert (page.parent / target).stat().st_size < 200_000
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#?([\w-]*)\)", text):
+            path = page.parent / (target or page.name)
+            assert path.stat().st_size < 200_000, target
+            heading = "# " + anchor.replace("-", r"\W+")
+            assert not anchor or re.search(heading, path.read_text(), re.I), (target, anchor)
