@@ -1,8 +1,5 @@
 """Measure the speed of training, beside other ways to train the same network.
 
-    python benchmarks/benchmark.py                  # about 3 minutes on 2 cores
-    python benchmarks/benchmark.py > docs/speed.md  # the tables are Markdown
-
 These contestants take turns to train one network, in batches of 64, on the same generated images:
 
   tutorial  a plain loop over torchvision's dataset; "2 w" means two worker processes
@@ -11,6 +8,15 @@ These contestants take turns to train one network, in batches of 64, on the same
 
 With a GPU, the CPU trains too, for the ratio. What an epoch costs once is not counted.
 """
+
+from lightbase.cli.script import starting
+
+if __name__ == "__main__":  # before the imports below, which take seconds
+    with starting(__file__, default_model="project.classifier.Classifier"):
+        import benchmark  # by this name train.py imports the class below
+
+        benchmark.main()
+        raise SystemExit
 
 import contextlib
 import copy
@@ -32,7 +38,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from lightbase import Batch, MayMissSteps
-from lightbase.cli.script import ScriptParser, starting
+from lightbase.cli import arguments
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads
 from lightbase.run import train
@@ -180,11 +186,7 @@ def print_table(title: str, rows: Rows) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = ScriptParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=CONFIGS, default=CONFIGS)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
-    parser.add_argument("--steps", type=int, default=400, help="of each contestant, in a round")
-    options = parser.parse_args(args)
+    options, _ = arguments.benchmark().read(args)
     quiet_lightning()
     accelerators = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]
     trainer = Reference("mnist", 2, accelerators[-1]).cli.make_trainer(logger=False)
@@ -200,10 +202,3 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"ours / raw: {medians[-1] / statistics.median(rows['raw']):.3g}\n")
         if len(medians) == 2:
             print(f"CPU / GPU: {medians[0] / medians[1]:.3g}\n")
-
-
-if __name__ == "__main__":
-    with starting(__file__, default_model="project.classifier.Classifier"):
-        import benchmark  # by this name train.py imports the class above
-
-        benchmark.main()

@@ -33,8 +33,8 @@ class UserError(Exception):
 
 def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
     """`; did you mean X?` with the name next to `word`, in any case; empty if none is similar.
-    before: printed before the name."""
-    by_lower = {name.lower(): name for name in names}
+    names: A dict has what is printed of each name. before: Printed before it."""
+    by_lower = {name.lower(): names[name] if isinstance(names, dict) else name for name in names}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {before}{by_lower[near[0]]}?" if near else ""
 

@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from lightbase.errors import UserError, did_you_mean
-from lightbase.folder import PROJECT, flatten
+from lightbase.folder import PROJECT, flatten, short
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 DEEPEST, LARGEST = 50, 100_000  # levels and values of a config
+CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
 FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
 NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
 ONE_VALUE = 'all options of a group go into one value: --model.parameter_groups.bias "{lr: 0.1}"'
@@ -59,6 +60,8 @@ class CommandLine:
         self.model: str | None = None
         self.flags: list[tuple[str, str | None]] = []
         for flag, value in flags_with_values(args):
+            if value and flag.startswith(NAMES_CLASSES):
+                value = path_of_class(value)
             if flag in ("-c", "--config"):
                 if not value:
                     raise UserError("--config: expected one argument, a file\nsee --help", 2)
@@ -152,7 +155,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = checked(yaml.load(path.read_text(encoding="utf-8"), ConfigLoader))
     except OSError as error:
-        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+        near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", 2) from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -166,6 +169,30 @@ def read_config(path: Path) -> dict[str, Any]:
         what = f"trainer is {trainer!r}, where keys with values belong"
         raise UserError(f"config {path}: {what}", 2)
     return {str(key): value for key, value in renamed(content).items()}
+
+
+def config_files(folder: Path) -> dict[str, str]:
+    """The paths of the YAML files in the folder and in configs/, by their names without ending."""
+    folders = (PROJECT.default_config.parent, folder)
+    return {file.stem: short(file) for path in folders for file in sorted(path.glob("*.y*ml"))}
+
+
+def users_classes() -> list[tuple[str, str]]:
+    """The import path of each class in the user's package, and what is in its brackets."""
+    package = PROJECT.root / PROJECT.package
+    classes = []
+    for file in sorted(package.rglob("*.py")):
+        module = ".".join(file.relative_to(PROJECT.root).with_suffix("").parts)
+        for name, bases in CLASS.findall(file.read_text(encoding="utf-8", errors="replace")):
+            classes.append((f"{module.removesuffix('.__init__')}.{name}", bases))
+    return classes
+
+
+def path_of_class(name: str) -> str:
+    """The import path of a class of the user's package; any other text unchanged."""
+    is_name = name.isidentifier() and name[0].isupper()
+    paths = [path for path, _ in users_classes() if path.endswith(f".{name}")] if is_name else []
+    return paths[0] if len(paths) == 1 else name
 
 
 def without_removed(config: dict[str, Any]) -> dict[str, Any]:

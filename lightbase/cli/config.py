@@ -1,7 +1,6 @@
 """The parser of train.py, jsonargparse's with stricter types, short errors and a short --help; and
 a run's config: completed from what the data knows, and written down, enough to repeat the run."""
 
-import argparse
 import copy
 import inspect
 import json
@@ -27,14 +26,12 @@ from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
-from lightbase.cli.command_line import renamed
-from lightbase.compat import arguments_of
+from lightbase.cli.arguments import SEE_HELP, meant
+from lightbase.cli.command_line import renamed, users_classes
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import flatten
 
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
-NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch, would be read
     # as 1.0, all batches
@@ -60,23 +57,8 @@ LOGGER_TYPES: dict[str, Any] = {
     "experiment_name": str | None,
     "default_hp_metric": bool | None,
 }
-# the flags of the Trainer that --help shows
-HELP = {
-    "trainer.accelerator": "cpu, gpu or auto (a GPU if there is one).",
-    "trainer.devices": "How many, `auto`, or which GPUs: [1] is the second one.",
-    "trainer.precision": "32-true, 16-mixed, bf16-mixed and others.",
-    "trainer.max_epochs": "Epochs of training.",
-    "trainer.default_root_dir": "Where runs are kept instead of logs/.",
-    "trainer.fast_dev_run": "One batch of everything, nothing written.",
-}
 # "l1_unstructured" cannot be dumped as Lightning's Callable | str
 PRUNING_TYPES: dict[str, Any] = {"pruning_fn": str}
-USAGE = "python scripts/train.py [--config FILE] [--KEY VALUE] ..."
-DESCRIPTION = """\
-Train a network, then test its best checkpoint. Without --config: configs/default.yaml."""
-EPILOG = """\
-Lightning's other Trainer flags work too, and each argument of model and data: --model.lr 0.1.
---print_config shows them all, --model.help CLASS and --data.help CLASS explain them."""
 # lines of an error of jsonargparse that say nothing: of a union, None and a path of a file
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 
@@ -88,7 +70,8 @@ class Parser(LightningArgumentParser):
     def __init__(self, **options: Any) -> None:
         load_yaml = get_loader("yaml")
         set_loader("with_old_names", lambda text: renamed(load_yaml(text)), (yaml.YAMLError,))
-        super().__init__(**{**options, "parser_mode": "with_old_names"})
+        usage = "python scripts/train.py [--KEY VALUE] ..."
+        super().__init__(**{**options, "parser_mode": "with_old_names", "usage": usage})
 
     def add_class_arguments(
         self, class_type: type, nested_key: str | None = None, **options: Any
@@ -109,18 +92,7 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser inside the parser: part of a longer message
             super().error(message, ex)
-        way_out = "see --help, or --print_config for every argument"
-        raise UserError(f"{explain(message, self)}\n{way_out}", 2) from ex
-
-    def format_help(self, *args: Any) -> str:
-        """What people change often: Lightning's own help has 450 lines."""
-        self.usage, self.description, self.epilog = USAGE, DESCRIPTION, EPILOG
-        for key, group in (self.groups or {}).items():
-            group.title = key.capitalize()
-        for action in arguments_of(self):
-            if action.dest.startswith("trainer"):
-                action.help = HELP.get(action.dest, argparse.SUPPRESS)
-        return super().format_help(*args)
+        raise UserError(f"{explain(message, self)}\n{SEE_HELP}", 2) from ex
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
@@ -128,9 +100,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
     keys = list(parser.get_defaults().keys(branches=True))
     if message.lower().startswith("unrecognized arguments: "):
         flag = message.split()[2].partition("=")[0]
-        name = flag.partition(".")[2]  # of --modle.lr
-        flags = [f"--{key}" for key in (*keys, f"model.{name}", f"data.{name}")]
-        return f"unknown argument {flag}{did_you_mean(flag, flags)}"
+        return f"unknown argument {flag}{meant(flag, [f'--{key}' for key in keys])}"
     key, class_path, reason = deepest_reason(message)
     if class_path.endswith("MetricCollection"):
         return (
@@ -146,6 +116,11 @@ def explain(message: str, parser: ArgumentParser) -> str:
         reason += did_you_mean(name if is_there else module, names)
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
+    if reason.startswith("Expected a dot import path string: "):
+        paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
+        reason += did_you_mean(reason.split()[-1], paths)
+    if listed := re.fullmatch(r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)", reason):
+        reason += f"; a list has brackets: [{listed[1]}]"
     value = re.search(r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$", message, re.M)
     if value and "Got value" not in reason and not value[1].startswith("Namespace("):
         reason = f"{value[1]!r}: {reason}"
@@ -231,7 +206,11 @@ def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
         values, given_values = arguments(values), arguments(given_values)
         for name in facts.keys() & values.keys() - given_values.keys():
             values[name] = facts[name]
-        if path.startswith("timm.") and inspect.isroutine(pkgutil.resolve_name(path)):
+        is_function = inspect.isroutine(pkgutil.resolve_name(path))
+        if is_function and path.startswith("torchvision.models.") and "num_classes" in facts:
+            # mobilenet_v3_small and others take it in **kwargs, where jsonargparse sees no default
+            values.setdefault("num_classes", facts["num_classes"])
+        elif is_function and path.startswith("timm."):
             # timm's functions take them in **kwargs
             taken = {name: facts[name] for name in ("num_classes", "in_chans") if name in facts}
             config["dict_kwargs"] = taken | entries(config.get("dict_kwargs"))

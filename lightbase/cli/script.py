@@ -1,9 +1,9 @@
 """What all scripts share: short errors with an exit status, arguments without abbreviations."""
 
-import argparse
 import contextlib
 import errno
 import io
+import multiprocessing
 import os
 import runpy
 import sys
@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from lightbase.cli.arguments import PARSERS, first_look
 from lightbase.devices.signals import SIGNALS, Stopped
-from lightbase.errors import UserError, rank
+from lightbase.errors import UserError, rank, say
 from lightbase.folder import PROJECT
 
 # a disk that is full or over quota, a file system without permission or read-only, a file too
@@ -51,13 +52,22 @@ def outlive_terminal() -> None:
 
 @contextlib.contextmanager
 def starting(script: str, default_model: str) -> Iterator[None]:
-    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line.
+    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and
+    mistakes in the names of flags are found before them.
 
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
     PROJECT.root, PROJECT.default_model = Path(script).resolve().parents[1], default_model
+    name = Path(script).stem
+    # it may be imported, by find_project or by a process that a training has started
+    main_file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    is_command = Path(main_file).resolve() == Path(script).resolve()
     with short_errors():
+        if is_command and multiprocessing.parent_process() is None:
+            first_look(name, sys.argv[1:])
+            if name in ("train", *PARSERS) and sys.stdout.isatty():
+                say("Loading PyTorch ...")
         yield
 
 
@@ -124,28 +134,3 @@ def short_errors() -> Iterator[None]:
 
 def is_of_disk(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in DISK_ERRORS
-
-
-class ScriptParser(argparse.ArgumentParser):
-    """Without abbreviations; reports mistakes as UserError."""
-
-    def __init__(self, **options: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
-
-    def add_checkpoint_arguments(self) -> None:
-        path = "a run's checkpoint, best.ckpt for instance"
-        self.add_argument("--ckpt_path", type=Path, required=True, help=path)
-        trust: Any = {"nargs": "?", "const": "true", "default": "false"}
-        trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
-        self.add_argument("--trust_checkpoint", **trust)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}\nsee --help", 2)
-
-
-def output_file(text: str) -> Path:
-    """For add_argument(type=...): a path whose folder is there."""
-    if Path(text).is_dir() or not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder, or in none that is there")
-    return Path(text)

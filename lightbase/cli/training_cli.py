@@ -6,21 +6,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jsonargparse
 from jsonargparse import Namespace, set_parsing_settings
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightbase.cli.arguments import FLAGS, TRAINER_DEFAULTS, Seed
 from lightbase.cli.config import (
-    NumThreads,
     Parser,
-    Seed,
     drop_objects,
     explain,
     facts_of,
@@ -36,27 +34,6 @@ from lightbase.errors import UserError, first_line, is_raised_on_purpose
 from lightbase.folder import PROJECT
 from lightbase.module import BaseModule
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
-
-TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
-Mode = Literal["min", "max"] | None
-Text = str | None
-FLAGS: list[tuple[str, Any, Any, str]] = [
-    ("name", Text, None, "The run's folder is logs/NAME/version_N; by default, the model's class."),
-    ("ckpt_path", Text, None, "Resume `last` or `best` of the newest run NAME, or a file."),
-    ("trust_checkpoint", bool, False, "Construct all that the config in the checkpoint names."),
-    ("monitor", Text, "auto", "Metric for best.ckpt; auto: the first one; null: the last epoch."),
-    ("monitor_mode", Mode, None, "Whether min or max is best; by default, as the metric says."),
-    ("patience", PositiveInt | None, None, "Validations without a better --monitor before a stop."),
-    ("steps_per_execution", PositiveInt, 1, "Steps in one call; 20 is faster for small nets."),
-    ("try_network", bool, True, "On two samples, before the run starts."),
-    ("stop_on_nan", bool, True, "End the run at a loss or weight that is NaN or infinite."),
-    ("num_threads", NumThreads | None, None, "CPU threads; all cores by default."),
-    ("device_monitor", bool, True, "Curves of the devices."),
-    ("step_timer", bool, True, "Shares of a step's time."),
-    ("figures_every_n_epochs", NonNegativeInt, 5, "0: no pictures."),
-    ("keep_every_epoch", bool, False, "Keep all checkpoints."),
-]
-"""Name, type, default and help of each flag that is not Lightning's."""
 
 
 class TrainingCLI(LightningCLI):
@@ -99,12 +76,11 @@ class TrainingCLI(LightningCLI):
         return self.trust.enforced(self.saved) if self.trust else contextlib.nullcontext()
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        text = "The seed of all random numbers."
-        parser.add_argument("--seed_everything", type=Seed, default=42, help=text)
+        parser.add_argument("--seed_everything", type=Seed, default=42)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for name, kind, default, text in FLAGS:
-            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+        for name, kind, default in FLAGS:
+            parser.add_argument(f"--{name}", type=kind, default=default)
         for action in arguments_of(parser):
             if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
                 action.nargs, action.const = "?", True

@@ -9,10 +9,11 @@ from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightbase.cli.arguments import TRAINER_DEFAULTS
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.config import make_paths_absolute, make_plain
 from lightbase.cli.script import find_project, python_errors
-from lightbase.cli.training_cli import TRAINER_DEFAULTS, TrainingCLI
+from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, settle_devices, short_device_errors
 from lightbase.errors import say

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightbase.cli.arguments import read_command
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import find_project, is_interactive, short_errors
 from lightbase.cli.training_cli import TrainingCLI
@@ -66,7 +67,7 @@ def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> Trai
 
     first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
     """
-    line = CommandLine(args)
+    line = read_command(args)
     restart = find_restart(line, None if first_flags is None else CommandLine(first_flags))
     if restart is None:
         return TrainingCLI(line.parser_args)

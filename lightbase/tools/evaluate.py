@@ -1,16 +1,5 @@
 """Test a checkpoint again, on the data and with the settings of its run.
-
-python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
-python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
-python scripts/evaluate.py --ckpt_path ... --data.num_folds null
-python scripts/evaluate.py --ckpt_path ... --report
-
-A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
-data. --report writes precision, recall, F1 and support of each class or label, or the IoU of each
-class of masks, to report.csv, and confusion_matrix.csv, into the folder of the run or another one.
-The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as
-test/acc.
-"""
+See `lightbase.cli.arguments.evaluate`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +7,9 @@ from typing import Any
 
 from lightning import Callback
 
+from lightbase.cli import arguments
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.script import ScriptParser, short_errors
+from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
@@ -37,16 +27,8 @@ TASKS = ("multiclass", "multilabel", "segmentation")
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = ScriptParser(description=__doc__)
-    parser.add_checkpoint_arguments()
-    parser.add_argument(
-        "--report", nargs="?", const="", metavar="FOLDER", help="tables of the classes, as CSV too"
-    )
     with short_errors():
-        options, flags = parser.parse_known_args(args)
-        for flag in flags:
-            if flag.startswith("-") and not flag.startswith(("--data.", "--trainer.")):
-                raise UserError(f"unknown flag {flag}\nsee --help", 2)
+        options, flags = arguments.evaluate().read(args)
         if CommandLine(flags).value("data.num_folds") == "null":
             flags += ["--data.fold", "null"]  # of none
         end_with_parent()

@@ -1,17 +1,5 @@
 """Write a trained network to a file that other programs load.
-
-python scripts/export.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt --format onnx
-python scripts/export.py --ckpt_path ... --format pt2 --output cifar10.pt2
-python scripts/export.py --ckpt_path ... --format pth --output mnist.pth
-
-onnx is for ONNX Runtime, pt2 for torch.export.load of plain PyTorch. Both hold all that predict.py
-computes: from samples as the data module loads them, such as uint8 images (N, C, H, W), to what
-predict_step returns, in batches of any size. pth is a plain state_dict of the network:
-`net.load_state_dict(torch.load("mnist.pth", weights_only=True))`.
-
-A file that does not give the outputs of the checkpoint is not kept. docs/export.md shows how to use
-each format.
-"""
+See `lightbase.cli.arguments.export`."""
 
 import contextlib
 import io
@@ -26,7 +14,8 @@ from lightning import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightbase.cli.script import ScriptParser, output_file, short_errors
+from lightbase.cli import arguments
+from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, first_line
@@ -44,14 +33,8 @@ Graph = tuple[bytes, Callable[[Tensor], Tensor]]
 
 def main(args: Sequence[str] | None = None) -> Path:
     """Returns the path of the file."""
-    parser = ScriptParser(description=__doc__)
-    parser.add_checkpoint_arguments()
-    parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
-    parser.add_argument(
-        "--output", type=output_file, help="the file; beside the checkpoint unless given"
-    )
     with short_errors():
-        options = parser.parse_args(args)
+        options, _ = arguments.export().read(args)
         quiet_lightning()
         kind, checkpoint = options.format, options.ckpt_path
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")

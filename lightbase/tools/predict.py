@@ -1,22 +1,5 @@
-r"""Predict with a checkpoint: what predict_step of its LightningModule returns.
-
-python scripts/predict.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt cat.jpg
-python scripts/predict.py --ckpt_path ... photos/ --top_k 3 --probabilities --output predictions.csv
-python scripts/predict.py --ckpt_path ... --split val --output predictions.npz
-
-Without files it predicts the samples of a split, in the order of the data set; true classes and
-numbers are beside. Files are what `read_inputs` of the data module reads: images of any size and
-mode, or the rows of a CSV file. Hidden files in folders are skipped. Files that cannot be read are
-reported; the exit status is 1.
-
-The `task` of the module says what is written. multiclass: the likeliest class and its probability.
-multilabel: the labels with a probability over --threshold. segmentation: a PNG for each mask, into
-the folder --output. text: what `to_text` of the data module makes of it. Otherwise the numbers.
---output FILE.npz writes the tensors of predict_step as they are.
-
-In the CSV a name that a spreadsheet would take for a formula begins with '. Bytes that are not
-UTF-8, and in the table characters that cannot be printed, are written as an escape such as \n.
-"""
+"""Predict with a checkpoint: what predict_step of its LightningModule returns.
+See `lightbase.cli.arguments.predict`."""
 
 import sys
 from collections import defaultdict
@@ -33,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightbase.cli.script import ScriptParser, short_errors
+from lightbase.cli import arguments
+from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.batches import as_it_is, for_network, targets_of
 from lightbase.data.images import find_images
@@ -55,16 +39,8 @@ Rows = dict[str, list[Tensor]]  # of each sample, by the name in what predict_st
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = ScriptParser(description=__doc__)
-    parser.add_checkpoint_arguments()
-    parser.add_argument("--split", choices=STAGES, default="test", help="the set without files")
-    parser.add_argument("--output", type=Path, help="FILE.csv, FILE.npz, or a folder for masks")
-    parser.add_argument("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
-    parser.add_argument("--probabilities", action="store_true", help="a column for each class")
-    parser.add_argument("--threshold", type=float, default=0.5, help="of a label's probability")
-    parser.add_argument("files", type=Path, nargs="*", help="files, or folders of images")
     with short_errors():
-        options = parser.parse_args(args)
+        options, _ = arguments.predict().read(args)
         quiet_lightning()
         run = load_run(options.ckpt_path, is_trusted=options.trust_checkpoint == "true")
         data = run.datamodule

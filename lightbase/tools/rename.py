@@ -21,7 +21,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from lightbase.cli.script import ScriptParser, short_errors
+from lightbase.cli.arguments import ScriptParser
+from lightbase.cli.script import short_errors
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 
@@ -29,7 +30,7 @@ SKIPPED = ("lightbase/", "tests/lightbase/", "CHANGELOG.md", "logs/", "data/")
 
 
 def main() -> None:
-    parser = ScriptParser(description=__doc__)
+    parser = ScriptParser(__doc__)
     parser.add_argument("name", help="the new name")
     with short_errors():
         new = parser.parse_args().name

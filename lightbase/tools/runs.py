@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from lightbase.cli.arguments import ScriptParser, output_file
 from lightbase.cli.command_line import checked
-from lightbase.cli.script import ScriptParser, output_file, short_errors
+from lightbase.cli.script import short_errors
 from lightbase.errors import UserError, printable
 from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
 
@@ -201,7 +202,7 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = ScriptParser(description=__doc__)
+    parser = ScriptParser(__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
     root = "--trainer.default_root_dir"

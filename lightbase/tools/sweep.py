@@ -1,16 +1,6 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
+See `lightbase.cli.arguments.sweep`."""
 
-python scripts/sweep.py --config configs/small_net.yaml --search model.lr=log:1e-4..1e-1 --trials 20
-python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01 --name grid
-
-FLAG=a,b,c is a list of values. FLAG=16..512 is a range, of whole numbers if both ends are whole;
-FLAG=log:1e-4..1e-1 is a range on a logarithmic scale. Optuna's TPE chooses the values of ranges by
-the results of --monitor. The same command continues after a kill, and may be started several times:
-the processes share the trials, as those of --num_workers do. All other flags are those of train.py.
-See docs/sweep.md.
-"""
-
-import argparse
 import contextlib
 import gc
 import itertools
@@ -33,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 from filelock import FileLock, Timeout
-from jsonargparse.typing import PositiveInt
 from numpy.random import SeedSequence
 
+from lightbase.cli import arguments
 from lightbase.cli.config import write_config
-from lightbase.cli.script import ScriptParser, short_errors
+from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
@@ -339,16 +329,9 @@ def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]
 
 def main(args: Sequence[str] | None = None) -> list[Trial]:
     """Train the trials. Returns them in the order of their numbers."""
-    parser = ScriptParser(description=__doc__)
-    add = parser.add_argument
-    add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
-    add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
-    add("--name", help="the sweep is in ROOT/NAME; the config's name and _sweep unless given")
-    add("--num_workers", type=PositiveInt, default=1, help="processes that share the trials")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
     with short_errors():
         args = sys.argv[1:] if args is None else args
-        options, flags = parser.parse_known_args(args)
+        options, flags = arguments.sweep().read(args)
         if options.worker:
             end_with_parent(is_worker=True)
         quiet_lightning()

@@ -1,15 +1,5 @@
 """Find a batch size and a learning rate for an experiment before training it.
-
-python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 --max_lr 1
-
-Batch size: Lightning's finder doubles it, from --data.batch_size on, until the memory is full or
---max_batch_size is reached. The suggestion is the smallest size within 5 % of the highest speed.
-
-Learning rate: Lightning's finder raises it from --min_lr to --max_lr over --num_steps steps. The
-suggestion is a tenth of the rate with the lowest smoothed loss.
-
-All flags of train.py work too. The plots are in a run folder NAME_tune.
-"""
+See `lightbase.cli.arguments.tune`."""
 
 import contextlib
 import statistics
@@ -20,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning import LightningModule, Trainer
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
 
-from lightbase.cli.script import ScriptParser, short_errors
+from lightbase.cli import arguments
+from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
@@ -43,16 +33,8 @@ from lightbase.watch import figures
 
 def main(args: Sequence[str] | None = None) -> list[str]:
     """Returns the suggested flags."""
-    parser = ScriptParser(description=__doc__)
-    both = ["batch_size", "lr"]
-    add = parser.add_argument
-    add("--find", nargs="+", choices=both, default=both, help="what to search")
-    add("--max_batch_size", type=PositiveInt, help="default: 1024 on a CPU, 8192 on a GPU")
-    add("--min_lr", type=PositiveFloat, default=1e-5, help="the first learning rate")
-    add("--max_lr", type=PositiveFloat, default=1.0, help="the last learning rate")
-    add("--num_steps", type=PositiveInt, default=500, help="steps from first to last")
     with short_errors():
-        options, flags = parser.parse_known_args(args)
+        options, flags = arguments.tune().read(args)
         quiet_lightning()
         cli = parse([*flags, "--steps_per_execution", "1"])  # the finders look at each step
         check_one_device(cli.config.trainer)

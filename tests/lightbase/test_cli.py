@@ -1,5 +1,7 @@
 """Mistakes on the command line and in configs, and what --help and --print_config show."""
 
+import inspect
+import os
 import runpy
 import subprocess
 import sys
@@ -8,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-import programs
 import pytest
 import yaml
+from lightning import Trainer
 from paths import HERE, TINY, Train, words
 from torch import nn
 
+from lightbase.cli.arguments import FLAGS, TRAINER, arguments_in_source, help_of_train
+from lightbase.cli.config import parser_of
 from lightbase.run.train import main, parse
 
 TEXT = Path(TINY).read_text()
@@ -65,7 +69,13 @@ stray | unknown argument stray
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | did you mean
 --model.net nowhere.Net | model.net: | 'nowhere'
---model.net MLP | MLP | example.models.mlp.MLP
+--model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
+--learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
+--batch_size 1 | did you mean --data.batch_size?
+--epochs 1 | did you mean --trainer.max_epochs?
+--sizes 784,10 | did you mean --model.net.sizes?
+--trainer.max_epoch 1 | did you mean --trainer.max_epochs?
+--model.net.sizes 192,4 | a list has brackets: [192,4]
 --model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
 --model.net.activation foo | foo | relu
 --model.optimizer_args.betas [0.9] | Adam | betas
@@ -298,16 +308,42 @@ def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
     assert trainer["val_check_interval"] == 0.5
 
 
-def test_help_fits_on_two_screens_and_names_the_common_flags() -> None:
-    # in a process of its own: it lists the classes that are imported, also by other tests
-    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--help"]
-    with programs.start(command, stdout=subprocess.PIPE) as process:
-        text, _ = process.communicate(timeout=60)
-    assert len(text.splitlines()) < 120
-    for flag in words(
-        "--config --ckpt_path --trainer.precision --data --model --patience --monitor"
-    ):
-        assert flag in text
+# a command without torch, and what it prints
+AT_ONCE = """
+train --help | --model.lr 0.01 | example.data.discs.Discs | --trainer.max_epochs
+train --model.lrr 1 | did you mean --model.lr?
+train tiny | unknown argument tiny
+evaluate | required: --ckpt_path
+predict --help | --threshold
+export --ckpt_path x --foo 1 | unknown argument --foo
+tune --help | --min_lr
+sweep --lr 1 --search model.lr=1,2 | did you mean --model.lr?
+runs --help | --best
+"""
+
+
+@pytest.mark.parametrize("line", AT_ONCE.strip().splitlines())
+def test_help_and_mistakes_in_flags_do_not_wait_for_torch(line: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    command, *expected = line.split(" | ")
+    name, *flags = command.split()
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(HERE / "scripts" / f"{name}.py"), *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    for part in expected:
+        assert part in done.stdout + done.stderr
+    if command[-1] == "--help":
+        assert len(done.stdout.splitlines()) <= 60
+
+
+def test_the_arguments_of_a_class_are_those_that_the_parser_takes() -> None:
+    for path in ("example.classifier.Classifier", "example.data.discs.Discs"):
+        assert arguments_in_source(path) == {*parser_of(path).get_defaults().keys()}
+    assert arguments_in_source(TRAINER) == {*inspect.signature(Trainer).parameters}
+    assert arguments_in_source("torch.nn.Module") is None
+    assert arguments_in_source("nowhere.Net") is None
+    text = help_of_train()
+    assert all(f"\n--{name} " in text for name, *_ in FLAGS)
 
 
 @pytest.mark.usefixtures("default")

@@ -156,7 +156,7 @@ def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_k
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
-    with pytest.raises(UserError, match=r"unknown key model.lrr"):
+    with pytest.raises(UserError, match=r"unknown argument --model.lrr"):
         lightbase.main(["--model.lrr", "3"])
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
     monkeypatch.setattr("lightbase.run.train.parse", lambda args: pytest.fail(f"{args}"))

@@ -1,0 +1,340 @@
+"""The arguments of the scripts. Nothing here imports torch, which takes seconds: --help and a
+mistake in the name of a flag are answered at once."""
+
+import argparse
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+
+from lightbase.cli.command_line import CommandLine, config_files, read_config, users_classes
+from lightbase.errors import UserError, did_you_mean
+from lightbase.folder import PROJECT, flatten
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
+NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
+FLAGS: list[tuple[str, Any, Any]] = [
+    ("name", str | None, None),
+    ("ckpt_path", str | None, None),
+    ("trust_checkpoint", bool, False),
+    ("monitor", str | None, "auto"),
+    ("monitor_mode", Literal["min", "max"] | None, None),
+    ("patience", PositiveInt | None, None),
+    ("steps_per_execution", PositiveInt, 1),
+    ("try_network", bool, True),
+    ("stop_on_nan", bool, True),
+    ("num_threads", NumThreads | None, None),
+    ("device_monitor", bool, True),
+    ("step_timer", bool, True),
+    ("figures_every_n_epochs", NonNegativeInt, 5),
+    ("keep_every_epoch", bool, False),
+]
+"""Name, type and default of each flag of train.py that is not Lightning's; train_help.txt explains
+them."""
+TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
+TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
+SYNONYMS = {
+    "learning_rate": "lr",
+    "epochs": "max_epochs",
+    "num_epochs": "max_epochs",
+    "workers": "num_workers",
+    "gpus": "devices",
+    "resume": "ckpt_path",
+    "checkpoint": "ckpt_path",
+    "seed": "seed_everything",
+    "dataset": "data",
+    "network": "net",
+    "loss": "criterion",
+}
+"""Words of other tools, and the last words of the flags that are meant."""
+OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
+GROUPS = ("model", "data", "trainer")
+OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
+SEE_HELP = "see --help, or --print_config for every argument"
+
+
+def first_look(script: str, args: Sequence[str]) -> None:
+    """Answer --help and mistakes in the names of flags. script: its name, such as "train"."""
+    flags = list(args)
+    if script in PARSERS:
+        _, flags = PARSERS[script]().read(args)
+    if script in ("train", "tune", "sweep"):
+        read_command(flags)
+
+
+def read_command(args: Sequence[str]) -> CommandLine:
+    """The command line of train.py. Print its help if it is wanted. Raise UserError for a flag that
+    there is not, with the one that is meant. Where the source of a class does not tell its
+    arguments, jsonargparse sees a mistake later."""
+    line = CommandLine(args)
+    classes = classes_of(line)
+    groups = {group: arguments_in_source(path) for group, path in classes.items()}
+    if any(flag in ("-h", "--help") for flag, _ in line.flags):
+        print(help_of_train())
+        raise SystemExit(0)
+    top = [*(name for name, *_ in FLAGS), "seed_everything", "print_config", *GROUPS]
+    keys = [f"{group}.{name}" for group in groups for name in sorted(groups[group] or ())]
+    flags = [f"--{key}" for key in (*reversed(keys), "config", *top)]  # the last wins
+    if line.value("ckpt_path"):
+        groups = {"trainer": groups["trainer"]}  # the classes are in the checkpoint
+    for flag, _ in line.flags:
+        if not flag.startswith("-"):
+            near = did_you_mean(flag, config_files(Path()), "--config ")
+            raise UserError(f"unknown argument {flag}{near}\n{SEE_HELP}", 2)
+        group, _, rest = flag.removeprefix("--").partition(".")
+        name = rest.removeprefix("init_args.").partition(".")[0].rstrip("+")
+        names = groups.get(group)
+        is_there = group in GROUPS if rest else group.rstrip("+") in top
+        if not is_there or (rest and names is not None and name not in (*names, *OF_CLASS)):
+            raise UserError(f"unknown argument {flag}{meant(flag, flags)}\n{SEE_HELP}", 2)
+    helps = {f"--{group}.help": path for group, path in classes.items()}
+    line.flags = [(flag, helps.get(flag) if value is None else value) for flag, value in line.flags]
+    return line
+
+
+def meant(flag: str, flags: Iterable[str]) -> str:
+    """`; did you mean --model.lr?` for --lr, --learning_rate or --modle.lr; empty if none of the
+    flags is similar."""
+    by_word = {name.lstrip("-").rpartition(".")[2]: name for name in (*OF_OPTIMIZER, *flags)}
+    by_word |= {word: by_word[name] for word, name in SYNONYMS.items() if name in by_word}
+    return did_you_mean(flag.lstrip("-").rpartition(".")[2], by_word) or did_you_mean(flag, flags)
+
+
+def classes_of(line: CommandLine) -> dict[str, str]:
+    """The import paths of the classes whose arguments a command sets, by the flags of these."""
+    settings: dict[str, Any] = {"model": PROJECT.default_model}
+    if not line.names_experiment and PROJECT.default_config.is_file():
+        settings |= flatten(read_config(PROJECT.default_config))
+    for content in line.configs.values():
+        settings |= flatten(content)
+    settings |= {flag.removeprefix("--").removesuffix(".class_path"): x for flag, x in line.flags}
+    settings |= {"model": line.model or settings["model"], "trainer": TRAINER}
+    return {name: str(settings.get(name)) for name in ("model", "model.net", "data", "trainer")}
+
+
+def arguments_in_source(path: str) -> set[str] | None:
+    """The arguments of a class, read from its source without importing it. None where the source
+    does not tell them: it is no class, or does not only pass its **kwargs to its base."""
+    module, _, name = path.rpartition(".")
+    try:
+        tree = ast.parse(source_file(module).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # the import of the class will show what is wrong
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
+            base = f"{module}.{ast.unparse(node.bases[0])}" if node.bases else ""
+            functions = [x for x in node.body if isinstance(x, ast.FunctionDef)]
+            inits = [x for x in functions if x.name == "__init__"]
+            return arguments_of(inits[0], base) if inits else arguments_in_source(base)
+    imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and not x.level]
+    paths = {y.asname or y.name: f"{x.module}.{y.name}" for x in imports for y in x.names}
+    return arguments_in_source(paths[name]) if name in paths else None
+
+
+def arguments_of(init: ast.FunctionDef, base: str) -> set[str] | None:
+    """See `arguments_in_source`. base: the class that gets the **kwargs."""
+    taken = [*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs]
+    names = {argument.arg for argument in taken[1:]}  # without self
+    if init.args.kwarg is None:
+        return names
+    code, kwargs = ast.unparse(init), f"**{init.args.kwarg.arg}"
+    used = [x for x in ast.walk(init) if isinstance(x, ast.Name) and x.id == kwargs[2:]]
+    is_for_base = len(used) == 1 and "super().__init__(" in code and f"{kwargs})" in code
+    inherited = arguments_in_source(base) if is_for_base else None
+    return None if inherited is None else names | inherited
+
+
+def source_file(module: str) -> Path:
+    """The file of a module, which may be missing. Raises OSError."""
+    package, *parts = module.split(".")
+    folders = [str(Path.cwd()), str(PROJECT.root), *sys.path]
+    spec = PathFinder.find_spec(package, folders)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(package)
+    file = Path(spec.origin)
+    stem = file.parent.joinpath(*parts)
+    files = [stem.with_suffix(".py"), stem / "__init__.py"] if parts else [file]
+    return next(filter(Path.is_file, files), file)
+
+
+def help_of_train() -> str:
+    """train_help.txt with the YAMLs and classes of the project."""
+    classes = users_classes()
+    names = {
+        "configs": [*config_files(PROJECT.default_config.parent)],
+        "networks": [path for path, base in classes if base.endswith("nn.Module")],
+        "data": [path for path, base in classes if base.endswith("DataModule")],
+        "models": [path for path, base in classes if base in ("BaseModule", "LightningModule")],
+    }
+    indent = " " * 30
+    columns = {
+        kind: textwrap.fill(", ".join(words), 80, initial_indent=indent, subsequent_indent=indent)
+        for kind, words in names.items()
+    }
+    text = Path(__file__).with_name("train_help.txt").read_text(encoding="utf-8")
+    return text.format(**{kind: column.strip() for kind, column in columns.items()}).rstrip()
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """Without abbreviations; reports mistakes as UserError.
+
+    passes_on: How flags begin that are those of train.py.
+    """
+
+    def __init__(self, description: str | None, passes_on: tuple[str, ...] = ()) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            description=description and inspect.cleandoc(description),
+            allow_abbrev=False,
+            formatter_class=formatter,
+        )
+        self.passes_on = passes_on
+
+    def read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+        """The options, and the arguments that are passed on."""
+        options, others = self.parse_known_args(args)
+        for flag in others:
+            if not self.passes_on or (flag.startswith("-") and not flag.startswith(self.passes_on)):
+                self.error(f"unknown argument {flag}")
+        return options, others
+
+    def add_checkpoint_arguments(self) -> None:
+        path = "a run's checkpoint, best.ckpt for instance"
+        self.add_argument("--ckpt_path", type=Path, required=True, help=path)
+        trust: Any = {"nargs": "?", "const": "true", "default": "false"}
+        trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
+        self.add_argument("--trust_checkpoint", **trust)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}\nsee --help", 2)
+
+
+def output_file(text: str) -> Path:
+    """For add_argument(type=...): a path whose folder is there."""
+    if Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, or in none that is there")
+    return Path(text)
+
+
+def evaluate() -> ScriptParser:
+    """Test a checkpoint again, on the data and with the settings of its run.
+
+    python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt --report
+    python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
+
+    A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
+    data. The last line is a JSON object with test/loss, test/num_samples and the metrics.
+    """
+    parser = ScriptParser(evaluate.__doc__, ("--data.", "--trainer."))
+    parser.add_checkpoint_arguments()
+    text = "tables of the classes, as CSV too"
+    parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help=text)
+    return parser
+
+
+def predict() -> ScriptParser:
+    """Predict with a checkpoint: what predict_step of its LightningModule returns.
+
+    python scripts/predict.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt digit.png
+    python scripts/predict.py --ckpt_path ... photos/ --top_k 3 --output predictions.csv
+    python scripts/predict.py --ckpt_path ... --split val --output predictions.npz
+
+    Files are images of any size, or CSV files with rows. Without files it predicts a split of the
+    data, in its order. Files that cannot be read are reported, and the exit status is 1.
+    See docs/tasks for what is written of masks, labels, numbers and texts.
+    """
+    parser = ScriptParser(predict.__doc__)
+    parser.add_checkpoint_arguments()
+    add = parser.add_argument
+    add("--split", choices=["train", "val", "test"], default="test", help="the set without files")
+    add("--output", type=Path, help="FILE.csv, FILE.npz, or a folder for masks")
+    add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
+    add("--probabilities", action="store_true", help="a column for each class")
+    add("--threshold", type=float, default=0.5, help="of a label's probability")
+    add("files", type=Path, nargs="*", help="files, or folders of images")
+    return parser
+
+
+def export() -> ScriptParser:
+    """Write a trained network to a file that other programs load.
+
+    python scripts/export.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
+    python scripts/export.py --ckpt_path ... --format onnx --output digits.onnx
+
+    pth holds the weights for plain PyTorch. onnx is for ONNX Runtime, pt2 for torch.export.load;
+    both compute what predict.py computes, and are checked against it. See docs/export.md.
+    """
+    parser = ScriptParser(export.__doc__)
+    parser.add_checkpoint_arguments()
+    parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
+    text = "the file; beside the checkpoint unless given"
+    parser.add_argument("--output", type=output_file, help=text)
+    return parser
+
+
+def tune() -> ScriptParser:
+    """Find a batch size and a learning rate for an experiment before training it.
+
+    python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 --max_lr 1
+
+    Lightning's finder doubles the batch size until the memory is full, or at --max_batch_size. The
+    smallest size within 5 % of the highest speed is suggested. The finder of the learning rate
+    raises it from --min_lr to --max_lr; a tenth of the rate with the lowest loss is suggested. The
+    plots are in a run folder NAME_tune. All flags of train.py work too.
+    """
+    parser = ScriptParser(tune.__doc__, ("-",))
+    both = ["batch_size", "lr"]
+    add = parser.add_argument
+    add("--find", nargs="+", choices=both, default=both, help="what to search")
+    add("--max_batch_size", type=PositiveInt, help="default: 1024 on a CPU, 8192 on a GPU")
+    add("--min_lr", type=PositiveFloat, default=1e-5, help="the first learning rate")
+    add("--max_lr", type=PositiveFloat, default=1.0, help="the last learning rate")
+    add("--num_steps", type=PositiveInt, default=500, help="steps from first to last")
+    return parser
+
+
+def sweep() -> ScriptParser:
+    """Search the flags of train.py. Each trial is a run; lists alone are a grid.
+
+    python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01
+    python scripts/sweep.py ... --search model.lr=log:1e-4..1e-1 --search data.batch_size=16..512 \\
+      --trials 20
+
+    Optuna's TPE chooses the values of ranges by --monitor. The same command continues after a
+    kill. Several of them, or --num_workers, share the trials. All flags of train.py work too. See
+    docs/sweep.md.
+    """
+    parser = ScriptParser(sweep.__doc__, ("-",))
+    add = parser.add_argument
+    add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
+    add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
+    add("--name", help="the sweep is in ROOT/NAME; the config's name and _sweep unless given")
+    add("--num_workers", type=PositiveInt, default=1, help="processes that share the trials")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def benchmark() -> ScriptParser:
+    """Measure the speed of training, beside other ways to train the same network.
+
+    python benchmarks/benchmark.py                  # about 3 minutes on 2 cores
+    python benchmarks/benchmark.py > docs/speed.md  # the tables are Markdown
+    """
+    parser = ScriptParser(benchmark.__doc__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=["mnist", "cifar"], default=["mnist", "cifar"])
+    add("--rounds", type=int, default=3, help="turns of each contestant")
+    add("--steps", type=int, default=400, help="of each contestant, in a round")
+    return parser
+
+
+PARSERS: dict[str, Callable[[], ScriptParser]] = {
+    function.__name__: function for function in (evaluate, predict, export, tune, sweep, benchmark)
+}
+"""By the names of the scripts whose import takes seconds."""
