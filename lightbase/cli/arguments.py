@@ -128,7 +128,7 @@ def arguments_in_source(path: str) -> set[str] | None:
         return None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
-            base = f"{module}.{ast.unparse(node.bases[0])}" if node.bases else ""
+            base = f"{module}.{ast.unparse(node.bases[0])}" if len(node.bases) == 1 else ""
             functions = [x for x in node.body if isinstance(x, ast.FunctionDef)]
             inits = [x for x in functions if x.name == "__init__"]
             return arguments_of(inits[0], base) if inits else arguments_in_source(base)
