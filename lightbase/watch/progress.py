@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 from lightbase.curves import MayMissSteps, is_of_class
 from lightbase.data.module import BaseDataModule
+from lightbase.errors import say
 from lightbase.module import BaseModule
 
-REFRESH_S = 0.2
+REFRESH_S = 0.2  # a redraw takes 0.1 ms
 LINE_S = 60
 WIDE = 100  # columns of a terminal in which the bar shows all values
 
@@ -72,8 +73,8 @@ class EpochLines(MayMissSteps):
         now = time.monotonic()
         if trainer.progress_bar_callback is None and now - self.shown_at >= LINE_S:
             self.shown_at = now
-            part = f"{(trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches:.0%}"
-            self.say_epoch(trainer, [part, *self.pace.texts(trainer)])
+            part = (trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches
+            say(", ".join([f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]))
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -88,25 +89,17 @@ class EpochLines(MayMissSteps):
             names = [name for name in names if not is_of_class(name)]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
-        self.say_epoch(trainer, parts + self.pace.texts(trainer))
-
-    def say_epoch(self, trainer: Any, parts: list[str]) -> None:
-        trainer.lightning_module.print(f"{title(trainer, ' of ')}: {', '.join(parts)}")
+        text = ", ".join(parts + self.pace.texts(trainer))
+        pl_module.print(f"{title(trainer, ' of ')}: {text}")
         sys.stdout.flush()
 
 
 class TrainingProgressBar(EpochLines, TQDMProgressBar):
     """Lightning's bar, below the lines of the epochs: speed and time left of the training, its
     values, and those of the validation before. In less than WIDE columns it is short.
-
-    It is redrawn five times a second, not every n batches: with steps of a millisecond a redraw
-    costs as much as a step.
     """
 
     BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
-
-    def __init__(self) -> None:
-        super().__init__(refresh_rate=10)  # batches, of validation and test
 
     def init_validation_tqdm(self) -> Tqdm:
         # only a terminal can draw a second line
