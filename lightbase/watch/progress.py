@@ -70,9 +70,8 @@ class EpochLines(MayMissSteps):
         self.pace, self.shown_at = Pace(trainer), time.monotonic()
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        now = time.monotonic()
-        if trainer.progress_bar_callback is None and now - self.shown_at >= LINE_S:
-            self.shown_at = now
+        if trainer.progress_bar_callback is None and time.monotonic() - self.shown_at >= LINE_S:
+            self.shown_at = time.monotonic()
             part = (trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches
             say(", ".join([f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]))
 
@@ -101,6 +100,9 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
 
     BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
 
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10)  # batches, of validation and test
+
     def init_validation_tqdm(self) -> Tqdm:
         # only a terminal can draw a second line
         return super().init_validation_tqdm() if sys.stdout.isatty() else Tqdm(disable=True)
@@ -117,9 +119,8 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         self._redraw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        now = time.monotonic()
-        if now - self.shown_at >= REFRESH_S or trainer.is_last_batch:
-            self.shown_at = now
+        if time.monotonic() - self.shown_at >= REFRESH_S or trainer.is_last_batch:
+            self.shown_at = time.monotonic()
             # set, not added to: one call may train several batches
             self.train_progress_bar.n = trainer.fit_loop.batch_idx + 1
             self._redraw(trainer, pl_module)
