@@ -17,7 +17,7 @@ from lightbase.module import BaseModule
 
 REFRESH_S = 0.2  # a redraw takes 0.1 ms
 LINE_S = 60
-WIDE = 100  # columns of a terminal in which the bar shows all values
+LEAST = 30  # columns for the epoch and the bar itself
 
 
 class Pace:
@@ -94,9 +94,8 @@ class EpochLines(MayMissSteps):
 
 
 class TrainingProgressBar(EpochLines, TQDMProgressBar):
-    """Lightning's bar, below the lines of the epochs: speed and time left of the training, its
-    values, and those of the validation before. In less than WIDE columns it is short.
-    """
+    """Lightning's bar, below the lines of the epochs: speed, time left and values of the training,
+    and those of the validation before. Where they do not fit, it has some of them."""
 
     BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
 
@@ -140,9 +139,10 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         train = [text for text in values if not text.startswith("val")]
         val = [f"before: {text}" for text in values if text.startswith("val")]
         pace = self.pace.texts(trainer)
-        if (self.train_progress_bar.ncols or 0) < WIDE:  # None if it is no terminal
-            pace, train, val = pace[-1:], train[:1], val[:1]
-        text = ", ".join(pace + train + val).replace("{", "{{").replace("}", "}}")
+        text = ", ".join(pace + train + val)
+        if len(text) > (self.train_progress_bar.ncols or 0) - LEAST:  # None if it is no terminal
+            text = ", ".join(pace[-1:] + train[:1] + val[:1])
+        text = text.replace("{", "{{").replace("}", "}}")
         self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
         self.train_progress_bar.refresh()
 
