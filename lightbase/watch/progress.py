@@ -70,7 +70,7 @@ class EpochLines(MayMissSteps):
         self.pace, self.shown_at = Pace(trainer), time.monotonic()
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.progress_bar_callback is None and time.monotonic() - self.shown_at >= LINE_S:
+        if time.monotonic() - self.shown_at >= LINE_S and trainer.progress_bar_callback is None:
             self.shown_at = time.monotonic()
             part = (trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches
             say(", ".join([f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]))
