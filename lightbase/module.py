@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from lightbase.compat import newest_batch
 from lightbase.curves import Curves, Stage, is_log_step
 from lightbase.data.batches import inputs_of
-from lightbase.errors import UserError
+from lightbase.errors import UserError, say
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
 from lightbase.optim import (
@@ -210,6 +210,7 @@ class BaseModule(RecordsArguments, LightningModule):
             # another batch size the training would get slower code for all sizes.
             self.net.compile(backend=self.compile_net, mode=self.compile_mode, dynamic=False)
             self.is_compiled = True
+            say(f"{type(self.net).__name__} is compiled in the first steps, which may take minutes")
 
     def configure_callbacks(self) -> list[Callback]:
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from lightbase.cli.config import (
     make_paths_absolute,
     make_plain,
 )
+from lightbase.cli.script import is_interactive
 from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import strategies
@@ -173,10 +174,9 @@ class TrainingCLI(LightningCLI):
             config["callbacks"].insert(0, self.model.curves_callback)
         has_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
-            config["enable_progress_bar"] = has_bar or sys.stdout.isatty()
-        config["callbacks"].append(EpochLines())
-        if config["enable_progress_bar"] and not has_bar:
-            config["callbacks"].append(TrainingProgressBar())
+            config["enable_progress_bar"] = has_bar or sys.stdout.isatty() or is_interactive()
+        has_ours = config["enable_progress_bar"] and not has_bar
+        config["callbacks"].append(TrainingProgressBar() if has_ours else EpochLines())
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
             raise UserError(f"trainer.val_check_interval 0: {least}", 2)

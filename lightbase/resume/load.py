@@ -1,5 +1,6 @@
 """A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or trained on."""
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from jsonargparse import Namespace
 from lightning import LightningModule
 
 from lightbase.cli.command_line import CommandLine, checked, read_config, renamed, without_removed
-from lightbase.cli.config import LOOKS_ON, write_config
+from lightbase.cli.config import LOOKS_ON, make_paths_absolute, write_config
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.cli.trust import Trust
+from lightbase.compat import parse_unvalidated
 from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError, say
 from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
@@ -215,6 +217,7 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     cli.restart = restart
     with cli.import_rules():
         config = write_config(cli.parser, cli.config)[0]
+        say_unused(restart, cli, line)
     check_changes(restart, cli.model, config, line)
     if restart.trust:
         restart.trust.check_run(restart.checkpoint, restart.folder)
@@ -226,6 +229,20 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     restart.checkpoint = {}  # its memory is free when Lightning reads it
 
 
+def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
+    """Print the settings of the config files that the resume does not take."""
+    args = [*(f"--config={path}" for path in line.configs), *line.flag_args]
+    with_files = parse_unvalidated(cli.parser.parse_args, args, namespace=cli.config.clone())
+    make_paths_absolute(with_files)
+    now = flatten(cli.config.as_dict())
+    for key, value in flatten(with_files.as_dict()).items():
+        if key not in (*PLACE, "config") and value != now.get(key):
+            way_out = "start a new run, without --ckpt_path"
+            if may_change(key, restart.checkpoint):
+                way_out = f"add --{key} {shlex.quote(str(value))}"
+            say(f"Resume: {key} stays {now.get(key)}; to use {value} {way_out}")
+
+
 def check_changes(
     restart: Restart, model: LightningModule, config: dict[str, Any], line: CommandLine
 ) -> None:
@@ -233,8 +250,6 @@ def check_changes(
 
     config: The run's config with the flags of the command line.
     """
-    for file in line.configs:
-        say(f"Resume: the config of the run and your flags count, not --config {file}")
     old, new = flatten(restart.checkpoint["config"]), flatten(config)
     flags = tuple(flag.removeprefix("--") + "." for flag, _ in line.flags)
     flags += ("model.",) if line.model else ()

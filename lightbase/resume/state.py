@@ -116,9 +116,7 @@ class RunCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         # Lightning cannot go on from the middle of a validation; and when an epoch has ended, the
         # checkpoint is there already
         between_batches = trainer.training and self.step_at_epoch_end != trainer.global_step
@@ -200,9 +198,7 @@ class WholeEpochs(Callback):
     leaves out its rest; with max_steps it takes a resume from an epoch's end for one in its middle,
     and leaves out the next epoch."""
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
         is_cut = not is_epoch_over(trainer)
         if is_cut and progress["current"]["processed"] == progress["current"]["ready"]:
@@ -245,16 +241,12 @@ class PlateauFirst(Checkpoint):
         for config, _ in self.frequencies:
             config.frequency = sys.maxsize
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         watched = {config.monitor for config, _ in self.frequencies}
         values = trainer.callback_metrics
         checkpoint["watched"] = {name: values[name] for name in watched if name in values}
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -276,21 +268,17 @@ class ResumedOptimizer(Callback):
             # and restores both
             forget_train_loader(trainer)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, _: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if has_named_optimizer(pl_module):
             checkpoint["schedule"] = schedule_options(pl_module)
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Any, model: Any, checkpoint: dict[str, Any]) -> None:
         is_fit = trainer.state.fn == "fit" and "schedule" in checkpoint
-        if is_fit and has_named_optimizer(pl_module):
+        if is_fit and has_named_optimizer(model):
             # it may name a class
             saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
-            check_schedule(saved, pl_module)
-            change_length(checkpoint, pl_module)
+            check_schedule(saved, model)
+            change_length(checkpoint, model)
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:

@@ -120,9 +120,7 @@ class StopOnNan(MayMissSteps):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:  # type: ignore[override]
+    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
         before, self.num_steps = self.num_steps, trainer.global_step
         every = min(trainer.log_every_n_steps or 1000, 1000)
         if self.num_steps // every > before // every:
@@ -140,9 +138,7 @@ class StopOnNan(MayMissSteps):
         is_bad = bool(are_finite) and not torch.stack(are_finite).all()
         stop_if(is_bad, trainer, "a weight is")
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, _: Any) -> None:
         self.on_train_epoch_end(trainer, pl_module)
 
 

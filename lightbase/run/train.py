@@ -1,6 +1,7 @@
 """A training run from its command line to its test result."""
 
 import random
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from lightbase.devices.devices import (
 )
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line, rank, say
-from lightbase.folder import PROJECT, Run, json_text, root_folder, short
+from lightbase.folder import PROJECT, Run, json_text, root_folder, short, versions
 from lightbase.resume.load import find_restart, go_on
 from lightbase.resume.state import AtomicCheckpointIO
 from lightbase.run.callbacks import end_with_parent, leave, make_callbacks
@@ -97,20 +98,33 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
             return fit_and_test(trainer, cli.model, cli.datamodule, path, run)
     except (UserError, OSError, Stopped) as error:
         if run:
-            end_early(run, error, config.trainer.enable_checkpointing is not False)
+            end_early(run, error, config)
         raise
     finally:
         if run:
             run.close()
 
 
-def end_early(run: Run, error: Exception | Stopped, has_checkpoints: bool) -> None:
+def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
     """Say how a stopped run goes on, or remove the folder of a new run without a checkpoint."""
+    has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
-            error.hint = "; go on with --ckpt_path last"
+            error.hint = f"; to continue:\n{resume_command(run, config.name)}"
     elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
         run.discard()
+
+
+def resume_command(run: Run, name: str) -> str:
+    """The command that continues this run, in the folder where it was started. Its settings are in
+    the checkpoint."""
+    start = "python" if num_processes_started() == (0, 0) else "torchrun (or srun) ..."
+    flags = ["--name", name, "--ckpt_path", "last"]
+    if run.root != PROJECT.logs:
+        flags += ["--trainer.default_root_dir", short(run.root)]
+    if run.folder != [*versions(run.folder.parent).values()][-1]:  # `last` is a newer run
+        flags = ["--ckpt_path", short(run.checkpoints / "last.ckpt")]
+    return f"{start} {shlex.join([short(PROJECT.root / 'scripts' / 'train.py'), *flags])}"
 
 
 def fit_and_test(
@@ -127,7 +141,7 @@ def fit_and_test(
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
     recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
-    with short_endings(trainer):
+    with short_endings(trainer, recorder):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics, reason = run_test(trainer, model, data, tested)
@@ -143,7 +157,7 @@ def fit_and_test(
 
 
 @contextmanager
-def short_endings(trainer: Trainer) -> Iterator[None]:
+def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
     """Turn Lightning's errors about flags into a UserError. When it has stopped at a signal and the
     state is saved, end this process: Lightning would exit with status 0 (its issue 21623)."""
     try:
@@ -156,6 +170,7 @@ def short_endings(trainer: Trainer) -> Iterator[None]:
         raise UserError(first_line(error), 2) from error
     except SIGTERMException as error:
         SIGNALS.waits = False
+        recorder.write_progress(trainer)
         leave(trainer)
         if trainer.local_rank > 0 and num_processes_started() == (0, 0):
             sys.exit(0)  # Lightning has started this process, and kills the run if one fails

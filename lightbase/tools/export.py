@@ -41,6 +41,7 @@ def main(args: Sequence[str] | None = None) -> Path:
         if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
             raise UserError(f"--output {output}: give another .{kind} file, or --format", 2)
         run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
+        print(f"Exporting {checkpoint}", flush=True)
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":
             buffer, text = io.BytesIO(), "weights"

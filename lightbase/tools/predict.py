@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from PIL import Image
 from torch import Tensor, nn
@@ -128,7 +129,8 @@ def predict(
     predictor = Predictor(model, nn.Identity()).to(device)
     outputs: Rows = defaultdict(list)
     true: list[Tensor] = []
-    for batch in batches:
+    # on stderr, in a terminal, if it takes more than a second
+    for batch in Tqdm(batches, "Predicting", disable=None, delay=1, leave=False):
         batch = data.transfer_batch_to_device(batch, device, 0)
         if isinstance(data, BaseDataModule):
             batch = data.transform_batch(batch, training=False)

@@ -6,15 +6,18 @@ import sys
 import time
 from typing import Any
 
-from lightning import Callback, LightningModule
+from lightning import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 from lightbase.curves import MayMissSteps, is_of_class
 from lightbase.data.module import BaseDataModule
+from lightbase.errors import say
 from lightbase.module import BaseModule
 
-REFRESH_S = 0.2
+REFRESH_S = 0.2  # a redraw takes 0.1 ms
+LINE_S = 60
+LEAST = 30  # columns for the epoch and the bar itself
 
 
 class Pace:
@@ -50,20 +53,30 @@ class Pace:
         return texts
 
 
-def of_epochs(trainer: Any, word: str) -> str:
-    """The number of epochs after this word; empty in a training without one."""
-    return f"{word}{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+def title(trainer: Any, word: str) -> str:
+    """`Epoch 1 of 3` with the word " of "; `Epoch 1` in a training without a number of epochs."""
+    end = f"{word}{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+    return f"Epoch {trainer.current_epoch + 1}{end}"
 
 
-class EpochLines(Callback):
-    """Prints each epoch's metrics, above the bar if there is one."""
+class EpochLines(MayMissSteps):
+    """Prints each epoch's metrics; without a bar also once a minute how far the epoch is."""
 
     validated_epoch = -1
+    shown_at = 0.0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.pace = Pace(trainer)
+        super().on_train_start(trainer, pl_module)
+        self.pace, self.shown_at = Pace(trainer), time.monotonic()
 
-    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        if time.monotonic() - self.shown_at >= LINE_S and trainer.progress_bar_callback is None:
+            self.shown_at = time.monotonic()
+            part = (trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches
+            say(", ".join([f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]))
+
+    def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
         self.validated_epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -76,41 +89,40 @@ class EpochLines(Callback):
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
         text = ", ".join(parts + self.pace.texts(trainer))
-        pl_module.print(f"Epoch {trainer.current_epoch + 1}{of_epochs(trainer, ' of ')}: {text}")
+        pl_module.print(f"{title(trainer, ' of ')}: {text}")
         sys.stdout.flush()
 
 
-class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
-    """Lightning's bar with images a second, the time left of the training, and its values.
+class TrainingProgressBar(EpochLines, TQDMProgressBar):
+    """Lightning's bar, below the lines of the epochs: speed, time left and values of the training,
+    and those of the validation before. Where they do not fit, it has some of them."""
 
-    It is redrawn five times a second, not every n batches: with steps of a millisecond a redraw
-    costs as much as a step.
-    """
+    BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=50)  # batches, of validation and test
-        self.redrawn_at = 0.0
+        super().__init__(refresh_rate=10)  # batches, of validation and test
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def init_validation_tqdm(self) -> Tqdm:
+        # only a terminal can draw a second line
+        return super().init_validation_tqdm() if sys.stdout.isatty() else Tqdm(disable=True)
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.pace = Pace(trainer)
-        self.on_train_epoch_start(trainer)  # Lightning does not call it in the middle of an epoch
+        self.train_progress_bar.leave = False  # the lines of the epochs stay
+        # Lightning does not call it in the middle of an epoch
+        self.on_train_epoch_start(trainer, pl_module)
 
-    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
-        text = f"Epoch {trainer.current_epoch + 1}{of_epochs(trainer, '/')}"
-        self.train_progress_bar.set_description_str(text, refresh=False)
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
+        self.train_progress_bar.set_description_str(title(trainer, "/"), refresh=False)
         self.train_progress_bar.reset(convert_inf(self.total_train_batches))
+        self._redraw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        now = time.monotonic()
-        if now - self.redrawn_at >= REFRESH_S or trainer.is_last_batch:
-            self.redrawn_at = now
+        if time.monotonic() - self.shown_at >= REFRESH_S or trainer.is_last_batch:
+            self.shown_at = time.monotonic()
             # set, not added to: one call may train several batches
             self.train_progress_bar.n = trainer.fit_loop.batch_idx + 1
             self._redraw(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._redraw(trainer, pl_module)
 
     def on_exception(self, *_: Any) -> None:
         """Let the next line begin below the bar."""
@@ -124,7 +136,12 @@ class TrainingProgressBar(MayMissSteps, TQDMProgressBar):
         # Lightning has read these numbers already: nothing waits for the GPU
         metrics = self.get_metrics(trainer, pl_module).items()
         values = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
-        text = ", ".join(self.pace.texts(trainer) + values)
+        train = [text for text in values if not text.startswith("val")]
+        val = [f"before: {text}" for text in values if text.startswith("val")]
+        pace = self.pace.texts(trainer)
+        text = ", ".join(pace + train + val)
+        if len(text) > (self.train_progress_bar.ncols or 0) - LEAST:  # None if it is no terminal
+            text = ", ".join(pace[-1:] + train[:1] + val[:1])
         text = text.replace("{", "{{").replace("}", "}}")
         self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
         self.train_progress_bar.refresh()

@@ -420,7 +420,7 @@ def test_all_ranks_stop_together_at_a_signal(
     callback = ("--trainer.callbacks", "test_distributed.Terminate")
     options = ("--trainer.callbacks.ranks", terminated, "--trainer.callbacks.number", int(number))
     outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
-    assert outputs[0].endswith(f"Stopped by {name}; go on with --ckpt_path last\n")
+    assert f"Stopped by {name}; to continue:\ntorchrun (or srun) ... " in outputs[0]
     assert not outputs[1]
     (path,) = tmp_path.rglob("last.ckpt")
     assert torch.load(path, weights_only=True)["global_step"] == 9 + 4
@@ -602,7 +602,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(start_
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
-    assert output.splitlines()[-1] == "Stopped by Ctrl-C; go on with --ckpt_path last"
+    assert output.splitlines()[-2] == "Stopped by Ctrl-C; to continue:"
     assert "Traceback" not in output
     assert_none_left(process.pid)
     (path,) = tmp_path.rglob("last.ckpt")

@@ -1,5 +1,6 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
+import os
 import re
 import time
 from datetime import timedelta
@@ -11,9 +12,8 @@ from lightning.pytorch.callbacks import Timer
 from paths import Train
 from small import Points
 
-from lightbase.watch.progress import Pace
+from lightbase.watch import progress
 
-ONE = ("--trainer.max_epochs", 1, "--trainer.accelerator", "cpu")
 BAR = ("--trainer.enable_progress_bar", "true")
 
 
@@ -24,29 +24,29 @@ def epoch_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 NUMBER = r"\d\.\d{4}"
-DRAWN = rf"Epoch 2/3: 100%.*\| [\d,]+ images/s, 0:0\d left, train/loss {NUMBER}, train/acc {NUMBER}"
+SHORT = rf"0:0\d left, train/loss {NUMBER}, before: val/acc {NUMBER}"
+WIDE = rf"[\d,]+ images/s, 0:0\d left, train/loss {NUMBER}, train/acc {NUMBER}, before: val/acc"
 
 
-@pytest.mark.parametrize("steps", [1, 8])
-def test_a_terminal_gets_a_bar_below_the_lines_of_the_epochs(train, capsys, monkeypatch, steps):
-    monkeypatch.setenv("COLUMNS", "160")
+@pytest.mark.parametrize(("columns", "steps", "text"), [(160, 1, WIDE), (80, 8, SHORT)])
+def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, columns, steps, text):
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
-    shown = re.split(r"[\r\n]", capsys.readouterr().out)
-    lines = [line for line in shown if re.match(r"Epoch \d of 3: ", line)]
-    assert [line[6] for line in lines] == ["1", "2", "3"]
-    bars = [line for line in shown if re.match(r"Epoch \d/3: ", line)]
-    assert [line for line in bars if re.match(rf"{DRAWN}, .*val/acc {NUMBER}", line)]
-    assert "left" not in bars[-1]
+    shown = re.split(r"[\r\n]", capfd.readouterr().out)
+    assert [line[6] for line in shown if re.match(r"Epoch \d of 3: ", line)] == ["1", "2", "3"]
+    bars = [line for line in shown if re.match(r"Epoch \d/3: |Testing", line)]
+    assert [line for line in bars if re.match(rf"Epoch 2/3: 100%.*\| {text}", line)]
+    assert max(map(len, bars)) == columns - 1
 
 
-def test_a_file_gets_a_line_an_epoch(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gets_a_line_an_epoch_and_one_a_minute(train: Train, capsys, monkeypatch) -> None:
     train()
-    lines = epoch_lines(capsys)
-    assert re.match(
-        r"Epoch 1 of 2: train/loss \d.*val/acc 0\.\d{4}, [\d,]+ images/s, 0:0\d left$", lines[0]
-    )
-    assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", lines[1])
-    assert len(lines) == 2
+    first, second = epoch_lines(capsys)
+    assert re.match(rf"Epoch 1 of 2: .*val/acc {NUMBER}, [\d,]+ images/s, 0:0\d left$", first)
+    assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", second)
+    monkeypatch.setattr(progress, "LINE_S", 0)
+    train("--trainer.max_epochs", 1)
+    assert re.match(r"Epoch 1 of 1: 11%, [\d,]+ images/s, 0:0\d left$", epoch_lines(capsys)[1])
 
 
 def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys):
@@ -74,7 +74,7 @@ def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left
     options = {"max_steps": -1, "callbacks": [], "datamodule": Points(batch_size=5)}
     trainer: Any = SimpleNamespace(**counters | options | limits)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    pace = Pace(trainer)
+    pace = progress.Pace(trainer)
     assert pace.texts(trainer) == []
     monkeypatch.setattr(time, "monotonic", lambda: 10.0)
     loop.total_batch_idx, trainer.global_step = 9, 2

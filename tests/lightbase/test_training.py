@@ -18,7 +18,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import HERE, TINY, Train, Trained, argv
+from paths import HERE, TINY, Train, Trained, argv, script, words
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -296,14 +296,15 @@ def test_a_signal_keeps_the_state_between_two_batches(
     with pytest.raises(SystemExit) as caught:
         train(flags, "--name cut")
     assert caught.value.code == 128 + number
-    assert capsys.readouterr().err == f"Stopped by {name}; go on with --ckpt_path last\n"
+    line, command = capsys.readouterr().err.splitlines()
+    assert line == f"Stopped by {name}; to continue:"
     assert list(map(signal.getsignal, signal.valid_signals())) == handlers
     folders = whole, tmp_path / "cut" / "version_0"
     # after the last batch comes the validation, from which Lightning cannot go on: one more batch
     num_batches = 38 + 1 if at_batch == 18 else 19 + at_batch + 1
     assert checkpoint(folders[1])["global_step"] == num_batches
     monkeypatch.setattr(Terminate, "at_batch", None)
-    train(flags, "--name cut --ckpt_path last")
+    script("train").main(words(command)[2:])
     assert equal(*map(weights, folders))
     assert equal(*(weights(folder, "best") for folder in folders))
     assert curves(folders[0]) == curves(folders[1])
@@ -361,7 +362,8 @@ def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
 
 
 class TerminateTest(Callback):
-    def on_test_batch_start(self, *_: Any) -> None:
+    def on_test_batch_start(self, trainer: Any, *_: Any) -> None:
+        Path(trainer.log_dir).with_name("version_1").mkdir()  # a newer run
         signal.raise_signal(signal.SIGINT)
 
 
@@ -370,10 +372,9 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--trainer.callbacks", "test_training.TerminateTest")
     assert caught.value.code == 130
-    assert capsys.readouterr().err == "Stopped by Ctrl-C; go on with --ckpt_path last\n"
+    command = capsys.readouterr().err.splitlines()[1]
     monkeypatch.setattr(TerminateTest, "on_test_batch_start", Callback.on_test_batch_start)
-    again = train("--trainer.callbacks test_training.TerminateTest --ckpt_path last")
-    assert again["steps"] == 38
+    assert script("train").main(words(command)[2:])["steps"] == 38
 
 
 class Sleep(Callback):
