@@ -47,7 +47,7 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     # TensorBoard shows groups by name: loss and metrics come before what watches
     tags = found.Tags()["scalars"] + found.Tags()["images"]
     groups = sorted({tag.partition("/")[0] for tag in tags})
-    assert groups == ["lr", "test", "train", "val", "view", "watch"]
+    assert groups == ["train", "val", "view", "watch"]
     assert "watch/epoch" in tags
 
 
