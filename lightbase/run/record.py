@@ -52,7 +52,7 @@ class RunTensorBoard(TensorBoardLogger):
         if names != self.charts:
             self.charts = names
             charts = {
-                name: ["Multiline", [f"(train|val)/{re.escape(name)}$"]] for name in sorted(names)
+                name: ["Multiline", [f".*(train|val)/{re.escape(name)}$"]] for name in sorted(names)
             }
             self.experiment.add_custom_scalars({"training and validation": charts})
 
@@ -213,8 +213,8 @@ def compared(parameters: dict[str, Any], run: Run) -> dict[str, Any]:
     """Return the settings for TensorBoard's HPARAMS, where more would hide the metrics: learning
     rate, batch size, what a sweep searches, and those in which the first run differs."""
     names = {"model.lr", "data.batch_size", *(arg.partition("=")[0] for arg in sys.argv)}
-    name, *_ = run.folder.relative_to(run.root).parts  # all trials of a sweep
     with suppress(ValueError, UserError):  # no earlier run
+        name, *_ = run.folder.relative_to(run.root).parts  # all trials of a sweep
         first = read_config(min((run.root / name).rglob("hparams.yaml")))
         names |= {key for key in parameters if parameters[key] != first.get(key)}
     return {key: parameters[key] for key in parameters if key in names} or parameters
