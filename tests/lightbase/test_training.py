@@ -19,7 +19,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import HERE, TINY, Train, Trained, argv
+from paths import HERE, TINY, Train, Trained, argv, words
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -88,18 +88,18 @@ def test_the_curves_are_written_on_log_steps_and_every_epoch(trained: Trained) -
 
 
 def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_path: Path) -> None:
-    for lr, batch_size in ((0.01, 16), (0.02, 16), (0.02, 32)):
-        train("--model.lr", lr, "--data.batch_size", batch_size, "--trainer.max_epochs", 1)
+    for flags in ("--patience 2", "--model.lr 0.02", "--data.batch_size 32 --seed_everything 7"):
+        train("--trainer.max_epochs 1", flags)
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     provider = MultiplexerDataProvider(runs, str(tmp_path))
-    # as TensorBoard reads a folder for it
     tab = backend_context.Context(TBContext(data_provider=provider))
     experiment = tab.experiment_from_metadata(
         RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
     )
-    assert [info.name for info in experiment.hparam_infos] == ["data.batch_size", "model.lr"]
+    names = [info.name for info in experiment.hparam_infos]
+    assert names == ["data.batch_size", "model.lr", "seed"]
     tags = [info.name.tag for info in experiment.metric_infos]
-    assert tags[:5] == [*("train/acc", "train/loss", "val/acc", "val/loss"), "view/test/acc"]
+    assert tags[:5] == words("train/acc train/loss val/acc val/loss view/test/acc")
     (layout,) = runs.Tensors("tiny/version_0", "custom_scalars__config__")
     assert re.findall(r"val\)/(\w+)\$", str(layout.tensor_proto)) == ["acc", "loss"]
 
