@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
 import lightbase
+from lightbase.cli.command_line import read_config
 from lightbase.cli.config import LOOKS_ON, configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import logged_step_of
@@ -38,16 +39,22 @@ PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", 
 
 
 class RunTensorBoard(TensorBoardLogger):
-    def drop_points_from(self, step: int) -> None:
-        """Tell TensorBoard to drop the points from a step on that are there now. It ignores the
-        first such event of a run, so a new run needs one, too."""
-        event = Event(step=step, session_log=SessionLog(status=SessionLog.START))
-        self.experiment.file_writer.add_event(event)
+    charts: frozenset[str] = frozenset()  # metrics with a chart in CUSTOM SCALARS
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        # TensorBoard sorts by name: Lightning's `epoch` would come before loss and accuracy
-        names = {"epoch": "watch/epoch"}
-        super().log_metrics({names.get(name, name): metrics[name] for name in metrics}, step)
+        tags = {}
+        for name in metrics:  # TensorBoard sorts by name: train/ and val/ come first
+            tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
+            tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = metrics[name]
+        tags.pop("view/test/num_samples", None)
+        super().log_metrics(tags, step)
+        names = self.charts.union(name[4:] for name in metrics if name.startswith("val/"))
+        if names != self.charts:
+            self.charts = names
+            charts = {
+                name: ["Multiline", [f".*(train|val)/{re.escape(name)}$"]] for name in sorted(names)
+            }
+            self.experiment.add_custom_scalars({"training and validation": charts})
 
 
 class RunRecorder(Callback):
@@ -91,14 +98,16 @@ class RunRecorder(Callback):
             (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
         parameters = hyper_parameters(self.config)
         for logger in trainer.loggers:
-            if isinstance(logger, RunTensorBoard):
-                logger.drop_points_from(self.first_step)
             logger.log_hyperparams(parameters)
-            if isinstance(logger, TensorBoardLogger):
-                # The first summary lists columns. Without it TensorBoard chooses them: first the
-                # settings in which runs differ.
-                for summary in hparams(parameters, {})[1:]:
-                    logger.experiment.file_writer.add_summary(summary)
+            if self.run and isinstance(logger, TensorBoardLogger):
+                writer = logger.experiment.file_writer
+                # TensorBoard drops the points from this step on that are there now. It ignores the
+                # first such event of a run, so a new run needs one, too.
+                restart = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(step=self.first_step, session_log=restart))
+                # Its first summary would list columns. TensorBoard takes those that differ first.
+                for summary in hparams(compared(parameters, self.run), {})[1:]:
+                    writer.add_summary(summary)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = time.monotonic()
@@ -198,6 +207,17 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
         is_plain = isinstance(value, bool | int | float | str)
         parameters[name] = value if is_plain else str(value)
     return parameters
+
+
+def compared(parameters: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Return the settings for TensorBoard's HPARAMS, where more would hide the metrics: learning
+    rate, batch size, what a sweep searches, and those in which the first run differs."""
+    names = {"model.lr", "data.batch_size", *(arg.partition("=")[0] for arg in sys.argv)}
+    with suppress(ValueError, UserError):  # no earlier run
+        name, *_ = run.folder.relative_to(run.root).parts  # all trials of a sweep
+        first = read_config(min((run.root / name).rglob("hparams.yaml")))
+        names |= {key for key in parameters if parameters[key] != first.get(key)}
+    return {key: parameters[key] for key in parameters if key in names} or parameters
 
 
 def describe_environment(trainer: Trainer) -> str:

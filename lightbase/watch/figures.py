@@ -367,13 +367,13 @@ def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
     """True against predicted numbers of at most NUM_POINTS samples, and a histogram of errors."""
     true, predicted = (column.flatten(1) if column.dim() > 1 else column for column in kept.columns)
     rows = spread(len(true), NUM_POINTS)
-    points, axes = new_figure(3.6, 3.6, f"{len(true):,} samples", "true", "predicted")
+    points, axes = new_figure(3.5, 3.5, f"{len(true):,} samples", "true", "predicted")
     axes.plot(true[rows].numpy(), predicted[rows].numpy(), ".", markersize=2, alpha=0.5)
     middle = float(true.mean())
     axes.axline((middle, middle), slope=1, color="black")  # where perfect predictions are
     errors = (predicted - true).flatten()
     title = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
-    histogram, axes = new_figure(3.6, 3.0, title, "predicted - true", "numbers")
+    histogram, axes = new_figure(3.5, 3.0, title, "predicted - true", "numbers")
     axes.hist(errors.numpy(), bins=50)
     return {"predictions": points, "errors": histogram}
 
@@ -413,7 +413,7 @@ def overlay(images: Tensor, masks: Tensor) -> Tensor:
 
 def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figure:
     """values: by name, (classes,) in [0, 1]."""
-    figure, axes = new_figure(4.8, min(10.0, 1.2 + 0.25 * len(names)), title)
+    figure, axes = new_figure(3.5, 1.2 + 0.15 * min(len(names), 100), title)
     thickness = 0.8 / len(values)
     for k, (name, numbers) in enumerate(values.items()):
         places = torch.arange(len(names)) + k * thickness
@@ -421,7 +421,7 @@ def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figu
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
     name_ticks(axes.yaxis, names)
-    figure.legend(loc="outside right upper")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
     return figure
 
 
@@ -449,21 +449,21 @@ def log_figure(loggers: Sequence[Logger], tag: str, figure: Figure, step: int) -
 
 
 def new_figure(
-    width: float, height: float, title: str = "", x: str = "", y: str = ""
+    width: float, height: float, title: str = "", x: str = "", y: str = "", dpi: int = 100
 ) -> tuple[Figure, Axes]:
-    """width, height: inches of 100 pixels. TensorBoard shrinks what is wider than 350 pixels."""
-    figure = Figure((width, height), dpi=100, layout="constrained")
+    """width, height: inches of `dpi` pixels. Before a click, TensorBoard shows 350 pixels."""
+    figure = Figure((width, height), dpi=dpi, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=9)
+    figure.suptitle(title, fontsize=9)
     axes.set(xlabel=x, ylabel=y)
     return figure, axes
 
 
 def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> Figure:
     """shares: in [0, 1]. Labels are in a legend: beside thin slices they would overlap."""
-    figure, axes = new_figure(4.8, 2.2, title)
+    figure, axes = new_figure(3.5, 2.0, title)
     wedges, *_ = axes.pie(shares, startangle=90, counterclock=False)
-    figure.legend(wedges, labels, loc="outside right center", fontsize=8)
+    figure.legend(wedges, labels, loc="outside right center", fontsize=7)
     return figure
 
 
@@ -471,24 +471,24 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figu
     """counts: int (classes, classes), rows are true classes. The colour is the share of the row, so
     rare classes are visible. Up to 20 classes have counts in the cells."""
     num = len(classes)
-    side = min(10.0, max(3.6, 0.34 * num + 1.6))
+    cell = 0.3 if num <= 20 else 0.14  # inches
+    side = max(3.5, 0.5 + cell * min(num, 100))
     figure, axes = new_figure(side, side, title, "predicted", "true")
-    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    shares = (counts / counts.sum(1, keepdim=True).clamp(min=1)).sqrt()
     axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     name_ticks(axes.xaxis, classes)
     name_ticks(axes.yaxis, classes)
-    axes.tick_params("x", rotation=90)
+    axes.tick_params("x", rotation=90 if max(map(len, classes)) > 2 else 0)
     for i, j in counts.nonzero().tolist() if num <= 20 else ():
-        colour = "white" if shares[i, j] > 0.5 else "black"
-        axes.text(j, i, f"{counts[i, j]}", color=colour, ha="center", va="center", fontsize=7)
+        colour = "white" if shares[i, j] > 0.6 else "black"
+        axes.text(j, i, f"{counts[i, j]}", color=colour, ha="center", va="center", fontsize=6)
     return figure
 
 
 def name_ticks(axis: Axis, names: Sequence[str]) -> None:
     """With more than 100 names they could not be read."""
     if len(names) <= 100:
-        size = min(8.0, 450 / len(names))  # points
-        axis.set_ticks(range(len(names)), [shorten(name) for name in names], fontsize=size)
+        axis.set_ticks(range(len(names)), [shorten(name) for name in names], fontsize=7)
 
 
 def image_grid(images: Tensor, texts: Sequence[str], title: str, num_columns: int = 5) -> Figure:
@@ -499,13 +499,14 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str, num_columns: in
     images = pad(images, (margin, margin, text_height, margin), value=1.0)
     height, width = images.shape[-2:]
     num_rows = math.ceil(len(images) / num_columns)
-    figure, axes = new_figure(num_columns, num_rows * height / width + 0.4, title)
+    rows_height = 3.5 / num_columns * num_rows * height / width
+    figure, axes = new_figure(3.5, 0.4 + rows_height, title, dpi=100 if side <= 64 else 200)
     axes.set_axis_off()
     axes.imshow(make_grid(images, num_columns, padding=0).permute(1, 2, 0).numpy())
     for k, text in enumerate(texts):
         x, y = (k % num_columns + 0.5) * width, k // num_columns * height + text_height / 2
         colour = "firebrick" if "\n" in text else "black"
-        axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=7)
+        axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=6)
     return figure
 
 

@@ -21,20 +21,12 @@ from lightbase.module import BaseModule
 from lightbase.watch import figures
 from lightbase.watch.device_monitor import DeviceMonitor
 
-PHASES = {
-    "data_loading": "data loading",
-    "transfer_transforms": "transfer and transforms",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimiser",
-    "logging": "logging",
-    "other": "other",
-}
-"""{name in curves: label}.
-
-Forward includes the loss and the sums for the curves; optimizer includes its schedule and clipping;
-logging is curves and the progress bar; other is Lightning's loop and other callbacks.
-"""
+PHASES = (
+    *("data_loading", "transfer_transforms", "forward", "backward"),
+    *("optimizer", "logging", "other"),
+)
+"""Forward includes the loss and the sums for the curves; optimizer includes its schedule and
+clipping; logging is curves and the progress bar; other is Lightning's loop and other callbacks."""
 # On a GPU one call in 11 is timed. 11 divides none of the usual logging intervals.
 SAMPLE_EVERY = 11
 # An epoch's first calls, in which libraries set themselves up, count only if there are no others.
@@ -237,7 +229,7 @@ class StepTimer(Callback):
         row = self.sum()
         if row and figures.has_pictures(trainer.loggers):
             parts = shares(row)
-            labels = [f"{PHASES[phase]} {share:.0%}" for phase, share in parts.items()]
+            labels = [f"{phase} {share:.0%}" for phase, share in parts.items()]
             pie = figures.pie(list(parts.values()), labels, f"a step of {step_ms(row):.2f} ms")
             figures.log_figure(trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer))
 
@@ -250,7 +242,7 @@ class StepTimer(Callback):
         rest = f"{row['rest']:.1f} s of validations and checkpoints"
         say(f"Where the time of training went ({steps}, without {rest}):")
         for phase, share in shares(row).items():
-            say(f"  {PHASES[phase]:<24}{share:>7.1%}{share * step_ms(row):>10.3f} ms")
+            say(f"  {phase:<24}{share:>7.1%}{share * step_ms(row):>10.3f} ms")
 
     def sum(self) -> dict[str, float]:
         """Of all epochs since the start; empty without a step."""
@@ -312,9 +304,8 @@ def remedies(trainer: Any) -> dict[str, str]:
         texts["batch"] = f"a larger batch: --data.batch_size {4 * data.batch_size}"
         if is_on_gpu and data.resident is False:
             texts["resident"] = "data kept on the GPU: --data.resident true"
-        num_workers = min(
-            max(2, 2 * data.num_workers), (os.cpu_count() or 1) // trainer.num_devices
-        )
+        num_cores = (os.cpu_count() or 1) // trainer.num_devices
+        num_workers = min(max(2, 2 * data.num_workers), num_cores)
         if not data.on_gpu and num_workers > data.num_workers:
             texts["workers"] = f"more workers: --data.num_workers {num_workers}"
     if type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None:

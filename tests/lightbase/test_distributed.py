@@ -288,7 +288,7 @@ def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
         folder = tmp_path / str(num_ranks)
         run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
     torch.testing.assert_close(weights(tmp_path / "2"), weights(tmp_path / "1"), **CLOSE)
-    for tag in (*TAGS, "lr", "test/loss", "test/auroc"):
+    for tag in (*TAGS, "watch/lr", "view/test/loss", "view/test/auroc"):
         expected = curve(tmp_path / "1", tag)
         assert curve(tmp_path / "2", tag) == pytest.approx(expected, rel=1e-4), tag
     assert len(curve(tmp_path / "1", "train/loss")) > 1

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_training import curves
 
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
-SHOWN = ("train/", "val/", "test/", "lr")  # of which a resume repeats the numbers
+SHOWN = ("train/", "val/", "test/acc", "test/loss", "lr")  # of which a resume repeats the numbers
 
 
 def of_csv(folder: Path, start: int = 0) -> Points:
@@ -26,10 +26,7 @@ def of_csv(folder: Path, start: int = 0) -> Points:
 
 
 def of_tensorboard(folder: Path) -> Points:
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    names = [name for name in events.Tags()["scalars"] if name.startswith(SHOWN)]
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+    return {name: points for name, points in curves(folder).items() if name.startswith(SHOWN)}
 
 
 def rounded(points: Points) -> dict[str, list[tuple[int, float]]]:

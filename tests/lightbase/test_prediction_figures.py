@@ -47,7 +47,7 @@ def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
     # TensorBoard shows groups by name: loss and metrics come before what watches
     tags = found.Tags()["scalars"] + found.Tags()["images"]
     groups = sorted({tag.partition("/")[0] for tag in tags})
-    assert groups == ["lr", "test", "train", "val", "view", "watch"]
+    assert groups == ["train", "val", "view", "watch"]
     assert "watch/epoch" in tags
 
 
@@ -412,7 +412,7 @@ def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dt
 def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
     names = [f"class number {i}" for i in range(num)]
     matrix = figures.confusion_matrix(torch.randint(100, (num, num)), names, "title")
-    assert max(figure_to_image(matrix).shape) <= 1300
+    assert max(figure_to_image(matrix).shape) <= 1500
 
 
 @pytest.mark.parametrize(

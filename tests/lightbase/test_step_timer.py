@@ -96,9 +96,9 @@ def test_what_is_slow_is_found(train, tmp_path, capsys, monkeypatch, phase, step
     shown = capsys.readouterr().out
     assert "\nAdvice: " in shown
     table = [line for line in shown.splitlines() if line.endswith(" ms")]
-    assert [line[2:26].strip() for line in table] == list(PHASES.values())
+    assert [line[2:26].strip() for line in table] == [*PHASES]
     percents = {line[2:26].strip(): float(line.split("%")[0].split()[-1]) for line in table}
-    assert max(percents, key=lambda label: percents[label]) == PHASES[phase]
+    assert max(percents, key=lambda label: percents[label]) == phase
     assert sum(percents.values()) == pytest.approx(100, abs=0.5)
 
 
@@ -129,7 +129,7 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(train, capsys, monkeypatc
     assert title == f"a step of {step_ms:.2f} ms"
     table = [float(percent) for percent in re.findall(r"^  .*?([\d.]+)%", shown, re.M)]
     assert table == pytest.approx([100 * share for share in pie], abs=0.06)
-    assert [label.rpartition(" ")[0] for label in labels] == list(PHASES.values())
+    assert [label.rpartition(" ")[0] for label in labels] == [*PHASES]
 
 
 def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
