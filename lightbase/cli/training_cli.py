@@ -115,8 +115,7 @@ class TrainingCLI(LightningCLI):
         self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
         self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
         # Lightning would take 0 for null before the rest is validated
-        seed = Namespace(seed_everything=self.config.seed_everything)
-        self.validate(seed, skip_required=True)
+        self.validate(Namespace(seed_everything=self.config.seed_everything), skip_required=True)
 
     def before_instantiate_classes(self) -> None:
         if self.trust:
