@@ -59,14 +59,14 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     default_model: See `Project`.
     """
     PROJECT.root, PROJECT.default_model = Path(script).resolve().parents[1], default_model
-    if "torch" not in sys.modules:  # otherwise a notebook, which has objects of its own
-        gc.disable()  # to look for garbage among a million objects that stay takes 0.8 s
+    if "torch" not in sys.modules:  # in a notebook gc.freeze would keep what the user has made
+        gc.disable()  # searching the million objects of the imports for garbage takes 0.8 s
     with short_errors():
         yield
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-        atexit.register(gc.unfreeze)  # nanobind would list as leaked what is still there
+        atexit.register(gc.unfreeze)  # nanobind lists as leaked what is frozen
 
 
 def find_project() -> None:
