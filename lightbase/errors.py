@@ -8,6 +8,7 @@ import pkgutil
 import re
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 # Noted before torch is imported, which takes seconds: the parent process may have ended by then.
@@ -44,10 +45,10 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
 
 
-def is_raised_on_purpose(error: Exception) -> bool:
-    """Whether a raise statement raised the error, and not an operation that failed."""
+def raised_at(error: BaseException) -> tuple[Path, str]:
+    """The file and the line of code that raised an error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return (frame.line or "").startswith("raise ")
+    return Path(frame.filename), frame.line or ""
 
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")

@@ -280,24 +280,18 @@ def write_config(parser: LightningArgumentParser, config: Namespace) -> tuple[di
     try:
         text = parser.dump(to_repeat, skip_unset=False, skip_validation=True)
         plain = yaml.safe_load(text)
-        check_reading(parser, plain)
+        again = parser.parse_object(copy.deepcopy(plain))  # changes its argument
+        drop_objects(again)
+        text_again = parser.dump(again, format="json", skip_unset=False, skip_validation=True)
+        values = flatten(json.loads(text_again))
+        changed = [key for key, value in flatten(plain).items() if values.get(key) != value]
+        if changed:
+            raise ValueError(f"{changed[0]} would get another value")
     except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = str(error) if isinstance(error, UserError) else explain(str(error), parser)
         what = "this config could not be read again, for a resume or a test"
         raise UserError(f"{what}:\n{reason.splitlines()[0]}", 2) from error
     return plain, text
-
-
-def check_reading(parser: LightningArgumentParser, plain: dict[str, Any]) -> None:
-    """Raise ValueError for a setting that differs when the plain values of a config are read."""
-    again = parser.parse_object(copy.deepcopy(plain))  # changes its argument
-    drop_objects(again)
-    again.pop("trust_checkpoint", None)
-    text = parser.dump(again, format="json", skip_unset=False, skip_validation=True)
-    old, new = flatten(plain), flatten(json.loads(text))
-    for key in old | new:
-        if old.get(key) != new.get(key):
-            raise ValueError(f"{key} would get another value")
 
 
 def arguments(config: Any) -> dict[str, Any]:

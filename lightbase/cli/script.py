@@ -1,7 +1,9 @@
 """What all scripts share: short errors with an exit status, arguments without abbreviations."""
 
+import atexit
 import contextlib
 import errno
+import gc
 import io
 import multiprocessing
 import os
@@ -63,12 +65,18 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     # it may be imported, by find_project or by a process that a training has started
     main_file = getattr(sys.modules["__main__"], "__file__", None) or ""
     is_command = Path(main_file).resolve() == Path(script).resolve()
+    if "torch" not in sys.modules:  # in a notebook gc.freeze would keep what the user has made
+        gc.disable()  # searching the million objects of the imports for garbage takes 0.8 s
     with short_errors():
         if is_command and multiprocessing.parent_process() is None:
             first_look(name, sys.argv[1:])
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")
         yield
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # nanobind lists as leaked what is frozen
 
 
 def find_project() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import strategies
 from lightbase.devices.devices import check_devices, num_devices, settle_devices
-from lightbase.errors import UserError, first_line, is_raised_on_purpose
+from lightbase.errors import UserError, first_line, raised_at
 from lightbase.folder import PROJECT
 from lightbase.module import BaseModule
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
@@ -93,8 +92,7 @@ class TrainingCLI(LightningCLI):
         self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
         self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
         # Lightning would take 0 for null before the rest is validated
-        seed = Namespace(seed_everything=self.config.seed_everything)
-        self.validate(seed, skip_required=True)
+        self.validate(Namespace(seed_everything=self.config.seed_everything), skip_required=True)
 
     def before_instantiate_classes(self) -> None:
         if self.trust:
@@ -123,11 +121,6 @@ class TrainingCLI(LightningCLI):
         finally:
             set_parsing_settings(unset_sentinel=False)
 
-    def check_devices(self) -> None:
-        """Raise UserError where the flags ask for devices that are not there."""
-        trainer = self.config.trainer
-        check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.strategy)
-
     def build(self, cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
             return cls(*args, **kwargs)
@@ -140,15 +133,16 @@ class TrainingCLI(LightningCLI):
             with self.import_rules():
                 return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
         except ValueError as error:
-            # a function's error, or jsonargparse's, is the cause
-            failure = self.failures[0] if self.failures else error.__cause__
-            if not isinstance(failure, Exception) or is_of_parser(failure):
+            # without a failure of a class, that of a function may be the cause
+            failure: Any = self.failures[0] if self.failures else error.__cause__ or error
+            file, line = raised_at(failure)
+            if file.parent == Path(jsonargparse.__file__).parent:
                 raise UserError(explain(str(error), self.parser), 2) from error
             reason = first_line(failure)
             if isinstance(failure, ImportError | OSError):  # a package, a file, a server
                 raise UserError(f"what the config names is not there: {reason}") from failure
             mistakes = (ValueError, AssertionError, MisconfigurationException)
-            if isinstance(failure, mistakes) and is_raised_on_purpose(failure):
+            if isinstance(failure, mistakes) and line.startswith("raise "):
                 raise UserError(f"the config does not fit: {reason}", 2) from failure
             raise failure from None  # a bug in the user's code
 
@@ -164,7 +158,7 @@ class TrainingCLI(LightningCLI):
     def make_trainer(self, **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top. `callbacks` and `plugins`
         are added to those of the config."""
-        self.check_devices()
+        check_devices(self.config.trainer)
         config = {**self.config_init.trainer, **arguments}
         for key in ("callbacks", "plugins"):
             configured = self.config_init.trainer[key] or []
@@ -196,9 +190,3 @@ class TrainingCLI(LightningCLI):
         else:
             where = f"trainer.strategy {strategy} on trainer.devices {config['devices']}"
             strategies.say_single_steps(num_steps, where)
-
-
-def is_of_parser(error: Exception) -> bool:
-    """Whether jsonargparse itself has raised it, and not a function that jsonargparse called."""
-    file = traceback.extract_tb(error.__traceback__)[-1].filename
-    return Path(file).parent == Path(jsonargparse.__file__).parent

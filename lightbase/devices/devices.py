@@ -83,28 +83,29 @@ def num_devices(devices: Any) -> int:
     return -1 if devices == "auto" else int(devices)
 
 
-def check_devices(accelerator: Any, devices: Any, num_nodes: int, strategy: Any) -> None:
+def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not there.
 
     For an index twice Lightning raises an error.
     """
-    number, started = num_devices(devices), num_processes_started()
+    number, started = num_devices(trainer.devices), num_processes_started()
     is_launched = started != (0, 0)
-    if is_launched and number != -1 and (number, num_nodes) != started:
+    if is_launched and number != -1 and (number, trainer.num_nodes) != started:
         what = f"torchrun or SLURM has started {started[0]} processes on {started[1]} machines"
-        flags = f"trainer.devices {devices} and trainer.num_nodes {num_nodes}"
+        flags = f"trainer.devices {trainer.devices} and trainer.num_nodes {trainer.num_nodes}"
         raise UserError(f"{flags}: {what}; leave the two flags out")
+    accelerator = trainer.accelerator
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
-    if num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
+    if trainer.num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
         way_out = "start the command by torchrun or SLURM, on each machine"
-        raise UserError(f"trainer.num_nodes {num_nodes}: {way_out}")
-    if strategy == "dp" and (not is_on_gpu or is_launched):
+        raise UserError(f"trainer.num_nodes {trainer.num_nodes}: {way_out}")
+    if trainer.strategy == "dp" and (not is_on_gpu or is_launched):
         way_out = "with torchrun or on CPUs use ddp"
         raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
     if is_on_gpu:
-        check_gpus(accelerator, parse_devices(devices))
+        check_gpus(accelerator, parse_devices(trainer.devices))
     elif accelerator in ("auto", "cpu"):
-        if number > 1 and strategy == "auto":
+        if number > 1 and trainer.strategy == "auto":
             raise UserError(
                 f"trainer.devices {number}: several CPU processes need --trainer.strategy ddp"
             )

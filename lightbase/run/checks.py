@@ -2,7 +2,6 @@
 the metric that compares epochs."""
 
 import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from lightbase.data.batches import for_network, inputs_of, targets_of, tensors_in
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
-from lightbase.errors import UserError, first_line, say
+from lightbase.errors import UserError, first_line, raised_at, say
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, has_named_optimizer
@@ -104,6 +103,7 @@ def trial_device(trainer: Any) -> torch.device | None:
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("mps")
 
 
+@short_device_errors()
 @torch.no_grad()
 def try_network(
     model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
@@ -125,18 +125,19 @@ def try_network(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
     way_out = "change the arguments of model.net or of data, or use --try_network false"
-    with short_device_errors():
-        batch = data.transform_batch(move_data_to_device(batch, device), training=False)
-        inputs = inputs_of(batch)
-        if not isinstance(inputs, Tensor):
-            return
-        try:
-            outputs = run_network(net.to(device), inputs, str(trainer.precision))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or not is_of_package(error):
-                raise
-            what = f"the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
-            raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
+    batch = data.transform_batch(move_data_to_device(batch, device), training=False)
+    inputs = inputs_of(batch)
+    if not isinstance(inputs, Tensor):
+        return
+    try:
+        outputs = run_network(net.to(device), inputs, str(trainer.precision))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        file, _ = raised_at(error)
+        is_of_package = file.is_relative_to(Path(torch.__file__).parents[1])
+        if isinstance(error, torch.OutOfMemoryError) or not is_of_package:
+            raise  # it may be a bug of the user's
+        what = f"the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
+        raise UserError(f"{name} cannot take {what}: {first_line(error)}\n{way_out}") from error
     net.to("cpu")  # Lightning, and the processes that it starts, expect the network there
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
@@ -160,12 +161,6 @@ def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
     for module in training_modules:  # frozen modules stay in eval mode
         module.training = True
     return outputs
-
-
-def is_of_package(error: Exception) -> bool:
-    """Whether an installed package raised the error. Any other may be a bug of the user's."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(torch.__file__).parents[1] in Path(frame.filename).parents
 
 
 def choose_selection(

@@ -23,6 +23,7 @@ from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
 from lightbase.devices.devices import (
+    check_devices,
     cpu_threads,
     describe_devices,
     num_processes_started,
@@ -81,7 +82,7 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
     """Train and test what `parse` has built. Return what metrics.json holds."""
     config, restart = cli.config, cli.restart
     root = root_folder(config)
-    cli.check_devices()
+    check_devices(config.trainer)
     if rank() == 0:
         prepare(cli.model, cli.datamodule, config)
     selection = choose_selection(config, cli.model, cli.datamodule)

@@ -29,12 +29,13 @@ from lightbase.cli import arguments
 from lightbase.cli.config import write_config
 from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
+from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line, printable
 from lightbase.folder import PLACE, PROJECT, flatten, root_folder, short, write_whole
 from lightbase.run.callbacks import end_with_parent
-from lightbase.run.checks import choose_selection
+from lightbase.run.checks import choose_selection, load_data
 from lightbase.run.train import parse, train
 from lightbase.tools.runs import as_table
 
@@ -366,7 +367,8 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
         raise UserError("a search compares trials by a validation, and there is none", 2)
     cli.config.name = name or f"{cli.config.name}_sweep"
     sweep.folder = root_folder(cli.config).absolute() / cli.config.name
-    cli.datamodule.prepare_data()  # once, a download for instance
+    if isinstance(cli.datamodule, BaseDataModule):
+        load_data(cli.datamodule, with_test=False)  # once, a download for instance
     config = flatten(write_config(cli.parser, cli.config)[0])
     record = {key: value for key, value in config.items() if key not in PLACE}
     monitor, mode = selection or (None, None)

@@ -48,11 +48,6 @@ class CIFAR10(BaseDataModule):
         self.crop_mode: Literal["constant", "reflect"] = crop_mode
         self.random_flip = random_flip
 
-    def prepare_data(self) -> None:
-        self.load("train")  # torchvision checks all files
-        if self.is_repacked():
-            say(f"CIFAR10: not the published files, packed anew or other data, in {self.folder}")
-
     @property
     def folder(self) -> Path:
         return self.data_dir / "cifar-10-batches-py"
@@ -66,6 +61,8 @@ class CIFAR10(BaseDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         if self.is_repacked():
+            what = f"not the published files, packed anew or other data, in {self.folder}"
+            say(f"CIFAR10: {what} ({split})")
             batches = [read_arrays(self.folder / name, "data", "labels") for name in SIZES[split]]
             pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
             if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):

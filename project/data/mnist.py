@@ -35,15 +35,12 @@ class MNIST(BaseDataModule):
         super().__init__(**kwargs)
         self.random_crop = random_crop
 
-    def prepare_data(self) -> None:
-        self.load("train")
-        self.load("test")
-
     def load(self, split: Literal["train", "test"]) -> Batch:
         files = ", ".join(f"{name}.gz" for name in FILES) + f" into {self.data_dir}"
-        data = open_or_download(
-            datasets.MNIST, self.data_dir, files, FILES, root=self.data_dir, train=split == "train"
-        )
+        is_train = split == "train"
+        published = {name: FILES[name] for name in FILES if ("train" in name) == is_train}
+        options = {"root": self.data_dir, "train": is_train}
+        data = open_or_download(datasets.MNIST, self.data_dir, files, published, **options)
         return data.data.unsqueeze(1), data.targets
 
     def normalize(self, inputs: Tensor) -> Tensor:

@@ -39,8 +39,9 @@ def test_only_devices_that_are_there_may_be_used(
 ):
     monkeypatch.setattr(devices, "num_gpus", lambda: num_found)
     expected = pytest.raises(UserError, match=message) if message else contextlib.nullcontext()
+    flags = {"accelerator": accelerator, "devices": requested, "num_nodes": 1, "strategy": strategy}
     with expected:
-        check_devices(accelerator, requested, 1, strategy)
+        check_devices(SimpleNamespace(**flags))
 
 
 @pytest.mark.parametrize("requested", ["[1]", "0"])
@@ -85,13 +86,13 @@ def test_what_the_flags_leave_open_comes_from_the_launcher(
 
 def test_what_needs_a_launcher_is_refused_without_one_and_dp_with_one(monkeypatch):
     with pytest.raises(UserError, match="num_nodes 2: start the command by torchrun or SLURM"):
-        check_devices("cpu", 1, 2, "ddp")
+        check_devices(SimpleNamespace(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp"))
     monkeypatch.setattr(devices, "num_gpus", lambda: 8)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    check_devices("gpu", 3, 2, "ddp")
+    check_devices(SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="ddp"))
     with pytest.raises(UserError, match="with torchrun or on CPUs use ddp"):
-        check_devices("gpu", 3, 2, "dp")
+        check_devices(SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="dp"))
 
 
 class LaunchedError(Exception):

@@ -52,7 +52,7 @@ def test_a_damaged_or_foreign_file_is_not_trained_on(cifar10_dir, how, tmp_path,
     content = {"cut": file.read_bytes()[:-7], "empty": b"", "code": pickle.dumps(RunsCode())}
     file.write_bytes(content.get(how, pickle.dumps({})))
     with pytest.raises(UserError, match=r"data_batch_3 cannot be read: .*\nmove it away to"):
-        CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
+        CIFAR10(data_dir=str(cifar10_dir)).load("train")
     assert not Path("run").exists()
 
 
@@ -64,5 +64,5 @@ def test_a_file_of_the_published_size_has_the_published_content(cifar10_dir, mon
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"CIFAR10 is not in .*, or damaged, and cannot be"):
-        CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
+        CIFAR10(data_dir=str(cifar10_dir)).load("train")
     assert file.read_bytes() == content

@@ -32,7 +32,7 @@ def test_a_damaged_file_is_named(mnist_dir: Path, how: str) -> None:
     content = file.read_bytes()
     file.write_bytes({"cut": content[:-7], "empty": b"", "long": content + b"x"}[how])
     with pytest.raises(UserError, match=r"MNIST (is not in .*, or damaged|cannot be read)"):
-        MNIST(data_dir=str(mnist_dir)).prepare_data()
+        MNIST(data_dir=str(mnist_dir)).load("train")
 
 
 def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mnist_dir):
@@ -40,13 +40,13 @@ def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mni
     file, (size, _) = mnist_dir / name, FILES[name]
     file.write_bytes(bytes.fromhex("00000801") + (size - 8).to_bytes(4, "big") + bytes(size - 8))
     with pytest.raises(UserError, match=file.name):
-        MNIST(data_dir=str(mnist_dir)).prepare_data()
+        MNIST(data_dir=str(mnist_dir)).load("test")
 
 
 def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, monkeypatch):
     refuse_network(monkeypatch)
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz") as caught:
-        MNIST(data_dir=str(tmp_path)).prepare_data()
+        MNIST(data_dir=str(tmp_path)).load("train")
     assert str(tmp_path) in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
 
@@ -58,6 +58,4 @@ def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir, monkeypatch):
         file.unlink()
     resources = [(f"{Path(name).name}.gz", None) for name in FILES]  # no checksums
     monkeypatch.setattr(datasets.MNIST, "resources", resources)
-    data = MNIST(data_dir=str(mnist_dir))
-    data.prepare_data()
-    assert len(data.load("train")[0]) == 300
+    assert len(MNIST(data_dir=str(mnist_dir)).load("train")[0]) == 300
