@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightbase.curves import MayMissSteps, run_folder
     from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
-    from lightbase.data.downloads import open_or_download, read_arrays, short_download_errors
+    from lightbase.data.downloads import open_or_download, short_download_errors
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
     from lightbase.data.tables import Features
@@ -26,7 +26,7 @@ __version__ = "0.3.0"
 NAMES = {
     "curves": ("MayMissSteps", "run_folder"),
     "data.batches": ("Batch", "EpochBatchSampler", "ResumableLoader", "at_least_float32"),
-    "data.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
+    "data.downloads": ("open_or_download", "short_download_errors"),
     "data.images": ("ImageFolder",),
     "data.module": ("BaseDataModule",),
     "data.tables": ("Features",),

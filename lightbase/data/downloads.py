@@ -1,8 +1,7 @@
-"""Files of data sets: downloaded if they are missing, and pickled arrays read safely."""
+"""Files of data sets, downloaded if they are missing."""
 
 import contextlib
 import os
-import pickle
 import zlib
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
@@ -12,12 +11,10 @@ from tarfile import TarError
 from typing import Any
 from zipfile import BadZipFile
 
-import torch
 from filelock import FileLock
-from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
-from lightbase.errors import UserError, first_line
+from lightbase.errors import UserError
 
 # RuntimeError is torchvision's, for files that are missing or damaged; the last four are errors of
 # unpacking.
@@ -25,7 +22,6 @@ DOWNLOAD_ERRORS = (
     *(OSError, HTTPException, RuntimeError, EOFError),
     *(BadZipFile, TarError, LZMAError, zlib.error),
 )
-NUMPY_NAMES = ("_reconstruct", "_frombuffer", "ndarray", "dtype")  # of a pickled array
 
 
 def open_or_download(
@@ -73,26 +69,3 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
         what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
         way_out = "move away what is damaged and start the command again"
         raise UserError(f"{what}\n{way_out}; without a network, put {files}") from error
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, lists, dicts and NumPy arrays. It refuses all other names in a pickle,
-    which could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_numpy = module.partition(".")[0] == "numpy" and name in NUMPY_NAMES
-        if is_numpy or (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def read_arrays(file: Path, *keys: str) -> list[Tensor]:
-    """The arrays or lists of numbers under these keys of a pickled dict. Nothing in the file is
-    run. Raises UserError if the file is damaged, or holds something else."""
-    try:
-        with file.open("rb") as stream:
-            content = ArrayUnpickler(stream, encoding="latin1").load()
-        return [torch.tensor(content[key]) for key in keys]
-    except Exception as error:  # a damaged pickle raises errors of any type
-        what = f"{file} cannot be read: {type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{what}\nmove it away to download it again") from error

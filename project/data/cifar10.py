@@ -1,27 +1,21 @@
 """CIFAR-10: photographs of ten kinds of things, 50,000 for training, 10,000 for the test, 32x32."""
 
-from pathlib import Path
 from typing import Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt
 from torch import Tensor
 from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
 
-from lightbase import BaseDataModule, Batch, UserError, open_or_download, read_arrays, say
+from lightbase import BaseDataModule, Batch, UserError, open_or_download
 from lightbase.data.transforms import alternating_flip, crop_and_flip, to_float
-
-# size in bytes of the published files (A. Krizhevsky: Learning multiple layers of features, 2009)
-TRAIN = {"data_batch_1": 31_035_704, "data_batch_2": 31_035_320, "data_batch_3": 31_035_999}
-TRAIN |= {"data_batch_4": 31_035_696, "data_batch_5": 31_035_623}
-SIZES = {"train": TRAIN, "test": {"test_batch": 31_035_526}}
 
 
 class CIFAR10(BaseDataModule):
     """Images (N, 3, 32, 32) in [0, 1], not normalised further.
 
-    Files: data_dir/cifar-10-batches-py, downloaded by torchvision if they are missing or damaged.
-    Files of other sizes than the published ones (packed anew, say) are used as they are.
+    Files: data_dir/cifar-10-batches-py, downloaded by torchvision if they are missing.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them. 4 is usual.
@@ -49,29 +43,16 @@ class CIFAR10(BaseDataModule):
         self.random_flip = random_flip
 
     def prepare_data(self) -> None:
-        self.load("train")  # torchvision checks all files
-        if self.is_repacked():
-            say(f"CIFAR10: not the published files, packed anew or other data, in {self.folder}")
-
-    @property
-    def folder(self) -> Path:
-        return self.data_dir / "cifar-10-batches-py"
-
-    def is_repacked(self) -> bool:
-        """Whether all files are there, and some are of other sizes than published."""
-        sizes = SIZES["train"] | SIZES["test"]
-        files = {self.folder / name: size for name, size in sizes.items()}
-        is_complete = all(file.is_file() for file in files)
-        return is_complete and any(file.stat().st_size != size for file, size in files.items())
+        folder = self.data_dir / "cifar-10-batches-py"
+        for name, md5 in datasets.CIFAR10.train_list + datasets.CIFAR10.test_list:
+            # here, so that no download writes over it
+            if (folder / name).exists() and not check_integrity(folder / name, md5):
+                what = "is damaged, or not the published file: move it away to download it"
+                raise UserError(f"{folder / name} {what}")
+        if not folder.exists():
+            self.load("train")
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        if self.is_repacked():
-            batches = [read_arrays(self.folder / name, "data", "labels") for name in SIZES[split]]
-            pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):
-                what = f"{tuple(pixels.shape)} {pixels.dtype}, not (N, 3072) uint8"
-                raise UserError(f"the images in {self.folder} are {what}")
-            return pixels.view(-1, 3, 32, 32), targets
         source, files = datasets.CIFAR10, f"cifar-10-python.tar.gz into {self.data_dir}"
         is_train = split == "train"
         data = open_or_download(source, self.data_dir, files, root=self.data_dir, train=is_train)
