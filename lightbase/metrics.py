@@ -254,8 +254,7 @@ def collection(
     ordered = MetricCollection({}, compute_groups=False)
     for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
         if name in ordered:
-            what = f"model.metrics.{name}: another argument adds a metric of this name"
-            raise UserError(f"{what}; give yours another one", 2)
+            raise UserError(f"model.metrics.{name}: another argument adds this metric", 2)
         try:
             ordered.add_metrics({name: metric})  # all at once they would be sorted by name
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods

@@ -108,8 +108,7 @@ def build_scheduler(
     if {"epochs", "steps_per_epoch"} & args.keys():
         length = {}  # OneCycleLR computes total_steps from them
     if num_steps is None and length.keys() - args.keys():
-        what = f"model.scheduler {name} needs a training with an end"
-        raise UserError(f"{what}: give --trainer.max_epochs", 2)
+        raise UserError(f"model.scheduler {name} needs an end: give --trainer.max_epochs", 2)
     if "max_lr" in accepted:
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:

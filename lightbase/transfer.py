@@ -151,8 +151,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     num_frozen = sum(value.numel() for _, value in parameters if not value.requires_grad)
     total = sum(value.numel() for _, value in parameters)
     if num_frozen == total:
-        what = f"model.freeze {', '.join(patterns)}: that is all of the network"
-        raise UserError(f"{what}; nothing would train", 2)
+        raise UserError(f"model.freeze {', '.join(patterns)}: nothing would train", 2)
     say(f"Frozen: {num_frozen:,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []

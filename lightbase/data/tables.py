@@ -85,8 +85,7 @@ class Features(BaseDataModule):
     def _read(self) -> Batch:
         inputs, labels = self.table
         if unknown := sorted(set(labels) - set(self.classes)):
-            names = ", ".join(unknown[:5])
-            raise UserError(f"{self.csv_path} has labels that the training had not: {names}")
+            raise UserError(f"{self.csv_path} has labels that the training had not: {unknown[:5]}")
         return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:

@@ -106,8 +106,7 @@ class RunCheckpoint(ModelCheckpoint):
             )
             if is_late:
                 what = f"{type(callback).__name__} averages weights after an epoch's validation"
-                way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
-                raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
+                raise UserError(f"{what}\nuse WeightAveraging of Lightning, by steps", 2)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to
@@ -300,8 +299,7 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
     for name, value in saved.items():
         if value != options.get(name):
             what = f"{type(model).__name__} has the {name} {options.get(name)}"
-            way_out = "start a new run: without --ckpt_path and with --model.weights"
-            raise UserError(f"{what}: a resume goes on with {value}\n{way_out}", 2)
+            raise UserError(f"{what}: a resume goes on with {value}; leave --ckpt_path out", 2)
 
 
 def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:

@@ -47,8 +47,7 @@ class CIFAR10(BaseDataModule):
         for name, md5 in datasets.CIFAR10.train_list + datasets.CIFAR10.test_list:
             # here, so that no download writes over it
             if (folder / name).exists() and not check_integrity(folder / name, md5):
-                what = "is damaged, or not the published file: move it away to download it"
-                raise UserError(f"{folder / name} {what}")
+                raise UserError(f"{folder / name} is damaged or packed anew: move it away")
         if not folder.exists():
             self.load("train")
 

@@ -27,7 +27,7 @@ def test_a_damaged_or_foreign_file_is_named_and_not_written_over(cifar10_dir, ho
     before = file.read_bytes()
     content = {"cut": before[:-7], "altered": before[:-1] + b"x"}.get(how, b"")
     file.write_bytes(content)
-    with pytest.raises(UserError, match=f"{file} is damaged, or not the published file: move it"):
+    with pytest.raises(UserError, match=f"{file} is damaged or packed anew: move it away"):
         CIFAR10(data_dir=str(cifar10_dir)).prepare_data()
     assert file.read_bytes() == content
 
