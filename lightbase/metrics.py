@@ -150,7 +150,8 @@ class Accumulator:
         self.flush()
         metrics: dict[str, Any] = {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
-            if can_be_merged(metric):
+            is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
+            if is_merged and not isinstance(metric, WrapperMetric):  # others start from zero
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
         return move_data_to_device(state, torch.device("cpu"))
@@ -164,12 +165,6 @@ class Accumulator:
         self.metrics.to(device)
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
-
-
-def can_be_merged(metric: Any) -> bool:
-    """Whether the state of a metric can go on from a checkpoint. Others begin anew."""
-    is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
-    return is_merged and not isinstance(metric, WrapperMetric)
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -258,6 +253,5 @@ def collection(
         try:
             ordered.add_metrics({name: metric})  # all at once they would be sorted by name
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
-            reason = error.args[0]
-            raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
+            raise UserError(f"model.metrics: {name!r} cannot be a name: {error}", 2) from error
     return ordered

@@ -139,10 +139,9 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     parameters = [(name.removeprefix("net."), value) for name, value in model.named_parameters()]
     modules = [(name.removeprefix("net."), module) for name, module in model.named_modules()]
     modules = [(name, module) for name, module in modules if name not in ("", "net")]
-    named_parts: list[tuple[str, Any]] = [*parameters, *modules]
     matched = []
     for pattern in patterns:
-        parts = [part for name, part in named_parts if matches(pattern, name, part)]
+        parts = [part for name, part in [*parameters, *modules] if matches(pattern, name, part)]
         if not parts:
             raise no_such_name(f"model.freeze {pattern}", pattern, [name for name, _ in parameters])
         matched += parts

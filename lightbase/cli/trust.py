@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import Namespace
 from torch import nn
 
 from lightbase.cli.command_line import PATHS, CommandLine
 from lightbase.cli.config import entries
-from lightbase.compat import import_rules, restore_import_rules
+from lightbase.compat import import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
 
@@ -100,17 +100,14 @@ class Trust:
         )
         paths = (*PACKAGES, *FUNCTIONAL, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
-        before = import_rules()
-        set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
-            yield
+            with import_rules(["*", *EXCEPT], allowed):
+                yield
         except (UserError, ImportError, ValueError) as error:
             message = f"{error} {error.__cause__}"
             if denied := re.search(r"Importing '([\w.]+)' is not allowed", message):
                 self.refuse(denied[1])
             raise
-        finally:
-            restore_import_rules(before)
 
     def check(self, config: Any, key: str = "") -> None:
         """Raise UserError where a parsed config would construct or call what it may not.
