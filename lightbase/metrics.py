@@ -108,7 +108,15 @@ class Accumulator:
                     self.num_broken = self.num_broken + (labels != targets).sum()
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
-            explain(error, self.metrics, outputs, targets)
+            pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
+            shapes = [str(part)[:80] for part in pair]
+            names = ", ".join(map(str, self.metrics))
+            what = f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
+            modules = [type(metric).__module__ for metric in self.metrics.values()]
+            are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+            if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
+                raise UserError(f"{what}: {first_line(error)}") from error
+            error.add_note(what)
             raise
 
     def _waiting_sums(self) -> Tensor:
@@ -184,20 +192,6 @@ def takes_labels(metric: Metric) -> bool:
         if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
             return True
     return False
-
-
-def explain(error: Exception, metrics: MetricCollection, outputs: Any, targets: Any) -> None:
-    """Raises UserError if torchmetrics' metrics refuse a batch. Errors of other metrics get a note
-    with the shapes."""
-    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in (outputs, targets)]
-    what = f"the metrics {', '.join(map(str, metrics))} cannot take "
-    what += f"outputs {shapes[0]} and targets {shapes[1]}"
-    modules = [type(metric).__module__ for metric in metrics.values()]
-    are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
-    if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
-        way_out = "take other metrics, or make outputs and targets fit them"
-        raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
-    error.add_note(what)
 
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http.client import HTTPException
 from lzma import LZMAError
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from zipfile import BadZipFile
 
 from filelock import FileLock
-from torchvision.datasets.utils import check_integrity
 
 from lightbase.errors import UserError
 
@@ -24,26 +23,14 @@ DOWNLOAD_ERRORS = (
 )
 
 
-def open_or_download(
-    source: Any,
-    data_dir: Path,
-    files: str,
-    published: Mapping[str, tuple[int, str]] | None = None,
-    **options: Any,
-) -> Any:
+def open_or_download(source: Any, data_dir: Path, files: str, **options: Any) -> Any:
     """An object of the class `source` of torchvision.datasets, made with `options`. If its files
     are missing, one process downloads them, and others wait.
 
     files: For the error, what to put where without a network: "a.gz and b.gz into data/X".
-    published: Size in bytes and MD5 of files below data_dir, for sets whose files torchvision does
-        not check. A file of this size must have this MD5; other sizes are other data.
     Raises UserError if a file is damaged, cannot be read, or cannot be downloaded.
     """
     name = source.__name__
-    for path, (size, md5) in (published or {}).items():
-        file = data_dir / path
-        if file.is_file() and file.stat().st_size == size and not check_integrity(file, md5):
-            raise UserError(f"{file} is damaged: move it away to download it again")
     try:
         with short_download_errors(name, data_dir, files):
             data_dir.mkdir(parents=True, exist_ok=True)
@@ -67,5 +54,5 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
     except DOWNLOAD_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[-1]
         what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
-        way_out = "move away what is damaged and start the command again"
-        raise UserError(f"{what}\n{way_out}; without a network, put {files}") from error
+        way_out = f"move away what is damaged; without a network, put {files}"
+        raise UserError(f"{what}\n{way_out}") from error

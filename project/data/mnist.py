@@ -5,8 +5,9 @@ from typing import Literal
 from jsonargparse.typing import NonNegativeInt
 from torch import Tensor
 from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
 
-from lightbase import BaseDataModule, Batch, open_or_download
+from lightbase import BaseDataModule, Batch, UserError, open_or_download
 from lightbase.data.transforms import random_crop, to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
@@ -36,14 +37,17 @@ class MNIST(BaseDataModule):
         self.random_crop = random_crop
 
     def prepare_data(self) -> None:
+        for path, (size, md5) in FILES.items():  # torchvision does not check unpacked files
+            file = self.data_dir / path
+            if file.is_file() and file.stat().st_size == size and not check_integrity(file, md5):
+                raise UserError(f"{file} is damaged: move it away to download it again")
         self.load("train")
         self.load("test")
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         files = ", ".join(f"{name}.gz" for name in FILES) + f" into {self.data_dir}"
-        data = open_or_download(
-            datasets.MNIST, self.data_dir, files, FILES, root=self.data_dir, train=split == "train"
-        )
+        options = {"root": self.data_dir, "train": split == "train"}
+        data = open_or_download(datasets.MNIST, self.data_dir, files, **options)
         return data.data.unsqueeze(1), data.targets
 
     def normalize(self, inputs: Tensor) -> Tensor:
