@@ -64,8 +64,7 @@ class Accumulator:
         """values: means over a batch of `size` samples."""
         names = self.names or (self.epoch.names if self.epoch else ())
         if names and names != tuple(values):
-            now, before = ", ".join(values), ", ".join(names)
-            raise ValueError(f"track() was given {now} now and {before} before")
+            raise ValueError(f"track() was given {[*values]} now and {[*names]} before")
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
@@ -219,8 +218,7 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        what = f"two curves have the name {twice[0]!r}: loss and num_samples are taken"
-        raise UserError(f"{what}\nrename the metric, or the value of track() or self.log()", 2)
+        raise UserError(f"two curves have the name {twice[0]!r}: rename the metric or the value", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:

@@ -246,8 +246,7 @@ def schedule_at(
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
     if model.scheduler is None and model.scheduler_args:
-        what = f"model.scheduler_args {model.scheduler_args} have no effect without a scheduler"
-        raise UserError(f"{what}\ngive --model.scheduler, or --model.scheduler_args null", 2)
+        raise UserError(f"model.scheduler_args {model.scheduler_args} need a model.scheduler", 2)
     scheduler = None
     try:
         if isinstance(model.scheduler, str):

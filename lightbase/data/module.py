@@ -183,8 +183,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if isinstance(inputs, Tensor):
             shape = tuple(inputs.shape[1:])
             if self.image_shape is not None and shape != tuple(self.image_shape):
-                shapes = f"shape {shape} and image_shape {tuple(self.image_shape)}"
-                raise UserError(f"{name} has samples of {shapes} (channels, height, width)")
+                raise UserError(f"{name} has samples {shape} for image_shape {self.image_shape}")
             self.empty_batch = inputs.new_empty(0, *inputs.shape[1:])
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
             check_classes(samples, targets, name, len(self.classes))
@@ -379,8 +378,7 @@ def as_samples(loaded: Any, name: str, collate: Callable[[list], Any] | None) ->
         values = convert_types(as_tensors(loaded))
         sizes = {len(tensor) if tensor.dim() else 1: None for tensor in tensors_in(values)}
         if len(sizes) != 1:
-            lengths = " and ".join(map(str, sizes)) or "no"
-            raise UserError(f"{name} has arrays of {lengths} samples: they must be equally long")
+            raise UserError(f"{name} has arrays of {[*sizes]} samples: they must be equally long")
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)

@@ -151,6 +151,5 @@ def numbers_in(row: dict[str, Any], columns: list[str], what: str) -> list[float
     except (TypeError, ValueError):  # None: the row is too short
         numbers = [math.nan]
     if None in row or not all(abs(number) < LARGEST for number in numbers):
-        cells = ", ".join(map(str, row.values()))
-        raise UserError(f"{what}: no {len(columns)} finite numbers: {cells[:60]}")
+        raise UserError(f"{what}: no {len(columns)} finite numbers: {str([*row.values()])[:60]}")
     return numbers

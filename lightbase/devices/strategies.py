@@ -69,8 +69,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         model: Any = self.lightning_module
         if isinstance(model, BaseModule) and model.compile_net:
-            what = "trainer.strategy dp cannot split a compiled network"
-            raise UserError(f"{what}: leave model.compile_net {model.compile_net} out, or use ddp")
+            raise UserError("dp cannot split a compiled network: leave model.compile_net out")
         super().setup(trainer)
         self.net = model.get_submodule("net")
         if len(self.parallel_devices) > 1:

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -130,12 +131,9 @@ class RunCheckpoint(ModelCheckpoint):
         if not Path(str(self.dirpath), "last.ckpt").exists():
             return  # a new run that starts from another one's checkpoint
         old, new = state_dict["dirpath"], str(self.dirpath)
-        state = {
-            key: value.replace(old, new) if isinstance(value, str) else value
-            for key, value in state_dict.items()
-        }
-        best = state_dict["best_k_models"]
-        state["best_k_models"] = {path.replace(old, new): best[path] for path in best}
+        best = state_dict["best_k_models"].items()
+        state = apply_to_collection(state_dict, str, lambda text: text.replace(old, new))
+        state["best_k_models"] = {path.replace(old, new): value for path, value in best}
         super().load_state_dict(state)
 
 
