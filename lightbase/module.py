@@ -21,10 +21,10 @@ from lightbase.errors import UserError
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
 from lightbase.optim import (
+    MADE_FOR_STEPS,
     build_optimizer,
     build_scheduler,
     grouped,
-    interval_of,
     num_scheduler_steps,
 )
 from lightbase.transfer import WeightsFile, freeze_parameters, load_weights
@@ -212,7 +212,9 @@ class BaseModule(RecordsArguments, LightningModule):
         return [] if self.curves_callback in callbacks else [self.curves_callback]
 
     def step_scheduler_every(self) -> Literal["epoch", "step"]:
-        return self.scheduler_interval or interval_of(self.scheduler)
+        name = self.scheduler if isinstance(self.scheduler, str) else type(self.scheduler).__name__
+        is_by_step = name.rpartition(".")[2] in MADE_FOR_STEPS
+        return self.scheduler_interval or ("step" if is_by_step else "epoch")
 
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.optimizer, self.scheduler

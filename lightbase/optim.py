@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn import Module, Parameter
@@ -16,9 +16,6 @@ from lightbase.compat import forget_train_loader
 from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
-
-if TYPE_CHECKING:
-    from lightbase.module import BaseModule
 
 NORMS_AND_BIASES = "norms_and_biases"  # the name of a parameter group
 # Options that choose how a step is computed. An optimizer takes one of them at most.
@@ -146,12 +143,6 @@ def num_training_batches(trainer: Any) -> int:
     return num_batches
 
 
-def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:
-    """After what a scheduler, given as object or by name, is made to step."""
-    name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
-    return "step" if name.rpartition(".")[2] in MADE_FOR_STEPS else "epoch"
-
-
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
     """The subclass of `base` that `name` means: in `module`, in this file, or by its import
     path."""
@@ -231,7 +222,7 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
 
 
 def schedule_at(
-    step: int, model: "BaseModule", num_steps: int | None
+    step: int, model: Any, num_steps: int | None
 ) -> tuple[Optimizer, LRScheduler | None]:
     """Build the model's optimizer and scheduler by name, and step them `step` times. Each parameter
     group has a single number as its parameter, so that this takes no time.

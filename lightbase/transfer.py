@@ -110,8 +110,7 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
                 check_records(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        message = f"{what} {path} holds more than tensors and plain values: not safe to load"
-        raise UserError(message + way_out) from error
+        raise UserError(f"{what} {path} holds objects: not safe to load{way_out}") from error
     except OSError as error:
         reason = f"{error.strerror or error}\ncheckpoints are in logs/NAME/version_N/checkpoints"
         raise UserError(f"{what} {path} cannot be read: {reason}") from error

@@ -192,8 +192,7 @@ class Trust:
                 raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
         for file in folder.rglob("*") if folder else ():
             if file.is_symlink():
-                what = "the resume of a run from somebody else would write where it leads"
-                raise UserError(f"{file} is a link: {what}\n{WAY_OUT}", 2)
+                raise UserError(f"{file} is a link: a resume would write there\n{WAY_OUT}", 2)
 
     def refuse(self, what: str) -> None:
         raise UserError(f"{self.file} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)

@@ -321,8 +321,7 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
-        what = f"data.fold {number} with data.num_folds {num_folds}: there is no such fold"
-        raise UserError(f"{what}\none of 5 folds is --data.num_folds 5 --data.fold 0", 2)
+        raise UserError(f"data.fold {number} of data.num_folds {num_folds}: no such fold", 2)
     return Fold(int(number), int(num_folds), seed)
 
 
@@ -384,9 +383,8 @@ def as_samples(loaded: Any, name: str, collate: Callable[[list], Any] | None) ->
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
         return DatasetSamples(loaded, collate or default_collate)
-    needs = "load returns arrays, or a Dataset with __len__ and __getitem__"
-    way_out = "for a stream write a LightningDataModule"
-    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
+    needs = "load returns arrays, or a Dataset with __len__; else write a LightningDataModule"
+    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}")
 
 
 def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int) -> None:

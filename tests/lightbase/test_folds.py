@@ -123,9 +123,9 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data.fold", "2"], "data.fold 2 with data.num_folds None: there is no such fold\n"),
-        (["--data.num_folds", "5"], "data.fold None with data.num_folds 5: there is"),
-        (["--data.num_folds", "5", "--data.fold", "5"], "data.fold 5 with data.num_folds 5"),
+        (["--data.fold", "2"], "data.fold 2 of data.num_folds None: no such fold"),
+        (["--data.num_folds", "5"], "data.fold None of data.num_folds 5: no such"),
+        (["--data.num_folds", "5", "--data.fold", "5"], "data.fold 5 of data.num_folds 5"),
     ],
 )
 def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
