@@ -17,7 +17,6 @@ from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
 
-NORMS_AND_BIASES = "norms_and_biases"  # the name of a parameter group
 # Options that choose how a step is computed. An optimizer takes one of them at most.
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
 FUSED_ON = {
@@ -201,7 +200,7 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
     (head), a pattern (*.bias), or norms_and_biases, for all parameters of one dimension."""
     if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern):
         return True
-    if pattern != NORMS_AND_BIASES or not isinstance(part, Parameter) or is_lazy(part):
+    if pattern != "norms_and_biases" or not isinstance(part, Parameter) or is_lazy(part):
         return False
     return part.dim() == 1
 

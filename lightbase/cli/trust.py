@@ -21,11 +21,10 @@ from lightbase.compat import import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
 
-LOGGERS = "lightning.pytorch.loggers"
 PACKAGES = (
     "lightbase",  # not its functions: they import, read and write what their arguments name
     "lightning.pytorch.callbacks",
-    LOGGERS,
+    "lightning.pytorch.loggers",
     "timm",
     "torch.nn",
     "torch.optim",
