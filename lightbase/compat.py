@@ -8,16 +8,17 @@ jsonargparse 4.52 and 4.53, torchvision 0.26 and 0.29, optuna 5.0 and wandb 0.31
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import re
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jsonargparse import _common
+from jsonargparse import _common, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -77,19 +78,20 @@ def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> 
     return parse(*args, _skip_validation=True, **options)
 
 
-def import_rules() -> dict[str, Any]:
-    """What a config may import, as jsonargparse's set_parsing_settings has set it so far.
+@contextlib.contextmanager
+def import_rules(denied: list[str], allowed: list[str]) -> Iterator[None]:
+    """While this lasts, jsonargparse imports for a config only what is allowed.
 
     set_parsing_settings can only add rules, and holds for the whole process. No issue known; the
     rules came with jsonargparse 4.52 (its pull request 959).
     """
     names = ("import_path_verdicts", "import_paths_enforced")
-    return {name: _common.parsing_settings[name] for name in names}
-
-
-def restore_import_rules(rules: Mapping[str, Any]) -> None:
-    """Go back to rules from `import_rules`, for the same reason."""
-    _common.parsing_settings.update(rules)
+    before = {name: _common.parsing_settings[name] for name in names}
+    set_parsing_settings(import_path_denylist=denied, import_path_allowlist=allowed)
+    try:
+        yield
+    finally:
+        _common.parsing_settings.update(before)
 
 
 def data_fetcher(trainer: Any) -> Any:

@@ -64,8 +64,7 @@ class Accumulator:
         """values: means over a batch of `size` samples."""
         names = self.names or (self.epoch.names if self.epoch else ())
         if names and names != tuple(values):
-            now, before = ", ".join(values), ", ".join(names)
-            raise ValueError(f"track() was given {now} now and {before} before")
+            raise ValueError(f"track() was given {[*values]} now and {[*names]} before")
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
@@ -108,7 +107,15 @@ class Accumulator:
                     self.num_broken = self.num_broken + (labels != targets).sum()
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
-            explain(error, self.metrics, outputs, targets)
+            pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
+            shapes = [str(part)[:80] for part in pair]
+            names = ", ".join(map(str, self.metrics))
+            what = f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
+            modules = [type(metric).__module__ for metric in self.metrics.values()]
+            are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+            if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
+                raise UserError(f"{what}: {first_line(error)}") from error
+            error.add_note(what)
             raise
 
     def _waiting_sums(self) -> Tensor:
@@ -150,7 +157,8 @@ class Accumulator:
         self.flush()
         metrics: dict[str, Any] = {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
-            if can_be_merged(metric):
+            is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
+            if is_merged and not isinstance(metric, WrapperMetric):  # others start from zero
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
         return move_data_to_device(state, torch.device("cpu"))
@@ -164,12 +172,6 @@ class Accumulator:
         self.metrics.to(device)
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
-
-
-def can_be_merged(metric: Any) -> bool:
-    """Whether the state of a metric can go on from a checkpoint. Others begin anew."""
-    is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
-    return is_merged and not isinstance(metric, WrapperMetric)
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -189,20 +191,6 @@ def takes_labels(metric: Metric) -> bool:
         if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
             return True
     return False
-
-
-def explain(error: Exception, metrics: MetricCollection, outputs: Any, targets: Any) -> None:
-    """Raises UserError if torchmetrics' metrics refuse a batch. Errors of other metrics get a note
-    with the shapes."""
-    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in (outputs, targets)]
-    what = f"the metrics {', '.join(map(str, metrics))} cannot take "
-    what += f"outputs {shapes[0]} and targets {shapes[1]}"
-    modules = [type(metric).__module__ for metric in metrics.values()]
-    are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
-    if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
-        way_out = "take other metrics, or make outputs and targets fit them"
-        raise UserError(f"{what}: {first_line(error)}\n{way_out}") from error
-    error.add_note(what)
 
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
@@ -230,8 +218,7 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        what = f"two curves have the name {twice[0]!r}: loss and num_samples are taken"
-        raise UserError(f"{what}\nrename the metric, or the value of track() or self.log()", 2)
+        raise UserError(f"two curves have the name {twice[0]!r}: rename the metric or the value", 2)
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:
@@ -254,11 +241,9 @@ def collection(
     ordered = MetricCollection({}, compute_groups=False)
     for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
         if name in ordered:
-            what = f"model.metrics.{name}: another argument adds a metric of this name"
-            raise UserError(f"{what}; give yours another one", 2)
+            raise UserError(f"model.metrics.{name}: another argument adds this metric", 2)
         try:
             ordered.add_metrics({name: metric})  # all at once they would be sorted by name
         except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
-            reason = error.args[0]
-            raise UserError(f"model.metrics: {name!r} cannot be a name: {reason}", 2) from error
+            raise UserError(f"model.metrics: {name!r} cannot be a name: {error}", 2) from error
     return ordered

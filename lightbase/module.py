@@ -21,10 +21,10 @@ from lightbase.errors import UserError, say
 from lightbase.metrics import Metrics, collection
 from lightbase.objects import RecordsArguments
 from lightbase.optim import (
+    MADE_FOR_STEPS,
     build_optimizer,
     build_scheduler,
     grouped,
-    interval_of,
     num_scheduler_steps,
 )
 from lightbase.transfer import WeightsFile, freeze_parameters, load_weights
@@ -119,12 +119,9 @@ class BaseModule(RecordsArguments, LightningModule):
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net and compile_net not in torch.compiler.list_backends(exclude_tags=()):
-            what = f"compile_net {compile_net!r} is no backend of torch.compile"
-            raise ValueError(f"{what}; inductor is the usual one")
+            raise ValueError(f"compile_net {compile_net!r} is no backend such as inductor")
         if compile_mode is not None and compile_net is None:
-            what = f"model.compile_mode {compile_mode} has no effect without a backend"
-            way_out = "give --model.compile_net inductor, or --model.compile_mode null"
-            raise UserError(f"{what}\n{way_out}", 2)
+            raise UserError(f"compile_mode {compile_mode} needs --model.compile_net inductor", 2)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:
@@ -136,8 +133,7 @@ class BaseModule(RecordsArguments, LightningModule):
             return super().load_from_checkpoint(checkpoint_path, *args, **options)
         module, _ = load(checkpoint_path)
         if not isinstance(module, cls):
-            what = f"{checkpoint_path} is of a {type(module).__name__}, not of a {cls.__name__}"
-            raise UserError(what)
+            raise UserError(f"{checkpoint_path} is of a {type(module).__name__}")
         return module
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,14 +213,15 @@ class BaseModule(RecordsArguments, LightningModule):
         return [] if self.curves_callback in callbacks else [self.curves_callback]
 
     def step_scheduler_every(self) -> Literal["epoch", "step"]:
-        return self.scheduler_interval or interval_of(self.scheduler)
+        name = self.scheduler if isinstance(self.scheduler, str) else type(self.scheduler).__name__
+        is_by_step = name.rpartition(".")[2] in MADE_FOR_STEPS
+        return self.scheduler_interval or ("step" if is_by_step else "epoch")
 
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self.optimizer, self.scheduler
         groups = grouped(self.named_parameters(), self.parameter_groups)
         if isinstance(optimizer, Optimizer) and self.parameter_groups:
-            what = "model.parameter_groups: an optimizer that is an object has its groups"
-            raise UserError(f"{what}; leave them out", 2)
+            raise UserError("model.parameter_groups: an optimizer object has its groups", 2)
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue 21435)
         is_mixed = str(self.trainer.precision).endswith("-mixed")
         fused = not (self.trainer.gradient_clip_val and is_mixed)

@@ -107,5 +107,4 @@ def check_no_objects(config: Any, path: Path) -> None:
     for key, text in flatten(config).items():
         if str(text).startswith(LOST):
             what = f"{path}: {key} was {text.removeprefix('<').removesuffix('>')}"
-            way_out = "give the objects: lightbase.load(path, module, data)"
-            raise UserError(f"{what}, and cannot be built again\n{way_out}", 2)
+            raise UserError(f"{what}\ngive the objects: lightbase.load(path, module, data)", 2)

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn import Module, Parameter
@@ -17,10 +17,6 @@ from lightbase.data.batches import ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
 
-if TYPE_CHECKING:
-    from lightbase.module import BaseModule
-
-NORMS_AND_BIASES = "norms_and_biases"  # the name of a parameter group
 # Options that choose how a step is computed. An optimizer takes one of them at most.
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
 FUSED_ON = {
@@ -108,8 +104,7 @@ def build_scheduler(
     if {"epochs", "steps_per_epoch"} & args.keys():
         length = {}  # OneCycleLR computes total_steps from them
     if num_steps is None and length.keys() - args.keys():
-        what = f"model.scheduler {name} needs a training with an end"
-        raise UserError(f"{what}: give --trainer.max_epochs", 2)
+        raise UserError(f"model.scheduler {name} needs an end: give --trainer.max_epochs", 2)
     if "max_lr" in accepted:
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
@@ -145,12 +140,6 @@ def num_training_batches(trainer: Any) -> int:
     # Lightning makes the loader anew, with the checkpoint's state, when the training starts.
     forget_train_loader(trainer)
     return num_batches
-
-
-def interval_of(scheduler: str | LRScheduler | None) -> Literal["epoch", "step"]:
-    """After what a scheduler, given as object or by name, is made to step."""
-    name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
-    return "step" if name.rpartition(".")[2] in MADE_FOR_STEPS else "epoch"
 
 
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
@@ -211,7 +200,7 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
     (head), a pattern (*.bias), or norms_and_biases, for all parameters of one dimension."""
     if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern):
         return True
-    if pattern != NORMS_AND_BIASES or not isinstance(part, Parameter) or is_lazy(part):
+    if pattern != "norms_and_biases" or not isinstance(part, Parameter) or is_lazy(part):
         return False
     return part.dim() == 1
 
@@ -232,7 +221,7 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
 
 
 def schedule_at(
-    step: int, model: "BaseModule", num_steps: int | None
+    step: int, model: Any, num_steps: int | None
 ) -> tuple[Optimizer, LRScheduler | None]:
     """Build the model's optimizer and scheduler by name, and step them `step` times. Each parameter
     group has a single number as its parameter, so that this takes no time.
@@ -247,8 +236,7 @@ def schedule_at(
     optimizer = build_optimizer(str(model.optimizer), model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
     if model.scheduler is None and model.scheduler_args:
-        what = f"model.scheduler_args {model.scheduler_args} have no effect without a scheduler"
-        raise UserError(f"{what}\ngive --model.scheduler, or --model.scheduler_args null", 2)
+        raise UserError(f"model.scheduler_args {model.scheduler_args} need a model.scheduler", 2)
     scheduler = None
     try:
         if isinstance(model.scheduler, str):

@@ -110,8 +110,7 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
                 check_records(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        message = f"{what} {path} holds more than tensors and plain values: not safe to load"
-        raise UserError(message + way_out) from error
+        raise UserError(f"{what} {path} holds objects: not safe to load{way_out}") from error
     except OSError as error:
         reason = f"{error.strerror or error}\ncheckpoints are in logs/NAME/version_N/checkpoints"
         raise UserError(f"{what} {path} cannot be read: {reason}") from error
@@ -139,10 +138,9 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     parameters = [(name.removeprefix("net."), value) for name, value in model.named_parameters()]
     modules = [(name.removeprefix("net."), module) for name, module in model.named_modules()]
     modules = [(name, module) for name, module in modules if name not in ("", "net")]
-    named_parts: list[tuple[str, Any]] = [*parameters, *modules]
     matched = []
     for pattern in patterns:
-        parts = [part for name, part in named_parts if matches(pattern, name, part)]
+        parts = [part for name, part in [*parameters, *modules] if matches(pattern, name, part)]
         if not parts:
             raise no_such_name(f"model.freeze {pattern}", pattern, [name for name, _ in parameters])
         matched += parts
@@ -151,8 +149,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     num_frozen = sum(value.numel() for _, value in parameters if not value.requires_grad)
     total = sum(value.numel() for _, value in parameters)
     if num_frozen == total:
-        what = f"model.freeze {', '.join(patterns)}: that is all of the network"
-        raise UserError(f"{what}; nothing would train", 2)
+        raise UserError(f"model.freeze {', '.join(patterns)}: nothing would train", 2)
     say(f"Frozen: {num_frozen:,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []

@@ -52,7 +52,6 @@ class Regressor(BaseModule):
         x, y = batch
         predicted = at_least_float32((net or self.net)(x))
         if predicted.numel() != y.numel():
-            shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
-            raise UserError(f"model.net gives {shapes}: make them agree")
+            raise UserError(f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}")
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
         return self.criterion(predicted, y), predicted

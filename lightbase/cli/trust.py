@@ -12,20 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import Namespace
 from torch import nn
 
 from lightbase.cli.command_line import PATHS, CommandLine
 from lightbase.cli.config import entries
-from lightbase.compat import import_rules, restore_import_rules
+from lightbase.compat import import_rules
 from lightbase.errors import IMPORT_PATH, UserError
 from lightbase.folder import PROJECT
 
-LOGGERS = "lightning.pytorch.loggers"
 PACKAGES = (
     "lightbase",  # not its functions: they import, read and write what their arguments name
     "lightning.pytorch.callbacks",
-    LOGGERS,
+    "lightning.pytorch.loggers",
     "timm",
     "torch.nn",
     "torch.optim",
@@ -100,17 +99,14 @@ class Trust:
         )
         paths = (*PACKAGES, *FUNCTIONAL, *self.modules, *self.typed_paths)
         allowed = [path for path in paths if all(map(str.isidentifier, path.split(".")))]
-        before = import_rules()
-        set_parsing_settings(import_path_denylist=["*", *EXCEPT], import_path_allowlist=allowed)
         try:
-            yield
+            with import_rules(["*", *EXCEPT], allowed):
+                yield
         except (UserError, ImportError, ValueError) as error:
             message = f"{error} {error.__cause__}"
             if denied := re.search(r"Importing '([\w.]+)' is not allowed", message):
                 self.refuse(denied[1])
             raise
-        finally:
-            restore_import_rules(before)
 
     def check(self, config: Any, key: str = "") -> None:
         """Raise UserError where a parsed config would construct or call what it may not.
@@ -195,8 +191,7 @@ class Trust:
                 raise UserError(f"{what}, which leads out of the run's folder\n{WAY_OUT}", 2)
         for file in folder.rglob("*") if folder else ():
             if file.is_symlink():
-                what = "the resume of a run from somebody else would write where it leads"
-                raise UserError(f"{file} is a link: {what}\n{WAY_OUT}", 2)
+                raise UserError(f"{file} is a link: a resume would write there\n{WAY_OUT}", 2)
 
     def refuse(self, what: str) -> None:
         raise UserError(f"{self.file} names {what}; a file may only name {ALLOWED}\n{WAY_OUT}", 2)

@@ -166,8 +166,7 @@ class ImageFolder(BaseDataModule):
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
         names = list(self.files.get("train", {}))
         if not names:
-            where = f"data.data_dir {self.data_dir}"
-            raise UserError(f"{where}: there is no train/CLASS/ with images in it, nor CLASS/")
+            raise UserError(f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/")
         return names
 
     def prepare_data(self) -> None:

@@ -116,8 +116,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         targets), with images as uint8 (N, C, H, W); any tuple or dict of them, also nested; or a
         map-style Dataset of any samples. Its transforms change validation samples, too; `augment`
         and `transform_batch` can change training samples only."""
-        what = f"{type(self).__name__} has no method load(split), which reads the samples"
-        raise UserError(f"data: {what}", 2)
+        raise UserError(f"data: {type(self).__name__} has no method load(split)", 2)
 
     def collate(self, samples: list) -> Batch:
         """The batch of these samples, such as padded sequences. float64 becomes float32, and the
@@ -184,8 +183,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if isinstance(inputs, Tensor):
             shape = tuple(inputs.shape[1:])
             if self.image_shape is not None and shape != tuple(self.image_shape):
-                shapes = f"shape {shape} and image_shape {tuple(self.image_shape)}"
-                raise UserError(f"{name} has samples of {shapes} (channels, height, width)")
+                raise UserError(f"{name} has samples {shape} for image_shape {self.image_shape}")
             self.empty_batch = inputs.new_empty(0, *inputs.shape[1:])
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
             check_classes(samples, targets, name, len(self.classes))
@@ -289,16 +287,14 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         trained = state_dict["classes"]
         if "train" in self.splits and self.classes != trained:
-            what = f"the checkpoint was trained on {len(trained)} classes, {', '.join(trained)}"
-            data = f"{len(self.classes)}, {', '.join(self.classes)}"
-            raise UserError(f"{what[:120]}\nthe data has {data[:100]}: they must be the same")
+            what = f"the checkpoint was trained on {len(trained)} classes: {', '.join(trained)}"
+            raise UserError(f"{what[:120]}\nthe data has others: {', '.join(self.classes)[:100]}")
         self.shuffle_seed, self.classes = state_dict["shuffle_seed"], trained
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):
-                what = f"the checkpoint was trained on it; its test set is {self.trained_fold}"
-                way_out = "leave num_folds, fold and split_seed out, or train a new run"
-                raise UserError(f"data.fold: {what}\n{way_out}", 2)
+                what = f"data.fold: the test set of the checkpoint is {self.trained_fold}"
+                raise UserError(f"{what}\nleave num_folds, fold and split_seed out", 2)
         if not self.splits:
             self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
 
@@ -325,8 +321,7 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
-        what = f"data.fold {number} with data.num_folds {num_folds}: there is no such fold"
-        raise UserError(f"{what}\none of 5 folds is --data.num_folds 5 --data.fold 0", 2)
+        raise UserError(f"data.fold {number} of data.num_folds {num_folds}: no such fold", 2)
     return Fold(int(number), int(num_folds), seed)
 
 
@@ -347,8 +342,6 @@ def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
 
 def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
     """The share of the samples for validation, and the others."""
-    if fraction == 1:
-        raise UserError("data.val_fraction: 1 leaves no sample to train on; give a number <1", 2)
     num, num_val = len(samples), round(len(samples) * fraction)
     if not 0 < num_val < num:
         raise UserError(f"data.val_fraction {fraction} of {num} samples is {num_val} samples")
@@ -384,27 +377,25 @@ def as_samples(loaded: Any, name: str, collate: Callable[[list], Any] | None) ->
         values = convert_types(as_tensors(loaded))
         sizes = {len(tensor) if tensor.dim() else 1: None for tensor in tensors_in(values)}
         if len(sizes) != 1:
-            lengths = " and ".join(map(str, sizes)) or "no"
-            raise UserError(f"{name} has arrays of {lengths} samples: they must be equally long")
+            raise UserError(f"{name} has arrays of {[*sizes]} samples: they must be equally long")
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
     is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
     if isinstance(loaded, Dataset) and is_map_style:
         return DatasetSamples(loaded, collate or default_collate)
-    needs = "load returns arrays, or a Dataset with __len__ and __getitem__"
-    way_out = "for a stream write a LightningDataModule"
-    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}; {way_out}")
+    needs = "load returns arrays, or a Dataset with __len__; else write a LightningDataModule"
+    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}")
 
 
 def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int) -> None:
     """Raises UserError for targets that are no class numbers. targets: of the first sample; of a
     Dataset, the others are not read."""
     if targets.is_floating_point():
-        what = f"{name} has {targets.dtype} targets"
-        raise UserError(f"{what}: make them integers, or empty `classes`")
+        raise UserError(f"{name} has {targets.dtype} targets: make them int64, or empty `classes`")
     if isinstance(samples, TensorBatches):
         targets = samples.targets
     first, last = int(targets.min()), int(targets.max())
     if first < 0 or last >= num_classes:
-        numbers = f"targets {first} to {last} for {num_classes} classes"
-        raise UserError(f"{name} has {numbers}: they must be 0 to {num_classes - 1}")
+        raise UserError(
+            f"{name} has targets {first} to {last}: they must be 0 to {num_classes - 1}"
+        )

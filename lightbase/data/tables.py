@@ -85,8 +85,7 @@ class Features(BaseDataModule):
     def _read(self) -> Batch:
         inputs, labels = self.table
         if unknown := sorted(set(labels) - set(self.classes)):
-            names = ", ".join(unknown[:5])
-            raise UserError(f"{self.csv_path} has labels that the training had not: {names}")
+            raise UserError(f"{self.csv_path} has labels that the training had not: {unknown[:5]}")
         return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
@@ -152,6 +151,5 @@ def numbers_in(row: dict[str, Any], columns: list[str], what: str) -> list[float
     except (TypeError, ValueError):  # None: the row is too short
         numbers = [math.nan]
     if None in row or not all(abs(number) < LARGEST for number in numbers):
-        cells = ", ".join(map(str, row.values()))
-        raise UserError(f"{what}: no {len(columns)} finite numbers: {cells[:60]}")
+        raise UserError(f"{what}: no {len(columns)} finite numbers: {str([*row.values()])[:60]}")
     return numbers

@@ -70,8 +70,7 @@ def parse_devices(devices: Any) -> Any:
     try:
         indices = [int(part) for part in devices.split(",") if part.strip()]
     except ValueError as error:
-        way_out = "give a number, auto, or GPU indices as [0,1]"
-        raise UserError(f"trainer.devices {devices!r}: {way_out}", 2) from error
+        raise UserError(f"trainer.devices {devices!r}: give a number, auto or [0,1]", 2) from error
     return indices if "," in devices else indices[0]
 
 
@@ -92,26 +91,20 @@ def check_devices(trainer: Any) -> None:
     is_launched = started != (0, 0)
     if is_launched and number != -1 and (number, trainer.num_nodes) != started:
         what = f"torchrun or SLURM has started {started[0]} processes on {started[1]} machines"
-        flags = f"trainer.devices {trainer.devices} and trainer.num_nodes {trainer.num_nodes}"
-        raise UserError(f"{flags}: {what}; leave the two flags out")
+        raise UserError(f"{what}: leave trainer.devices and trainer.num_nodes out")
     accelerator = trainer.accelerator
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
     if trainer.num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
-        way_out = "start the command by torchrun or SLURM, on each machine"
-        raise UserError(f"trainer.num_nodes {trainer.num_nodes}: {way_out}")
+        raise UserError(f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM")
     if trainer.strategy == "dp" and (not is_on_gpu or is_launched):
-        way_out = "with torchrun or on CPUs use ddp"
-        raise UserError(f"trainer.strategy dp is one process with several GPUs: {way_out}")
+        raise UserError("trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp")
     if is_on_gpu:
         check_gpus(accelerator, parse_devices(trainer.devices))
     elif accelerator in ("auto", "cpu"):
         if number > 1 and trainer.strategy == "auto":
-            raise UserError(
-                f"trainer.devices {number}: several CPU processes need --trainer.strategy ddp"
-            )
+            raise UserError(f"trainer.devices {number} on CPUs needs --trainer.strategy ddp")
         if number > 2 * (os.cpu_count() or 1):
-            what = f"too many processes for {os.cpu_count()} CPU cores"
-            raise UserError(f"trainer.devices {number}: {what}")
+            raise UserError(f"trainer.devices {number}: there are {os.cpu_count()} CPU cores")
 
 
 def check_gpus(accelerator: Any, devices: Any) -> None:
@@ -120,12 +113,10 @@ def check_gpus(accelerator: Any, devices: Any) -> None:
     if not total:
         is_for_cpus = torch.version.cuda is None and torch.version.hip is None
         hint = ", and this torch is built for CPUs only" if is_for_cpus else ""
-        way_out = "use --trainer.accelerator cpu or auto"
-        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{hint}; {way_out}")
+        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{hint}; use cpu")
     highest = max(devices, default=0) if isinstance(devices, list) else num_devices(devices) - 1
     if highest >= total:
-        way_out = f"give a number from 1 to {total}, or indices from 0 to {total - 1}"
-        raise UserError(f"trainer.devices {devices}: GPUs found: {total}; {way_out}")
+        raise UserError(f"trainer.devices {devices}: GPUs found: {total}; the first is [0]")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Two strategies: one process that splits each batch over the GPUs of a machine, and several
 optimizer steps in one turn of Lightning's loop, as Keras's steps_per_execution."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,57 +60,40 @@ class DataParallelStrategy(SingleDeviceStrategy):
     def __init__(self, parallel_devices: Sequence[torch.device] = (), **options: Any) -> None:
         super().__init__(**options)
         self.parallel_devices = list(parallel_devices)
+        self.net: Any = nn.Module()  # until `setup`
 
     @property
     def root_device(self) -> torch.device:
         return self.parallel_devices[0]
 
     def setup(self, trainer: Trainer) -> None:
-        model = self.lightning_module
+        model: Any = self.lightning_module
         if isinstance(model, BaseModule) and model.compile_net:
-            what = "trainer.strategy dp cannot split a compiled network"
-            raise UserError(f"{what}: leave model.compile_net {model.compile_net} out, or use ddp")
+            raise UserError("dp cannot split a compiled network: leave model.compile_net out")
         super().setup(trainer)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.split_forward():
-            return super().training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.split_forward():
-            return super().validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.split_forward():
-            return super().test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.split_forward():
-            return super().predict_step(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def split_forward(self) -> Iterator[None]:
-        """Within it, `net` runs on all devices."""
-        assert self.lightning_module is not None
-        net: Any = self.lightning_module.get_submodule("net")
+        self.net = model.get_submodule("net")
         if len(self.parallel_devices) > 1:
-            net.forward = functools.partial(self._forward, net)
-        try:
-            yield
-        finally:
-            vars(net).pop("forward", None)  # the forward of the class is back
+            self.net.forward = functools.partial(split_forward, self.net, self.parallel_devices)
 
-    def _forward(self, net: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # torch's parallel_apply passes on neither autocast's dtype nor inference mode
-        args_of, kwargs_of = scatter_kwargs(args, kwargs, self.parallel_devices)
-        devices = self.parallel_devices[: len(args_of)]  # a batch may be smaller
-        outputs = []
-        for i, replica in enumerate(replicate(net, devices, detach=not torch.is_grad_enabled())):
-            del replica.forward  # copied from net
-            with torch.accelerator.device_index(devices[i].index):
-                # not __call__: the hooks of `net` run once, around all parts
-                outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
-        return gather(outputs, self.root_device)
+    def teardown(self) -> None:
+        vars(self.net).pop("forward", None)  # the forward of the class is back
+        super().teardown()
+
+
+def split_forward(
+    net: nn.Module, parallel_devices: list[torch.device], *args: Any, **kwargs: Any
+) -> Any:
+    """The outputs of `net`, on the first device."""
+    # torch's parallel_apply passes on neither autocast's dtype nor inference mode
+    args_of, kwargs_of = scatter_kwargs(args, kwargs, parallel_devices)
+    devices = parallel_devices[: len(args_of)]  # a batch may be smaller
+    outputs = []
+    for i, replica in enumerate(replicate(net, devices, detach=not torch.is_grad_enabled())):
+        del replica.forward  # copied from net
+        with torch.accelerator.device_index(devices[i].index):
+            # not __call__: the hooks of `net` run once, around all parts
+            outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
+    return gather(outputs, parallel_devices[0])
 
 
 class SeveralSteps(SingleDeviceStrategy):

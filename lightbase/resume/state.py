@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -106,8 +107,7 @@ class RunCheckpoint(ModelCheckpoint):
             )
             if is_late:
                 what = f"{type(callback).__name__} averages weights after an epoch's validation"
-                way_out = "use WeightAveraging or EMAWeightAveraging of Lightning, by steps"
-                raise UserError(f"{what}: nothing would compare them\n{way_out}", 2)
+                raise UserError(f"{what}\nuse WeightAveraging of Lightning, by steps", 2)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is nothing to
@@ -129,12 +129,9 @@ class RunCheckpoint(ModelCheckpoint):
         if not Path(str(self.dirpath), "last.ckpt").exists():
             return  # a new run that starts from another one's checkpoint
         old, new = state_dict["dirpath"], str(self.dirpath)
-        state = {
-            key: value.replace(old, new) if isinstance(value, str) else value
-            for key, value in state_dict.items()
-        }
-        best = state_dict["best_k_models"]
-        state["best_k_models"] = {path.replace(old, new): best[path] for path in best}
+        best = state_dict["best_k_models"].items()
+        state = apply_to_collection(state_dict, str, lambda text: text.replace(old, new))
+        state["best_k_models"] = {path.replace(old, new): value for path, value in best}
         super().load_state_dict(state)
 
 
@@ -288,8 +285,7 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
     for name, value in saved.items():
         if value != options.get(name):
             what = f"{type(model).__name__} has the {name} {options.get(name)}"
-            way_out = "start a new run: without --ckpt_path and with --model.weights"
-            raise UserError(f"{what}: a resume goes on with {value}\n{way_out}", 2)
+            raise UserError(f"{what}: a resume goes on with {value}; leave --ckpt_path out", 2)
 
 
 def change_length(checkpoint: dict[str, Any], model: BaseModule) -> None:

@@ -22,17 +22,16 @@ class CIFAR10CNN(nn.Module):
         if min(num_classes, in_channels) < 1:
             raise ValueError(f"num_classes {num_classes}, in_channels {in_channels}: 1 or more")
         self.num_classes, self.in_channels, self.activation = num_classes, in_channels, activation
-
-        def act() -> nn.Module:
-            return make_activation(activation)
-
         layers: list[nn.Module] = []
         for num_in, num_out in ((in_channels, 32), (32, 32), (32, 64)):
             convolution = nn.Conv2d(num_in, num_out, kernel_size=5, padding=2)
-            layers += [convolution, act(), nn.MaxPool2d(2)]
+            layers += [convolution, make_activation(activation), nn.MaxPool2d(2)]
         self.features = nn.Sequential(*layers)  # (N, 64, 4, 4)
         self.head = nn.Sequential(
-            nn.Flatten(), nn.Linear(1024, 64), act(), nn.Linear(64, num_classes)
+            nn.Flatten(),
+            nn.Linear(1024, 64),
+            make_activation(activation),
+            nn.Linear(64, num_classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:

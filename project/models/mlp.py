@@ -19,10 +19,8 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: list[int], activation: str = "relu") -> None:
         super().__init__()
-        if len(sizes) < 2:
-            raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
-        if min(sizes) < 1:
-            raise ValueError(f"sizes {sizes}: every size is 1 or more")
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"sizes {sizes}: give two sizes or more over 0, such as [784, 10]")
         self.sizes, self.activation = sizes, activation
         layers: list[nn.Module] = [nn.Flatten()]
         for num_in, num_out in itertools.pairwise(sizes):

@@ -10,8 +10,6 @@ from lightning import Callback
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightbase import UserError
-
 PATCH = 2  # height and width of what the first layer sees
 NUM_IMAGES = 1000  # from which the first layer is computed
 EPSILON = 5e-4  # times the mean variance; limits the scale of directions without variance
@@ -133,9 +131,6 @@ class WhitenFirstLayer(Callback):
         if stage != "fit" or trainer.ckpt_path or pl_module.weights_file:
             return
         net, data = pl_module.net, trainer.datamodule
-        if not isinstance(net, WhitenedCNN):
-            what = "trainer.callbacks: WhitenFirstLayer is made for a WhitenedCNN"
-            raise UserError(f"{what}, and not for {type(net).__name__}; leave it out", 2)
         samples = data.splits["train"]
         num = min(len(samples), NUM_IMAGES)
         images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])

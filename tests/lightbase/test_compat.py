@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning import Trainer
 from torch import nn
 
@@ -46,14 +46,9 @@ def test_parse_unvalidated(parser: ArgumentParser) -> None:
 
 def test_import_rules(parser: ArgumentParser) -> None:
     flags = ["--number", "1", "--net", "torch.nn.Identity"]
-    rules = compat.import_rules()
-    set_parsing_settings(import_path_denylist=["*", "torch"])
-    try:
-        with pytest.raises(ArgumentError, match="not allowed"):
-            parser.parse_args(flags)
-    finally:
-        compat.restore_import_rules(rules)
-    assert compat.import_rules() == rules
+    refused = pytest.raises(ArgumentError, match="not allowed")
+    with compat.import_rules(["*", "torch"], []), refused:
+        parser.parse_args(flags)
     assert parser.parse_args(flags).net.class_path == "torch.nn.Identity"
 
 

@@ -448,7 +448,7 @@ TOO_LARGE = "data.batch_size 110 times 3 processes: only 315 training samples"
         (("--ckpt_path", "last"), "no run in"),
         (("--data.num_test", 2), "3 processes for the 2 samples of test"),
         (("--data.batch_size", 110), TOO_LARGE),
-        (("--trainer.devices", 2), "num_nodes 1: torchrun or SLURM has started 3"),
+        (("--trainer.devices", 2), "torchrun or SLURM has started 3"),
         (("--model", "test_distributed.TracksOnOne"), "1 of 3 processes called track('train'"),
         (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
     ],

@@ -123,9 +123,9 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data.fold", "2"], "data.fold 2 with data.num_folds None: there is no such fold\n"),
-        (["--data.num_folds", "5"], "data.fold None with data.num_folds 5: there is"),
-        (["--data.num_folds", "5", "--data.fold", "5"], "data.fold 5 with data.num_folds 5"),
+        (["--data.fold", "2"], "data.fold 2 of data.num_folds None: no such fold"),
+        (["--data.num_folds", "5"], "data.fold None of data.num_folds 5: no such"),
+        (["--data.num_folds", "5", "--data.fold", "5"], "data.fold 5 of data.num_folds 5"),
     ],
 )
 def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
@@ -154,7 +154,7 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     for other in (["--data.fold", "3"], ["--data.split_seed", "7"]):
         with pytest.raises(SystemExit):
             EVALUATE.main(["--ckpt_path", path, *other])
-        assert "the checkpoint was trained on it" in capsys.readouterr().err
+        assert "data.fold: the test set of the checkpoint is" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--data.fold", 4)
     assert "--data.fold 4: a resume goes on with" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:
 def test_an_image_folder_without_images(tmp_path: Path, folder: str) -> None:
     (tmp_path / "data" / folder).mkdir(parents=True)
     data = ImageFolder(str(tmp_path / "none" if folder == "nowhere" else tmp_path / "data"))
-    with pytest.raises(UserError, match="there is no train/CLASS/ with images in it, nor CLASS/"):
+    with pytest.raises(UserError, match="no image in train/CLASS/, nor CLASS/"):
         data.prepare_data()
 
 
@@ -154,8 +154,7 @@ def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_
     state = data.state_dict()
     shutil.copytree(image_folder / "train" / "red", image_folder / "train" / "amber")
     with pytest.raises(
-        UserError,
-        match="trained on 3 classes, blue, green, red\nthe data has 4, amber, blue, green, red",
+        UserError, match="3 classes: blue, green, red\nthe data has others: amber, b"
     ):
         attach(ImageFolder(str(image_folder))).load_state_dict(state)
     shutil.rmtree(image_folder / "train")

@@ -8,7 +8,8 @@ from torch import nn
 
 from lightbase.compat import quiet_lightning
 from lightbase.errors import UserError
-from lightbase.optim import build_optimizer, build_scheduler, check_options, grouped, interval_of
+from lightbase.module import BaseModule
+from lightbase.optim import build_optimizer, build_scheduler, check_options, grouped
 
 
 def parameter() -> list[dict[str, Any]]:
@@ -102,8 +103,9 @@ def test_the_highest_rate_is_the_learning_rate() -> None:
 
 def test_schedulers_made_for_steps() -> None:
     for name in ("torch.optim.lr_scheduler.CyclicLR", "WarmupCosineLR"):
-        assert interval_of(name) == "step"
-    assert interval_of("CosineAnnealingLR") == interval_of(None) == "epoch"
+        assert BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "step"
+    for name in ("CosineAnnealingLR", None):
+        assert BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "epoch"
 
 
 @pytest.mark.parametrize(

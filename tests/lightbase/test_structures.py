@@ -249,9 +249,9 @@ def test_a_function_of_the_user_may_be_an_attribute() -> None:
 
 
 UNEQUAL = [
-    ({"x": torch.zeros(5, 2), "y": [1, 2, 3]}, "arrays of 5 and 3 samples"),
-    ((torch.zeros(5), (torch.zeros(5), torch.tensor(1.0))), "arrays of 5 and 1 samples"),
-    ((), "arrays of no samples"),
+    ({"x": torch.zeros(5, 2), "y": [1, 2, 3]}, "arrays of .5, 3. samples"),
+    ((torch.zeros(5), (torch.zeros(5), torch.tensor(1.0))), "arrays of .5, 1. samples"),
+    ((), "arrays of .. samples"),
     ("text", "is a str:\nload returns arrays, or a Dataset"),
 ]
 

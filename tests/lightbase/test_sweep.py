@@ -60,7 +60,7 @@ WRONG = [
     (["--search", "model.lr=0.1,,0.2"], "give FLAG=a,b,c"),
     (["--search", "modle.lr=0.1,0.2"], "unknown argument --modle.lr; did you mean --model.lr?"),
     (["--search", "model.lr=0.1,fast"], "model.lr: 'fast': Not of type PositiveFloat"),
-    (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "there is no such fold"),
+    (["--search", "data.fold=0,1,2", "--data.num_folds", "2"], "no such fold"),
     (["--search", "name=a,b"], "name cannot be searched"),
     (["--search", "trainer.strategy=auto,ddp"], "on one device"),
     (["--search", LR], "--trials N: how many?"),
