@@ -6,6 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent  # a small repository: its package is `example`
 TINY = str(HERE / "tiny.yaml")
 Train = Callable[..., dict[str, Any]]  # the fixtures `train` and `trained`
@@ -33,3 +35,14 @@ def argv(*args: object) -> list[str]:
 def words(line: str) -> list[str]:
     """The arguments of a command line without quotes."""
     return line.split()
+
+
+def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
+    """What a script prints that ends with this status: an error of one or two lines."""
+    with pytest.raises(SystemExit) as caught:
+        run()
+    error: str = capsys.readouterr().err.rstrip("\n")
+    assert caught.value.code == status, error
+    assert 1 <= len(error.splitlines()) <= 2, error
+    assert error.startswith("error: ")
+    return error

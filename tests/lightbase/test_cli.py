@@ -13,7 +13,7 @@ from urllib.error import URLError
 import pytest
 import yaml
 from lightning import Trainer
-from paths import HERE, TINY, Train, words
+from paths import HERE, TINY, Train, fails, words
 from torch import nn
 
 from lightbase.cli.arguments import FLAGS, TRAINER, arguments_in_source, help_of_train
@@ -31,16 +31,6 @@ EARLY_STOPPING = """\
 def script(name: str) -> Callable[..., Any]:
     """The main function of a script."""
     return runpy.run_path(str(HERE / "scripts" / f"{name}.py"))["main"]
-
-
-def fails(capsys: pytest.CaptureFixture[str], status: int, run: Callable[[], Any]) -> str:
-    with pytest.raises(SystemExit) as caught:
-        run()
-    error = capsys.readouterr().err.rstrip("\n")
-    assert caught.value.code == status, error
-    assert 1 <= len(error.splitlines()) <= 2, error
-    assert error.startswith("error: ")
-    return error
 
 
 # a command line, and what its error names

@@ -1,7 +1,6 @@
 """What `track` is told becomes means over samples and metrics, whole after an interruption."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import Callback
+from paths import Train
 from test_training import Terminate, curves
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -19,7 +19,6 @@ from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy
 from lightbase.errors import UserError
 from lightbase.metrics import Accumulator, collection, numbers
 
-Train = Callable[..., dict[str, Any]]
 ONE = ("--trainer.max_epochs", 1)
 METRICS = """
 model:

@@ -1,6 +1,5 @@
 """The pictures of a run: their tags, what is in them, and that they change nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
+from paths import Train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import curves, equal, weights
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from lightbase.tools.predict import PALETTE
 from lightbase.watch import figures
 from lightbase.watch.figures import spread
 
-Train = Callable[..., dict[str, Any]]
 ON = ("--figures_every_n_epochs", 2)
 KINDS = ("confusion_matrix", "predictions", "mistakes")
 ONE = ("--trainer.max_epochs", 1)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import HERE, script
+from paths import HERE, Train, fails, script
 from PIL import Image
 from test_prediction_figures import flags_of, outputs_of
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ from lightbase.folder import write_whole
 from lightbase.resume.load import load_run
 from lightbase.run.train import main
 
-Train = Callable[..., dict[str, Any]]
 STRIPES = [f"stripes_{i}" for i in range(4)]
 evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
 
@@ -59,15 +57,6 @@ def best_of(tmp_path: Path) -> list[str]:
     """As ckpt, of a run that the test has trained."""
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     return ["--ckpt_path", str(path)]
-
-
-def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
-    with pytest.raises(SystemExit) as caught:
-        run()
-    error: str = capsys.readouterr().err.rstrip("\n")
-    assert caught.value.code == status, error
-    assert 1 <= len(error.splitlines()) <= 2, error
-    return error
 
 
 # evaluate.py

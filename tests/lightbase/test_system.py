@@ -12,7 +12,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Trainer, seed_everything
-from paths import script
+from paths import Train, script
 from test_training import Terminate, curves, equal, weights
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -22,7 +22,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightbase.data.batches import EpochBatchSampler
 
-Train = Callable[..., dict[str, Any]]
 HERE = "test_system"
 ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
 PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
