@@ -3,7 +3,6 @@ mistake in the name of a flag are answered at once."""
 
 import argparse
 import ast
-import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("figures_every_n_epochs", NonNegativeInt, 5),
     ("keep_every_epoch", bool, False),
 ]
-"""Name, type and default of each flag of train.py that is not Lightning's; train_help.txt explains
+"""Name, type and default of each flag of train.py that is not Lightning's; help/train.txt explains
 them."""
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
@@ -54,6 +53,7 @@ SYNONYMS = {
 }
 """Words of other tools, and the last words of the flags that are meant."""
 OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
+HELP = Path(__file__).with_name("help")  # what --help prints of each script
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
 SEE_HELP = "see --help, or --print_config for every argument"
@@ -163,8 +163,12 @@ def source_file(module: str) -> Path:
     return next(filter(Path.is_file, files), file)
 
 
+def help_text(script: str) -> str:
+    return (HELP / f"{script}.txt").read_text(encoding="utf-8").rstrip()
+
+
 def help_of_train() -> str:
-    """train_help.txt with the YAMLs and classes of the project."""
+    """help/train.txt with the YAMLs and classes of the project."""
     classes = users_classes()
     names = {
         "configs": [*config_files(PROJECT.default_config.parent)],
@@ -177,23 +181,19 @@ def help_of_train() -> str:
         kind: textwrap.fill(", ".join(words), 80, initial_indent=indent, subsequent_indent=indent)
         for kind, words in names.items()
     }
-    text = Path(__file__).with_name("train_help.txt").read_text(encoding="utf-8")
-    return text.format(**{kind: column.strip() for kind, column in columns.items()}).rstrip()
+    return help_text("train").format(**{kind: text.strip() for kind, text in columns.items()})
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """Without abbreviations; reports mistakes as UserError.
+    """Of the script `name`: without abbreviations, with mistakes as UserError.
 
     passes_on: How flags begin that are those of train.py.
     """
 
-    def __init__(self, description: str | None, passes_on: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, passes_on: tuple[str, ...] = ()) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(
-            description=description and inspect.cleandoc(description),
-            allow_abbrev=False,
-            formatter_class=formatter,
-        )
+        text = help_text(name)
+        super().__init__(description=text, allow_abbrev=False, formatter_class=formatter)
         self.passes_on = passes_on
 
     def read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -223,15 +223,7 @@ def output_file(text: str) -> Path:
 
 
 def evaluate() -> ScriptParser:
-    """Test a checkpoint again, on the data and with the settings of its run.
-
-    python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt --report
-    python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
-
-    A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
-    data. The last line is a JSON object with test/loss, test/num_samples and the metrics.
-    """
-    parser = ScriptParser(evaluate.__doc__, ("--data.", "--trainer."))
+    parser = ScriptParser("evaluate", ("--data.", "--trainer."))
     parser.add_checkpoint_arguments()
     text = "tables of the classes, as CSV too"
     parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help=text)
@@ -239,17 +231,7 @@ def evaluate() -> ScriptParser:
 
 
 def predict() -> ScriptParser:
-    """Predict with a checkpoint: what predict_step of its LightningModule returns.
-
-    python scripts/predict.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt digit.png
-    python scripts/predict.py --ckpt_path ... photos/ --top_k 3 --output predictions.csv
-    python scripts/predict.py --ckpt_path ... --split val --output predictions.npz
-
-    Files are images of any size, or CSV files with rows. Without files it predicts a split of the
-    data, in its order. Files that cannot be read are reported, and the exit status is 1.
-    See docs/tasks for what is written of masks, labels, numbers and texts.
-    """
-    parser = ScriptParser(predict.__doc__)
+    parser = ScriptParser("predict")
     parser.add_checkpoint_arguments()
     add = parser.add_argument
     add("--split", choices=["train", "val", "test"], default="test", help="the set without files")
@@ -262,15 +244,7 @@ def predict() -> ScriptParser:
 
 
 def export() -> ScriptParser:
-    """Write a trained network to a file that other programs load.
-
-    python scripts/export.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
-    python scripts/export.py --ckpt_path ... --format onnx --output digits.onnx
-
-    pth holds the weights for plain PyTorch. onnx is for ONNX Runtime, pt2 for torch.export.load;
-    both compute what predict.py computes, and are checked against it. See docs/export.md.
-    """
-    parser = ScriptParser(export.__doc__)
+    parser = ScriptParser("export")
     parser.add_checkpoint_arguments()
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     text = "the file; beside the checkpoint unless given"
@@ -279,16 +253,7 @@ def export() -> ScriptParser:
 
 
 def tune() -> ScriptParser:
-    """Find a batch size and a learning rate for an experiment before training it.
-
-    python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 --max_lr 1
-
-    Lightning's finder doubles the batch size until the memory is full, or at --max_batch_size. The
-    smallest size within 5 % of the highest speed is suggested. The finder of the learning rate
-    raises it from --min_lr to --max_lr; a tenth of the rate with the lowest loss is suggested. The
-    plots are in a run folder NAME_tune. All flags of train.py work too.
-    """
-    parser = ScriptParser(tune.__doc__, ("-",))
+    parser = ScriptParser("tune", ("-",))
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
@@ -300,17 +265,7 @@ def tune() -> ScriptParser:
 
 
 def sweep() -> ScriptParser:
-    """Search the flags of train.py. Each trial is a run; lists alone are a grid.
-
-    python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01
-    python scripts/sweep.py ... --search model.lr=log:1e-4..1e-1 --search data.batch_size=16..512 \\
-      --trials 20
-
-    Optuna's TPE chooses the values of ranges by --monitor. The same command continues after a
-    kill. Several of them, or --num_workers, share the trials. All flags of train.py work too. See
-    docs/sweep.md.
-    """
-    parser = ScriptParser(sweep.__doc__, ("-",))
+    parser = ScriptParser("sweep", ("-",))
     add = parser.add_argument
     add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
     add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
@@ -321,12 +276,7 @@ def sweep() -> ScriptParser:
 
 
 def benchmark() -> ScriptParser:
-    """Measure the speed of training, beside other ways to train the same network.
-
-    python benchmarks/benchmark.py                  # about 3 minutes on 2 cores
-    python benchmarks/benchmark.py > docs/speed.md  # the tables are Markdown
-    """
-    parser = ScriptParser(benchmark.__doc__)
+    parser = ScriptParser("benchmark")
     add = parser.add_argument
     add("--parts", nargs="+", choices=["mnist", "cifar"], default=["mnist", "cifar"])
     add("--rounds", type=int, default=3, help="turns of each contestant")

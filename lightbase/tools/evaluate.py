@@ -1,5 +1,4 @@
-"""Test a checkpoint again, on the data and with the settings of its run.
-See `lightbase.cli.arguments.evaluate`."""
+"""Test a checkpoint again, on the data and with the settings of its run."""
 
 from collections.abc import Sequence
 from pathlib import Path

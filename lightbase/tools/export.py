@@ -1,5 +1,4 @@
-"""Write a trained network to a file that other programs load.
-See `lightbase.cli.arguments.export`."""
+"""Write a trained network to a file that other programs load."""
 
 import contextlib
 import io

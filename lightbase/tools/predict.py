@@ -1,5 +1,4 @@
-"""Predict with a checkpoint: what predict_step of its LightningModule returns.
-See `lightbase.cli.arguments.predict`."""
+"""Predict with a checkpoint: what predict_step of its LightningModule returns."""
 
 import sys
 from collections import defaultdict

@@ -1,17 +1,4 @@
-r"""Give your package another name: its folder, and each mention of it in the repository.
-
-python scripts/rename.py my_project
-
-A mention is
-  an import        from project import models; import project
-  a dotted path    project.models.mlp.MLP, in code, strings, YAML and documentation
-  a path           project/models/mlp.py, ../project/data
-  a whole string   "project", 'project', `project`, "project*", "project[dev]"
-
-In Python files the second word of a dotted path is a module of the package. What stays: the word
-in a sentence, as a key, as an index, and as a variable; lightbase/ and its tests; CHANGELOG.md,
-logs/, data/, and the files that git ignores. So it needs a git repository.
-"""
+"""Give your package another name: its folder, and each mention of it in the repository."""
 
 import contextlib
 import importlib.util
@@ -30,7 +17,7 @@ SKIPPED = ("lightbase/", "tests/lightbase/", "CHANGELOG.md", "logs/", "data/")
 
 
 def main() -> None:
-    parser = ScriptParser(__doc__)
+    parser = ScriptParser("rename")
     parser.add_argument("name", help="the new name")
     with short_errors():
         new = parser.parse_args().name

@@ -1,13 +1,4 @@
-"""Runs side by side: their progress, their results, and the settings in which they differ.
-
-python scripts/runs.py
-python scripts/runs.py mnist_mlp "sweep/*" --sort test/acc
-python scripts/runs.py mnist_mlp --csv runs.csv
-python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
-
-NAME is the --name of train.py or sweep.py, NAME/version_N, a folder of runs, or a pattern. Without
-a NAME the table has all runs. See docs/runs.md.
-"""
+"""Runs side by side: their progress, their results, and the settings in which they differ."""
 
 import csv
 import fnmatch
@@ -202,7 +193,7 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = ScriptParser(__doc__)
+    parser = ScriptParser("runs")
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
     root = "--trainer.default_root_dir"

@@ -1,5 +1,4 @@
-"""Search the flags of train.py. Each trial is a run; lists alone are a grid.
-See `lightbase.cli.arguments.sweep`."""
+"""Search the flags of train.py. Each trial is a run; lists alone are a grid."""
 
 import contextlib
 import gc

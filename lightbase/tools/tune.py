@@ -1,5 +1,4 @@
-"""Find a batch size and a learning rate for an experiment before training it.
-See `lightbase.cli.arguments.tune`."""
+"""Find a batch size and a learning rate for an experiment before training it."""
 
 import contextlib
 import statistics
