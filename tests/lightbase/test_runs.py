@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
 from paths import HERE, script
+from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
 
@@ -115,6 +117,8 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     (root / "mlp/version_12").mkdir()
     (root / "mlp/version_12/.lock").touch()  # killed before it wrote anything
     (root / "mlp/version_13").write_text("a file")
+    (root / "lightning_logs/version_0").mkdir(parents=True)
+    (root / "lightning_logs/version_0/config.yaml").write_bytes(b"\xff")  # of another program
     call(root, "--sort", "minutes")
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 6
@@ -124,32 +128,23 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     assert sorted(shown.err.splitlines()) == notes
 
 
-def write_trial(root: Path, number: int, lr: str, state: str = "running", reason: str = "") -> Path:
-    """A trial's folder as sweep.py leaves it."""
-    folder = root / "tried" / f"trial_{number:03d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"values": {"model.lr": lr}, "state": state, "reason": reason}
-    (folder / "trial.json").write_text(json.dumps(record))
-    return folder
-
-
-def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
-    write_run(tmp_path, "tried/trial_000/version_0", lr=0.1, best=0.8, test=0.7)
-    write_trial(tmp_path, 0, "0.1", "finished")
-    write_run(tmp_path, "tried/trial_001/version_0", lr=0.1, best=0.5, test=0.4)
-    write_trial(tmp_path, 1, "0.10", "failed", "no value")
-    write_trial(tmp_path, 2, "fast", "failed", "error: no number")
-    write_run(tmp_path, "tried/trial_010/version_0", lr=0.2, best=0.3)
-    write_trial(tmp_path, 10, "0.2")
-    with FileLock(write_trial(tmp_path, 11, "0.3") / ".lock"):
-        rows = table(capsys, tmp_path, "tried")
-    assert [list(row.values()) for row in rows] == [
-        ["tried/trial_000", "0", "finished", "4", "2.0", "0.8", "0.7", "0.1", ""],
-        ["tried/trial_001", "0", "failed", "4", "2.0", "0.5", "0.4", "0.1", "no value"],
-        ["tried/trial_002", "", "failed", "", "", "", "", "fast", "error: no number"],
-        ["tried/trial_010", "0", "stopped", "3", "1.5", "0.3", "", "0.2", ""],
-        ["tried/trial_011", "", "running", "", "", "", "", "0.3", ""],
-    ]
+def test_a_terminal_gets_the_columns_that_it_has_room_for(root, capsys, monkeypatch):
+    """Not those that are equal in all rows, nor those of SPARE, nor those on the right."""
+    for version, lr in enumerate((0.0012345678, 0.1)):
+        write_run(root, f"a_sweep_with_a_long_name/trial/version_{version}", lr, best=0.95, test=0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = {}
+    for width in (160, 80, 50):
+        size = os.terminal_size((width, 9))
+        monkeypatch.setattr("os.get_terminal_size", lambda _=1, size=size: size)
+        call(root, "a_sweep*")
+        shown[width] = capsys.readouterr().out.splitlines()
+        assert max(map(len, shown[width])) <= width
+    assert len(shown[160]) == 3
+    assert shown[80][0].endswith("version  best val/acc  test/acc  model.lr")
+    assert shown[80][1].split()[-1] == "0.001235"
+    assert shown[80][-1] == "Without room: status, epochs, minutes"
+    assert shown[50][0].split() == ["name", "version", "model.lr"]
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
@@ -201,7 +196,9 @@ class Failing(Callback):
         raise UserError("failed")
 
 
-def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
+def test_the_status_the_best_value_and_the_curves_of_real_runs(
+    train, tmp_path, capsys, monkeypatch
+):
     """Finished, trained further until an error, finished again; the best value is what best.ckpt
     was chosen by."""
     train()
@@ -217,3 +214,38 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
     assert float(row["test/acc"]) == metrics["test/acc"]
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args: figures.append(args[0]))
+    call(tmp_path, "--plot", "x.png")
+    assert capsys.readouterr().err == "", "of points before a resume"
+    acc, loss = figures[0].axes
+    assert (acc.get_ylabel(), loss.get_ylabel()) == ("acc", "loss")
+    steps, values = acc.lines[0].get_data()
+    assert len(steps) == 3
+    assert max(values) == pytest.approx(float(row["best val/acc"]))
+
+
+def test_the_plot_fits_val_and_names_runs_by_their_settings(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        call(root, "mlp", "--plot", "x.svg")
+    assert "have no curve" in capsys.readouterr().err
+    for version in (0, 2):
+        with SummaryWriter(str(root / "mlp" / f"version_{version}")) as writer:
+            for step, value in enumerate((1, math.nan, 3)):
+                writer.add_scalar("val_loss", value, step)
+                writer.add_scalar("train/loss", 99 * value, step)
+                writer.add_scalar("val_loss/cat", value, step)  # of a class
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args: figures.append(args[0]))
+    call(root, "mlp", "--plot", "x.svg")
+    shown = capsys.readouterr()
+    assert shown.out.endswith("Curves of 3 runs: x.svg\n")
+    assert shown.err == ""
+    (axes,) = figures[0].axes
+    assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", "-", "--", "--"]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([1, math.nan, 3], nan_ok=True)
+    assert axes.get_ylim()[1] < 5
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    names = [("0", "0.1"), ("2", "0.01"), ("10", "0.1")]
+    assert labels == [f"mlp/version_{number}, model.lr {lr}" for number, lr in names]
