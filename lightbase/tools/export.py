@@ -1,8 +1,8 @@
 """Write a trained network to a file that other programs load.
 
-python scripts/export.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt --format onnx
-python scripts/export.py --ckpt_path ... --format pt2 --output cifar10.pt2
-python scripts/export.py --ckpt_path ... --format pth --output mnist.pth
+python scripts/export.py --ckpt_path cifar10_cnn --format onnx
+python scripts/export.py --ckpt_path cifar10_cnn --format pt2 --output cifar10.pt2
+python scripts/export.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt --format pth
 
 onnx is for ONNX Runtime, pt2 for torch.export.load of plain PyTorch. Both hold all that predict.py
 computes: from samples as the data module loads them, such as uint8 images (N, C, H, W), to what
@@ -38,8 +38,7 @@ from lightbase.tools.predict import Predictor
 TOLERANCE = 1e-4
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
 
-Graph = tuple[bytes, Callable[[Tensor], Tensor]]
-"""A file's content, and a function that runs the file on a batch."""
+Graph = tuple[bytes, Callable[[Tensor], Tensor]]  # a file's content, and what runs it on a batch
 
 
 def main(args: Sequence[str] | None = None) -> Path:
@@ -75,11 +74,8 @@ def main(args: Sequence[str] | None = None) -> Path:
 def checked_graph(
     model: LightningModule, data: LightningDataModule, kind: str
 ) -> tuple[bytes, float]:
-    """A file with the graph and its weights, and its largest difference from the checkpoint.
-
-    Raises UserError if the inputs have no known shape, if predict_step returns no tensor, if the
-    network branches on its inputs, or if the file gives other outputs than the checkpoint.
-    """
+    """A file with the graph and its weights, and its largest difference from the checkpoint. Raises
+    UserError if there is no such graph, or if the file gives other outputs than the checkpoint."""
     ours = data if isinstance(data, BaseDataModule) else None
     like = ours.empty_batch if ours else model.example_input_array
     if not isinstance(like, Tensor):

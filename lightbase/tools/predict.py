@@ -1,21 +1,17 @@
-r"""Predict with a checkpoint: what predict_step of its LightningModule returns.
+"""Predict with a checkpoint: what predict_step of its LightningModule returns.
 
-python scripts/predict.py --ckpt_path logs/cifar10_cnn/version_0/checkpoints/best.ckpt cat.jpg
-python scripts/predict.py --ckpt_path ... photos/ --top_k 3 --probabilities --output predictions.csv
-python scripts/predict.py --ckpt_path ... --split val --output predictions.npz
+python scripts/predict.py --ckpt_path cifar10_cnn cat.jpg
+python scripts/predict.py --ckpt_path last photos/ --top_k 3 --probabilities --output photos.csv
+python scripts/predict.py --ckpt_path last --split val --output predictions.npz
 
 Without files it predicts the samples of a split, in the order of the data set; true classes and
 numbers are beside. Files are what `read_inputs` of the data module reads: images of any size and
-mode, or the rows of a CSV file. Hidden files in folders are skipped. Files that cannot be read are
-reported; the exit status is 1.
+mode, or the rows of a CSV file. Files that cannot be read are reported; the exit status is 1.
 
 The `task` of the module says what is written. multiclass: the likeliest class and its probability.
 multilabel: the labels with a probability over --threshold. segmentation: a PNG for each mask, into
 the folder --output. text: what `to_text` of the data module makes of it. Otherwise the numbers.
 --output FILE.npz writes the tensors of predict_step as they are.
-
-In the CSV a name that a spreadsheet would take for a formula begins with '. Bytes that are not
-UTF-8, and in the table characters that cannot be printed, are written as an escape such as \n.
 """
 
 import sys
@@ -110,8 +106,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     data.prepare_data()
     data.setup(STAGES[split])
     if not isinstance(data, BaseDataModule):
-        loaders = {"train": data.train_dataloader, "val": data.val_dataloader}
-        return loaders.get(split, data.test_dataloader)()
+        return getattr(data, f"{split}_dataloader")()
     if split not in data.splits:
         raise UserError(f"--split {split}: {type(data).__name__} has no such set", 2)
     size, num_workers = data.eval_batch_size or data.batch_size, data.num_workers
@@ -128,18 +123,17 @@ def batches_of_files(
     files, missing = find_images(paths)
     unreadable += missing
 
-    def inputs() -> Iterator[Any]:
+    def inputs() -> Iterator[tuple[str, Any]]:
         for file in files:
             try:
-                for name, sample in data.read_inputs(file):
-                    names.append(name)
-                    yield sample
+                yield from data.read_inputs(file)
             except UserError as error:
                 unreadable.append((file, str(error)))
 
-    samples = inputs()
-    while waiting := list(islice(samples, BATCH_SIZE)):
-        batch = data.collate(waiting)
+    named = inputs()
+    while waiting := list(islice(named, BATCH_SIZE)):
+        names += [name for name, _ in waiting]
+        batch = data.collate([sample for _, sample in waiting])
         yield (batch, None) if isinstance(batch, Tensor) else batch
 
 
