@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightbase.devices.signals import SIGNALS, Stopped
-from lightbase.errors import UserError, rank
-from lightbase.folder import PROJECT
+from lightbase.errors import UserError, did_you_mean, rank, say_once
+from lightbase.folder import PROJECT, short, versions
 
 # a disk that is full or over quota, a file system without permission or read-only, a file too
 # large, a path too long
@@ -134,14 +134,34 @@ class ScriptParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
 
     def add_checkpoint_arguments(self) -> None:
-        path = "a run's checkpoint, best.ckpt for instance"
-        self.add_argument("--ckpt_path", type=Path, required=True, help=path)
+        path = "a checkpoint, a run's NAME or NAME/version_N, or last or best of the newest run"
+        self.add_argument("--ckpt_path", type=checkpoint_file, required=True, help=path)
         trust: Any = {"nargs": "?", "const": "true", "default": "false"}
         trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
         self.add_argument("--trust_checkpoint", **trust)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)
+
+
+def checkpoint_file(text: str) -> Path:
+    """For add_argument(type=...): a file; `last` or `best` of the newest run of all; best.ckpt of a
+    run's folder, of NAME/version_N, or of the newest run of NAME. Raises UserError."""
+    path, logs = Path(text), PROJECT.logs
+    if text in ("last", "best"):
+        path = max(logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path)
+    elif not path.is_file():
+        folder = path if path.is_dir() else logs / text
+        path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
+    if not path.is_file():
+        near = did_you_mean(text, [folder.name for folder in logs.glob("*")])
+        what = f"--ckpt_path {text}: no such file, nor a run with this checkpoint{near}"
+        raise UserError(
+            f"{what}\npython scripts/runs.py lists the runs; --best NAME the best of them"
+        )
+    if path != Path(text):
+        say_once(f"Checkpoint: {short(path)}")
+    return path
 
 
 def output_file(text: str) -> Path:

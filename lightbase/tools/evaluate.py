@@ -1,15 +1,14 @@
 """Test a checkpoint again, on the data and with the settings of its run.
 
-python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt
-python scripts/evaluate.py --ckpt_path ... --trainer.accelerator cpu --data.batch_size 1000
-python scripts/evaluate.py --ckpt_path ... --data.num_folds null
-python scripts/evaluate.py --ckpt_path ... --report
+python scripts/evaluate.py --ckpt_path mnist_mlp
+python scripts/evaluate.py --ckpt_path last --trainer.accelerator cpu --data.batch_size 1000
+python scripts/evaluate.py --ckpt_path fold --data.num_folds null
+python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0/checkpoints/best.ckpt --report
 
 A checkpoint of a fold is tested on its fold, with --data.num_folds null on the test set of the
 data. --report writes precision, recall, F1 and support of each class or label, or the IoU of each
 class of masks, to report.csv, and confusion_matrix.csv, into the folder of the run or another one.
-The last line on stdout is a JSON object with test/loss, test/num_samples and the metrics, such as
-test/acc.
+The last line on stdout is a JSON object with all metrics, in the digits of float32.
 """
 
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from lightning import Callback
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import ScriptParser, short_errors
 from lightbase.compat import quiet_lightning
+from lightbase.curves import is_of_class
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
 from lightbase.errors import UserError, rank, say
@@ -30,7 +30,7 @@ from lightbase.resume.load import load_run
 from lightbase.run.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.run.checks import try_network
 from lightbase.run.train import run_test
-from lightbase.tools.runs import as_csv, as_table
+from lightbase.tools.runs import as_csv, as_table, as_text
 from lightbase.watch.figures import PredictionKeeper
 
 TASKS = ("multiclass", "multilabel", "segmentation")
@@ -72,6 +72,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         leave(trainer)
         if reason:
             raise UserError(reason)
+    names = sorted(metrics, key=is_of_class)
+    say("\n".join(as_table([("metric", "value"), *((x, as_text(metrics[x], x)) for x in names)])))
     say(json_text(metrics))
     return metrics
 
@@ -90,13 +92,10 @@ class ClassReport(PredictionKeeper):
             raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2)
         self.start(trainer, pl_module)
 
-    def on_test_batch_end(self, *args: Any) -> None:  # type: ignore[override]
-        super().on_test_batch_end(*args)
-        if self.misfit:
-            raise UserError(f"--report: {self.misfit}", 2)
-
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         self.gather()
+        if self.misfit:
+            raise UserError(f"--report: {self.misfit}", 2)
         if trainer.is_global_zero:
             self.write()
 

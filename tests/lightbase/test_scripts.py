@@ -164,7 +164,7 @@ def test_mistakes_common_to_the_scripts(main, tmp_path, capsys):
 
     assert "none.ckpt" in error(1, "--ckpt_path", str(tmp_path / "none.ckpt"))
     assert "--ckpt_path" in error(2)
-    assert "--ckpt" in error(2, "--ckpt", "x", "--ckpt_path", "y")
+    assert "--ckpt" in error(2, "--ckpt", "x", "--ckpt_path", __file__)
 
 
 # export.py --format pth, and how files are written
@@ -534,8 +534,8 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
 @pytest.mark.parametrize(
     ("name", "first", "flags"),
     [
-        ("evaluate", "load_run", "--ckpt_path x"),
-        ("predict", "load_run", "--ckpt_path x y"),
+        ("evaluate", "load_run", f"--ckpt_path {__file__}"),
+        ("predict", "load_run", f"--ckpt_path {__file__} y"),
         ("tune", "parse", ""),
     ],
 )
