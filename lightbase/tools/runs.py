@@ -237,6 +237,8 @@ def main(args: Sequence[str] | None = None) -> None:
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
         rows = sorted_rows(runs, options.sort) if options.sort else as_rows(runs)
+        if options.plot:
+            draw_curves(runs, options.plot)
         if options.best:
             print(printable(short(best_checkpoint(runs))))
         elif options.csv:
@@ -245,5 +247,3 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"{len(rows)} runs in {options.csv}")
         else:
             print("\n".join(as_lines(rows)))
-        if options.plot:
-            draw_curves(runs, options.plot)
