@@ -24,9 +24,8 @@ def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
 
 
 def test_the_report_agrees_with_the_test(trained: Any, tmp_path: Path, capsys: Any) -> None:
-    """Beside a checkpoint outside of a run's folder."""
     folder, trained_metrics = trained()
-    copied = tmp_path / "copied.ckpt"
+    copied = tmp_path / "copied.ckpt"  # outside of a run's folder
     copied.write_bytes((folder / "checkpoints" / "best.ckpt").read_bytes())
     metrics = evaluate(argv("--ckpt_path", copied, "--report"))
     shown = capsys.readouterr().out.splitlines()
