@@ -59,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             folder = Path(options.report or place)
             if not folder.is_dir():
                 raise UserError(f"--report {folder}: there is no such folder", 2)
-            callbacks.append(ClassReport(folder))
+            callbacks.append(report := ClassReport(folder))
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
@@ -74,16 +74,20 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             raise UserError(reason)
     names = sorted(metrics, key=is_of_class)
     say("\n".join(as_table([("metric", "value"), *((x, as_text(metrics[x], x)) for x in names)])))
+    if options.report is not None:
+        say("\n".join(report.lines))
     say(json_text(metrics))
     return metrics
 
 
 class ClassReport(PredictionKeeper):
-    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test, and
-    prints the first. It covers the samples of all processes, as test_step gives them to `track`."""
+    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test. They
+    cover the samples of all processes, as test_step gives them to `track`. lines: A table of the
+    first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.lines: list[str] = []
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
@@ -110,5 +114,4 @@ class ClassReport(PredictionKeeper):
             text = as_csv([("true / predicted", *self.names), *counts])
             write_whole(self.folder / "confusion_matrix.csv", text)
         cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
-        print("\n".join(as_table([header, *cells])))
-        print(f"Report: {short(self.folder / 'report.csv')}", flush=True)
+        self.lines = [*as_table([header, *cells]), f"Report: {short(self.folder / 'report.csv')}"]

@@ -121,11 +121,12 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
 
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
-    """The settings in which runs differ, those of the model and the data first."""
+    """The settings in which runs differ, those that all have first, of them model and data."""
     configs = [run.settings for run in runs if run.settings]
     keys = dict.fromkeys(key for config in configs for key in config)
     columns = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
-    return sorted(columns, key=lambda key: not key.startswith(("model", "data")))
+    columns.sort(key=lambda key: not key.startswith(("model", "data")))
+    return sorted(columns, key=lambda key: any(key not in config for config in configs))
 
 
 def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
@@ -179,8 +180,8 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
         if max(map(len, lines)) <= width:
             break
         columns.pop(name, None)
-    missing = [name for name in others if name not in columns]
-    return [*lines, f"Without room: {', '.join(missing)}"[:width]] if missing else lines
+    missing = ", ".join(name for name in others if name not in columns)
+    return [*lines, f"More columns with | less -S: {missing}"[:width]] if missing else lines
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:

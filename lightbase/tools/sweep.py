@@ -260,15 +260,14 @@ def describe_progress(sweep: Sweep, ended: Trial, seconds: float) -> str:
     trials = sweep.trials()
     running = [trial for trial in trials if trial.state == "running"]
     best = sweep.best([trial] for trial in trials if trial.state == "finished")
-    num_ended, num_processes = len(trials) - len(running), 1
-    num_processes += sum(is_running(trial.folder) for trial in running)
-    left = timedelta(seconds=round(seconds * (sweep.num_trials - num_ended) / num_processes))
+    num_ended = len(trials) - len(running)
+    num_processes = 1 + sum(is_running(trial.folder) for trial in running)
+    left = str(timedelta(seconds=round(seconds * (sweep.num_trials - num_ended) / num_processes)))
     text = f"Trial {num_ended} of {sweep.num_trials}"
     text += f", best {sweep.record['monitor']} {as_text(best[0].best, '/')}" if best else ""
-    text += f", {str(left).removeprefix('0:').removeprefix('0')} left"
-    values = [f"{flag} {as_text(value)}" for flag, value in ended.values.items()]
-    result = f"failed, {ended.reason}" if ended.reason else as_text(ended.best, "/")
-    return f"{text}; {', '.join(values)}: {result}"
+    values = [f"{flag.rpartition('.')[2]} {as_text(value)}" for flag, value in ended.values.items()]
+    text += f", {left.removeprefix('0:').removeprefix('0')} left; {', '.join(values)}"
+    return f"{text}: " + (f"failed, {ended.reason}" if ended.reason else as_text(ended.best, "/"))
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:

@@ -137,7 +137,7 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(root, capsys, monkeypa
     first, row, _, last = capsys.readouterr().out.splitlines()
     assert first.endswith("  version  best val/acc  test/acc  model.lr")
     assert row.endswith("  0        0.9500        0         0.001235")
-    assert last == "Without room: status, epochs, minutes"  # equal in both rows
+    assert last == "More columns with | less -S: status, epochs, minutes"  # equal in both rows
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:

@@ -162,8 +162,8 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep: Run, capsy
     assert [nan.state, sound.state] == ["failed", "finished"]
     assert "NaN or infinite after step" in nan.reason
     best, shown = f"{sound.best:.4f}", capsys.readouterr().out.splitlines()[-7:]
-    assert re.match(r"Trial 1 of 2, 0:\d\d left; model.lr 1e30: failed, UserError: ", shown[0])
-    assert shown[1] == f"Trial 2 of 2, best val/acc {best}, 0:00 left; model.lr 0.1: {best}"
+    assert re.match(r"Trial 1 of 2, 0:\d\d left; lr 1e30: failed, UserError: ", shown[0])
+    assert shown[1] == f"Trial 2 of 2, best val/acc {best}, 0:00 left; lr 0.1: {best}"
     assert shown[3].split()[:4] == ["failed", "trial_000", "-", "1e30"]
     assert shown[4].split() == ["best", "trial_001", best, "0.1", "finished"]
 
