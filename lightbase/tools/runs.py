@@ -51,9 +51,9 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
     for parent, folders, _ in os.walk(root):
         numbered = versions(Path(parent)).values()
         folders[:] = sorted(set(folders) - {folder.name for folder in numbered})
-        # other programs have folders version_N, too
-        runs = [x for x in numbered if (x / "progress.json").exists() or (x / ".lock").exists()]
-        paths += [run.relative_to(root).as_posix() for run in runs]
+        for run in numbered:  # other programs have such folders, too
+            if any((run / name).exists() for name in ("progress.json", "environment.txt", ".lock")):
+                paths.append(run.relative_to(root).as_posix())
     selected = set()
     for name in names or ["*"]:
         matching = {path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")}
