@@ -202,21 +202,21 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
                 curve = (i, [x.step for x in points], [x.value for x in points])
                 curves.setdefault((match[2], match[1]), []).append(curve)
     metrics = sorted({metric for metric, _ in curves})
-    if not metrics:
-        raise UserError("--plot: TensorBoard's files of these runs have no curve train/ or val/")
+    if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
+        needs = "runs with curves train/ or val/ in TensorBoard's files"
+        raise UserError(f"--plot {file} needs {needs},\nand a file .png, .pdf or .svg", 2)
     figure = Figure((9, 3 * len(metrics) + 0.2 * len(runs)), dpi=100, layout="constrained")
     grid: Any = figure.subplots(len(metrics), squeeze=False, sharex=True)
     colors = matplotlib.colormaps["turbo"].resampled(len(runs) + 1)
     for metric, axes in zip(metrics, grid[:, 0], strict=True):
-        axes.set(ylabel=metric, xlabel="step")
+        axes.set(ylabel=metric, xlabel="step", ymargin=0.3)
         for stage, style in (("val", ".-"), ("train", "--")):
             for i, steps, values in curves.get((metric, stage), []):
                 axes.plot(steps, values, style, color=colors(i))
             if axes.dataLim.width > 0:  # fits val: the first values of train/loss may be large
                 axes.set_ylim(axes.get_ylim())
     for i, run in enumerate(runs):
-        names = setting_columns(runs)[:3]
-        settings = [f"{name} {as_text(run.settings.get(name))}" for name in names]
+        settings = [f"{x} {as_text(run.settings.get(x))}" for x in setting_columns(runs)[:3]]
         grid[0, 0].plot([], [], color=colors(i), label=printable(", ".join([run.path, *settings])))
     figure.legend(title="solid: val, dashed: train", loc="outside upper left")
     figure.savefig(file)

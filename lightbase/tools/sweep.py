@@ -366,8 +366,7 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         )
         begin(sweep, options.name, options.search)
         if not options.worker:
-            text = f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt"
-            print(text, flush=True)
+            print(f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt")
         try:
             with workers(args, 0 if options.worker else options.num_workers - 1):
                 train_trials(sweep)
