@@ -154,11 +154,10 @@ def checkpoint_file(text: str) -> Path:
         folder = path if path.is_dir() else logs / text
         path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
     if not path.is_file():
-        near = did_you_mean(text, [folder.name for folder in logs.glob("*")])
-        what = f"--ckpt_path {text}: no such file, nor a run with this checkpoint{near}"
-        raise UserError(
-            f"{what}\npython scripts/runs.py lists the runs; --best NAME the best of them"
-        )
+        names = [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]
+        what = f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
+        way_out = "python scripts/runs.py lists the runs; --best NAME the best of them"
+        raise UserError(f"--ckpt_path {text}: {what}\n{way_out}")
     if path != Path(text):
         say_once(f"Checkpoint: {short(path)}")
     return path
