@@ -3,6 +3,7 @@ mistake in the name of a flag are answered at once."""
 
 import argparse
 import ast
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +14,8 @@ from typing import Any, Literal, NoReturn
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 
 from lightbase.cli.command_line import CommandLine, config_files, read_config, users_classes
-from lightbase.errors import UserError, did_you_mean
-from lightbase.folder import PROJECT, flatten
+from lightbase.errors import UserError, did_you_mean, say_once
+from lightbase.folder import PROJECT, flatten, short, versions
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
 NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
@@ -205,14 +206,33 @@ class ScriptParser(argparse.ArgumentParser):
         return options, others
 
     def add_checkpoint_arguments(self) -> None:
-        path = "a run's checkpoint, best.ckpt for instance"
-        self.add_argument("--ckpt_path", type=Path, required=True, help=path)
+        path = "a checkpoint, a run's NAME or NAME/version_N, or last or best of the newest run"
+        self.add_argument("--ckpt_path", type=checkpoint_file, required=True, help=path)
         trust: Any = {"nargs": "?", "const": "true", "default": "false"}
         trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
         self.add_argument("--trust_checkpoint", **trust)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)
+
+
+def checkpoint_file(text: str) -> Path:
+    """For add_argument(type=...): a file; `last` or `best` of the newest run of all; best.ckpt of a
+    run's folder, of NAME/version_N, or of the newest run of NAME. Raises UserError."""
+    path, logs = Path(text), PROJECT.logs
+    if text in ("last", "best"):
+        path = max(logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path)
+    elif not path.is_file():
+        folder = path if path.is_dir() else logs / text
+        path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
+    if not path.is_file():
+        names = [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]
+        what = f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
+        way_out = "python scripts/runs.py lists the runs; --best NAME the best of them"
+        raise UserError(f"--ckpt_path {text}: {what}\n{way_out}")
+    if path != Path(text):
+        say_once(f"Checkpoint: {short(path)}")
+    return path
 
 
 def output_file(text: str) -> Path:

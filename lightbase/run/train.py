@@ -197,8 +197,8 @@ def run_test(
     if not results:
         return {}, "No test: the data has no batch for it, or trainer.limit_test_batches is 0"
     metrics: dict[str, Any] = {key: value for result in results for key, value in result.items()}
-    if "test/num_samples" in metrics:
-        metrics["test/num_samples"] = int(metrics["test/num_samples"])
+    for key, value in metrics.items():  # in the digits of float32: 0.979, not 0.9789999723434448
+        metrics[key] = int(value) if key == "test/num_samples" else float(str(np.float32(value)))
     step = f"test_step of {type(model).__name__}"
     return metrics, "" if metrics else f"No test: {step} logs nothing with self.track or self.log"
 

@@ -10,6 +10,7 @@ from lightbase.cli import arguments
 from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
+from lightbase.curves import is_of_class
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, describe_devices, short_device_errors
 from lightbase.errors import UserError, rank, say
@@ -19,7 +20,7 @@ from lightbase.resume.load import load_run
 from lightbase.run.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.run.checks import try_network
 from lightbase.run.train import run_test
-from lightbase.tools.runs import as_csv, as_table
+from lightbase.tools.runs import as_csv, as_table, as_text
 from lightbase.watch.figures import PredictionKeeper
 
 TASKS = ("multiclass", "multilabel", "segmentation")
@@ -40,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             folder = Path(options.report or place)
             if not folder.is_dir():
                 raise UserError(f"--report {folder}: there is no such folder", 2)
-            callbacks.append(ClassReport(folder))
+            callbacks.append(report := ClassReport(folder))
         trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
@@ -53,16 +54,22 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         leave(trainer)
         if reason:
             raise UserError(reason)
+    names = sorted(metrics, key=is_of_class)
+    say("\n".join(as_table([("metric", "value"), *((x, as_text(metrics[x], x)) for x in names)])))
+    if options.report is not None:
+        say("\n".join(report.lines))
     say(json_text(metrics))
     return metrics
 
 
 class ClassReport(PredictionKeeper):
-    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test, and
-    prints the first. It covers the samples of all processes, as test_step gives them to `track`."""
+    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test. They
+    cover the samples of all processes, as test_step gives them to `track`. lines: A table of the
+    first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.lines: list[str] = []
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
@@ -71,13 +78,10 @@ class ClassReport(PredictionKeeper):
             raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2)
         self.start(trainer, pl_module)
 
-    def on_test_batch_end(self, *args: Any) -> None:  # type: ignore[override]
-        super().on_test_batch_end(*args)
-        if self.misfit:
-            raise UserError(f"--report: {self.misfit}", 2)
-
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         self.gather()
+        if self.misfit:
+            raise UserError(f"--report: {self.misfit}", 2)
         if trainer.is_global_zero:
             self.write()
 
@@ -92,5 +96,4 @@ class ClassReport(PredictionKeeper):
             text = as_csv([("true / predicted", *self.names), *counts])
             write_whole(self.folder / "confusion_matrix.csv", text)
         cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
-        print("\n".join(as_table([header, *cells])))
-        print(f"Report: {short(self.folder / 'report.csv')}", flush=True)
+        self.lines = [*as_table([header, *cells]), f"Report: {short(self.folder / 'report.csv')}"]

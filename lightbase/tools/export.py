@@ -26,8 +26,7 @@ from lightbase.tools.predict import Predictor
 TOLERANCE = 1e-4
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
 
-Graph = tuple[bytes, Callable[[Tensor], Tensor]]
-"""A file's content, and a function that runs the file on a batch."""
+Graph = tuple[bytes, Callable[[Tensor], Tensor]]  # a file's content, and what runs it on a batch
 
 
 def main(args: Sequence[str] | None = None) -> Path:
@@ -58,11 +57,8 @@ def main(args: Sequence[str] | None = None) -> Path:
 def checked_graph(
     model: LightningModule, data: LightningDataModule, kind: str
 ) -> tuple[bytes, float]:
-    """A file with the graph and its weights, and its largest difference from the checkpoint.
-
-    Raises UserError if the inputs have no known shape, if predict_step returns no tensor, if the
-    network branches on its inputs, or if the file gives other outputs than the checkpoint.
-    """
+    """A file with the graph and its weights, and its largest difference from the checkpoint. Raises
+    UserError if there is no such graph, or if the file gives other outputs than the checkpoint."""
     ours = data if isinstance(data, BaseDataModule) else None
     like = ours.empty_batch if ours else model.example_input_array
     if not isinstance(like, Tensor):

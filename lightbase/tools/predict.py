@@ -86,8 +86,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     data.prepare_data()
     data.setup(STAGES[split])
     if not isinstance(data, BaseDataModule):
-        loaders = {"train": data.train_dataloader, "val": data.val_dataloader}
-        return loaders.get(split, data.test_dataloader)()
+        return getattr(data, f"{split}_dataloader")()
     if split not in data.splits:
         raise UserError(f"--split {split}: {type(data).__name__} has no such set", 2)
     size, num_workers = data.eval_batch_size or data.batch_size, data.num_workers
@@ -104,18 +103,17 @@ def batches_of_files(
     files, missing = find_images(paths)
     unreadable += missing
 
-    def inputs() -> Iterator[Any]:
+    def inputs() -> Iterator[tuple[str, Any]]:
         for file in files:
             try:
-                for name, sample in data.read_inputs(file):
-                    names.append(name)
-                    yield sample
+                yield from data.read_inputs(file)
             except UserError as error:
                 unreadable.append((file, str(error)))
 
-    samples = inputs()
-    while waiting := list(islice(samples, BATCH_SIZE)):
-        batch = data.collate(waiting)
+    named = inputs()
+    while waiting := list(islice(named, BATCH_SIZE)):
+        names += [name for name, _ in waiting]
+        batch = data.collate([sample for _, sample in waiting])
         yield (batch, None) if isinstance(batch, Tensor) else batch
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import keyword
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from lightbase.cli.arguments import ScriptParser
@@ -22,16 +21,15 @@ def main() -> None:
     with short_errors():
         new = parser.parse_args().name
         check_name(new)
-        old = PROJECT.package
-        num_places = num_files = 0
-        for path, text in list(texts()):
-            renamed, num = mention(old, path.suffix).subn(new, text)
-            if num:
-                path.write_bytes(renamed.encode())
-                num_places += num
-                num_files += 1
+        old, counts = PROJECT.package, []
+        for path in files():
+            with contextlib.suppress(UnicodeDecodeError):
+                renamed, num = mention(old, path.suffix).subn(new, path.read_bytes().decode())
+                if num:
+                    path.write_bytes(renamed.encode())
+                    counts.append(num)
         (PROJECT.root / old).rename(PROJECT.root / new)
-    print(f"{old} is {new} now: the folder, and {num_places} places in {num_files} files")
+    print(f"{old} is {new} now: the folder, and {sum(counts)} places in {len(counts)} files")
     print(f"next: pip uninstall -y {old} && pip install -e . && ruff check --fix && ruff format")
 
 
@@ -42,18 +40,14 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} is taken: there is a folder or a Python module of that name", 2)
 
 
-def texts() -> Iterator[tuple[Path, str]]:
-    """The text files that git tracks or would add, and what is in them."""
+def files() -> list[Path]:
+    """The files that git tracks or would add."""
     git = ["git", "-C", str(PROJECT.root), "ls-files", "-coz", "--exclude-standard"]
     done = subprocess.run(git, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise UserError(f"rename.py changes what git lists: {done.stderr.strip()}\ntype git init")
-    for name in done.stdout.split("\0")[:-1]:
-        path = PROJECT.root / name
-        if name.startswith(SKIPPED) or not path.is_file():
-            continue
-        with contextlib.suppress(UnicodeDecodeError):
-            yield path, path.read_bytes().decode()
+    names = [name for name in done.stdout.split("\0")[:-1] if not name.startswith(SKIPPED)]
+    return [PROJECT.root / name for name in names if (PROJECT.root / name).is_file()]
 
 
 def mention(name: str, suffix: str) -> re.Pattern[str]:

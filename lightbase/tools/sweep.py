@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -32,34 +32,27 @@ from lightbase.data.module import BaseDataModule
 from lightbase.devices.devices import cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line, printable
-from lightbase.folder import PLACE, PROJECT, flatten, root_folder, short, write_whole
+from lightbase.folder import PLACE, PROJECT, flatten, is_running, root_folder, short, write_whole
 from lightbase.run.callbacks import end_with_parent
 from lightbase.run.checks import choose_selection, load_data
 from lightbase.run.train import parse, train
-from lightbase.tools.runs import as_table
+from lightbase.tools.runs import as_lines, as_table, as_text
 
 NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
 RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
-# sweep.py sets the place; trials are compared by the monitor
-NOT_SEARCHED = (*PLACE, "monitor", "monitor_mode")
-# flags that repeat a training: what counts is the mean over them
-REPEATS = ("data.fold", "seed_everything")
+NOT_SEARCHED = (*PLACE, "monitor", "monitor_mode")  # the monitor compares the trials
+REPEATS = ("data.fold", "seed_everything")  # flags that repeat a training: the mean counts
 
 
 class Dimension(NamedTuple):
-    """A flag that is searched.
-
-    texts: The values of a list, as they are typed; of a range both ends.
-    range: The range as Optuna describes it; None for a list.
-    """
+    """A flag that is searched."""
 
     flag: str
-    texts: list[str]
-    range: Any = None
+    texts: list[str]  # the values of a list, as they are typed; of a range both ends
+    range: Any = None  # as Optuna describes it; None for a list
 
     def argument(self, value: Any) -> str:
-        """The argument of train.py for a value from trial.json, which may be somebody else's.
-        Raises UserError for a value that is not searched."""
+        """The argument of train.py. Raises UserError if trial.json has a value of somebody else."""
         is_number = self.range is not None and isinstance(value, int | float)
         is_in_range = is_number and self.range.low <= value <= self.range.high
         if value not in self.texts and not is_in_range:
@@ -101,21 +94,16 @@ def read_range(log: str | None, low: str, high: str) -> Any:
 
 @dataclass
 class Trial:
-    """A trial as trial.json in its folder records it.
-
-    values: By flag; of a list the text that is typed, of a range a number.
-    state: running (also after a kill), finished or failed.
-    """
+    """A trial as trial.json in its folder records it."""
 
     folder: Path
-    values: dict[str, Any]
-    state: str = "running"
+    values: dict[str, Any]  # by flag; of a list the text that is typed, of a range a number
+    state: str = "running"  # also after a kill; or finished, or failed
     reason: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":
-        record = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
-        return cls(folder, record["values"], record["state"], record["reason"])
+        return cls(folder, **json.loads((folder / "trial.json").read_text(encoding="utf-8")))
 
     def write(self) -> None:
         record = {"values": self.values, "state": self.state, "reason": self.reason}
@@ -143,15 +131,14 @@ class Sweep:
 
     A process holds the lock of a trial's folder while it trains the trial. A trial that is running
     and that no process holds was interrupted; it is continued.
-
-    flags: Those of train.py that all trials have.
-    max_trials: None in a grid without a limit.
     """
 
     dimensions: list[Dimension]
-    flags: list[str]
-    max_trials: int | None
+    flags: list[str]  # of train.py, which all trials have
+    num_trials: int  # 0 before `begin`: all of a grid
     folder: Path = Path()
+    # the config of the first trial; `monitor` is None in a grid without a validation
+    record: dict[str, Any] = field(default_factory=dict)
 
     @property
     def grid(self) -> list[tuple[str, ...]]:
@@ -159,23 +146,23 @@ class Sweep:
         if any(dimension.range for dimension in self.dimensions):
             return []
         texts = [dimension.texts for dimension in self.dimensions]
-        return list(itertools.product(*texts))[: self.max_trials]
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The config of the first trial. `monitor` is None in a grid without a validation."""
-        return dict(json.loads((self.folder / "sweep.json").read_text()))
+        return list(itertools.product(*texts))[: self.num_trials or None]
 
     def trials(self) -> list[Trial]:
         return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
 
+    def best(self, groups: Iterable[list[Trial]]) -> list[Trial]:
+        """The group with the best mean of the monitored metric; empty if there is none."""
+        choose = max if self.record["monitor_mode"] == "max" else min
+        compared = groups if self.record["monitor"] else []
+        return choose(compared, key=lambda group: fmean(x.best or 0.0 for x in group), default=[])
+
     def open_trials(self) -> Generator[Trial, None, None]:
-        """The trials to train; the lock of each is held until the next one. Waits for the trials of
-        other processes, because these processes may die."""
+        """Yield each trial to train, locked. Waits for those of other processes: they may die."""
         is_waiting = True
         while is_waiting:
             is_waiting = False
-            for number in range(len(self.grid) or self.max_trials or 0):
+            for number in range(self.num_trials):
                 folder = self.folder / f"trial_{number:03d}"
                 folder.mkdir(exist_ok=True)
                 try:
@@ -215,8 +202,7 @@ class Sweep:
 
 @contextlib.contextmanager
 def workers(args: Sequence[str], num: int) -> Iterator[None]:
-    """While this lasts, so many more processes of this command share the trials. Each takes the
-    next GPU and its part of the CPU."""
+    """While this lasts, `num` more processes, each with the next GPU, share the trials."""
     command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args, "--worker"]
     env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (num + 1)))} | os.environ
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -227,6 +213,8 @@ def workers(args: Sequence[str], num: int) -> Iterator[None]:
             gpu = {"CUDA_VISIBLE_DEVICES": gpus[(i + 1) % len(gpus)]} if gpus else {}
             started.append(subprocess.Popen(command, env=env | gpu))
         yield
+        for process in started:
+            process.wait()
     finally:
         for process in started:
             process.terminate()
@@ -236,8 +224,9 @@ def workers(args: Sequence[str], num: int) -> Iterator[None]:
 
 def train_trials(sweep: Sweep) -> None:
     """Train trials until all have ended. What a training prints goes to output.txt."""
+    start = time.monotonic()
     with contextlib.closing(sweep.open_trials()) as trials:
-        for trial in trials:
+        for num_trained, trial in enumerate(trials, start=1):
             with (
                 SIGNALS.handled(),
                 (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
@@ -246,15 +235,29 @@ def train_trials(sweep: Sweep) -> None:
             ):
                 train_trial(sweep, trial)
             trial.write()
-            best = "" if trial.best is None else f"best {trial.best:.4g}"
-            line = f"{trial.folder.name} {trial.state}: {trial.values} {trial.reason or best}"
-            print(printable(line), flush=True)
+            seconds = (time.monotonic() - start) / num_trained
+            print(printable(describe_progress(sweep, trial, seconds)), flush=True)
             gc.collect()  # frees the memory of the GPU
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
                 torch.cuda.empty_cache()
             if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
                 raise Stopped(SIGNALS.received)
+
+
+def describe_progress(sweep: Sweep, ended: Trial, seconds: float) -> str:
+    """A line for a trial that has ended. seconds: For a trial, the mean of this process."""
+    trials = sweep.trials()
+    running = [trial for trial in trials if trial.state == "running"]
+    best = sweep.best([trial] for trial in trials if trial.state == "finished")
+    num_ended = len(trials) - len(running)
+    num_processes = 1 + sum(is_running(trial.folder) for trial in running)
+    left = str(timedelta(seconds=round(seconds * (sweep.num_trials - num_ended) / num_processes)))
+    text = f"Trial {num_ended} of {sweep.num_trials}"
+    text += f", best {sweep.record['monitor']} {as_text(best[0].best, '/')}" if best else ""
+    values = [f"{flag.rpartition('.')[2]} {as_text(value)}" for flag, value in ended.values.items()]
+    text += f", {left.removeprefix('0:').removeprefix('0')} left; {', '.join(values)}"
+    return f"{text}: " + (f"failed, {ended.reason}" if ended.reason else as_text(ended.best, "/"))
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:
@@ -289,27 +292,33 @@ def check_one_device(trainer: Any) -> None:
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the means over folds or seeds, the best flags, and the command for the table."""
-    finished = [trial for trial in sweep.trials() if trial.state == "finished"]
-    if not finished:
-        raise UserError(f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}")
+    """Print the trials, the means over folds or seeds, the best flags, and the next command."""
+    trials = sweep.trials()
     compared = [item for item in sweep.dimensions if item.flag not in REPEATS]
     groups: dict[tuple[Any, ...], list[Trial]] = {}
-    for trial in finished:
-        values = tuple(trial.values[item.flag] for item in compared)
-        groups.setdefault(values, []).append(trial)
+    for trial in trials:
+        if trial.state == "finished":
+            values = tuple(trial.values[item.flag] for item in compared)
+            groups.setdefault(values, []).append(trial)
+    best = sweep.best(groups.values()) if compared else []
+    rows = []
+    for trial in trials:
+        mark = "best" if trial in best else trial.state.removeprefix("finished")
+        first = {"": mark, "trial": trial.folder.name}
+        metric = {str(sweep.record["monitor"]): trial.best}
+        rows.append(first | metric | trial.values | {"state": trial.reason or trial.state})
+    print("\n".join(as_lines(rows)))
+    if not groups:
+        raise UserError(f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}")
     if len(compared) < len(sweep.dimensions):
         print_means(groups, [item.flag for item in compared])
-    if sweep.record["monitor"] is not None and compared:
-        sign = -1 if sweep.record["monitor_mode"] == "max" else 1
-        means = {key: fmean(sign * (run.best or 0.0) for run in groups[key]) for key in groups}
-        best = groups[min(means, key=means.__getitem__)][0].values
-        flags = [*sweep.flags, *(item.argument(best[item.flag]) for item in compared)]
-        if "data.fold" in best:
+    if best:
+        flags = [*sweep.flags, *(item.argument(best[0].values[item.flag]) for item in compared)]
+        if "data.fold" in best[0].values:
             flags.append("--data.num_folds=null")
         print(f"Best flags: {shlex.join(flags)}")
     flags = [sweep.folder.name, f"--trainer.default_root_dir={short(sweep.folder.parent)}"]
-    print(f"Table of the trials: python scripts/runs.py {shlex.join(flags)}")
+    print(f"Tests and curves: python scripts/runs.py {shlex.join(flags)} --plot curves.png")
 
 
 def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:
@@ -319,7 +328,7 @@ def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]
         tests = [trial.result("metrics.json") for trial in trials]
         for name in tests[0]:
             numbers = [test[name] for test in tests if test.get(name) is not None]
-            if name.startswith("test/") and len(numbers) > 1:
+            if name.startswith("test/") and name != "test/num_samples" and len(numbers) > 1:
                 spread = stdev(numbers)
                 cells = (fmean(numbers), spread, spread / len(numbers) ** 0.5)
                 texts = [f"{cell:.4g}" for cell in cells]
@@ -335,8 +344,12 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         if options.worker:
             end_with_parent(is_worker=True)
         quiet_lightning()
-        sweep = Sweep([read_search(search) for search in options.search], flags, options.trials)
+        sweep = Sweep(
+            [read_search(search) for search in options.search], flags, options.trials or 0
+        )
         begin(sweep, options.name, options.search)
+        if not options.worker:
+            print(f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt")
         try:
             with workers(args, 0 if options.worker else options.num_workers - 1):
                 train_trials(sweep)
@@ -349,9 +362,9 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
 
 
 def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
-    """Check all values, prepare the data, and write sweep.json, or see that it has the same search
-    and config. Raises UserError."""
-    if not sweep.grid and sweep.max_trials is None:
+    """Check all values, prepare the data, and write or compare sweep.json. Raises UserError."""
+    sweep.num_trials = len(sweep.grid) or sweep.num_trials
+    if not sweep.num_trials:
         raise UserError("--trials N: how many? a range has no end", 2)
     if not sweep.grid and any(dimension.flag in REPEATS for dimension in sweep.dimensions):
         raise UserError(f"{' and '.join(REPEATS)} repeat a training: search lists only, a grid", 2)
@@ -379,7 +392,8 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
         # in version 0.2 sweeps had no sweep.json
         if not file.exists() and not any(sweep.folder.glob("trial_*")):
             write_whole(file, text)
-    now, before = json.loads(text), json.loads(file.read_text() if file.exists() else "{}")
+    sweep.record = now = json.loads(text)
+    before = json.loads(file.read_text() if file.exists() else "{}")
     for key in before | now:
         if before.get(key) != now.get(key):
             what = f"--{key} {now.get(key)}: {short(sweep.folder)} has {before.get(key)}"

@@ -149,9 +149,7 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
     def error(*flags: str) -> str:
         return fails(capsys, 2, lambda: export.main(["--ckpt_path", str(copied), *flags]))
 
-    assert (
-        error("--output", "x.onx") == "error: --output x.onx: give another .pth file, or --format"
-    )
+    assert "--output x.onx: give another .pth file, or --format" in error("--output", "x.onx")
     assert f"--output {copied}: " in error()
     assert "nowhere" in error("--output", "nowhere/x.pth")
     monkeypatch.setitem(sys.modules, "onnxscript", None)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 from lightning import Callback, LightningModule, Trainer
 from paths import HERE, script
+from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.errors import UserError
 
@@ -101,9 +103,9 @@ def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root: Path, capsys: Any) 
 
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "none").mkdir()
     assert f"no run below {tmp_path}/none" in fails(capsys, tmp_path / "none", 2, "--best")
-    assert "is named mpl" in fails(capsys, root, 2, "mpl")
+    assert "is named mpl; did you mean mlp?" in fails(capsys, root, 2, "mpl")
+    assert "needs runs with curves" in fails(capsys, root, 2, "mlp", "--plot", "x.svg")
     assert "the columns are name, version" in fails(capsys, root, 2, "--sort", "loss")
     assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
 
@@ -115,6 +117,8 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     (root / "mlp/version_12").mkdir()
     (root / "mlp/version_12/.lock").touch()  # killed before it wrote anything
     (root / "mlp/version_13").write_text("a file")
+    (root / "lightning_logs/version_0").mkdir(parents=True)
+    (root / "lightning_logs/version_0/config.yaml").write_bytes(b"\xff")  # of another program
     call(root, "--sort", "minutes")
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 6
@@ -124,32 +128,16 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     assert sorted(shown.err.splitlines()) == notes
 
 
-def write_trial(root: Path, number: int, lr: str, state: str = "running", reason: str = "") -> Path:
-    """A trial's folder as sweep.py leaves it."""
-    folder = root / "tried" / f"trial_{number:03d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"values": {"model.lr": lr}, "state": state, "reason": reason}
-    (folder / "trial.json").write_text(json.dumps(record))
-    return folder
-
-
-def test_the_trials_of_a_sweep_are_rows(tmp_path: Path, capsys: Any) -> None:
-    write_run(tmp_path, "tried/trial_000/version_0", lr=0.1, best=0.8, test=0.7)
-    write_trial(tmp_path, 0, "0.1", "finished")
-    write_run(tmp_path, "tried/trial_001/version_0", lr=0.1, best=0.5, test=0.4)
-    write_trial(tmp_path, 1, "0.10", "failed", "no value")
-    write_trial(tmp_path, 2, "fast", "failed", "error: no number")
-    write_run(tmp_path, "tried/trial_010/version_0", lr=0.2, best=0.3)
-    write_trial(tmp_path, 10, "0.2")
-    with FileLock(write_trial(tmp_path, 11, "0.3") / ".lock"):
-        rows = table(capsys, tmp_path, "tried")
-    assert [list(row.values()) for row in rows] == [
-        ["tried/trial_000", "0", "finished", "4", "2.0", "0.8", "0.7", "0.1", ""],
-        ["tried/trial_001", "0", "failed", "4", "2.0", "0.5", "0.4", "0.1", "no value"],
-        ["tried/trial_002", "", "failed", "", "", "", "", "fast", "error: no number"],
-        ["tried/trial_010", "0", "stopped", "3", "1.5", "0.3", "", "0.2", ""],
-        ["tried/trial_011", "", "running", "", "", "", "", "0.3", ""],
-    ]
+def test_a_terminal_gets_the_columns_that_it_has_room_for(root, capsys, monkeypatch):
+    for version, lr in enumerate((0.0012345678, 0.1)):
+        write_run(root, f"a_sweep_with_a_long_name/trial/version_{version}", lr, best=0.95, test=0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((80, 9)))
+    call(root, "a_sweep*")
+    first, row, _, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("  version  best val/acc  test/acc  model.lr")
+    assert row.endswith("  0        0.9500        0         0.001235")
+    assert last == "More columns with | less -S: status, epochs, minutes"  # equal in both rows
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
@@ -159,12 +147,9 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("best val/acc") == ["2m", "0m", "0s", "10m"]
     assert order("test/acc") == ["0m", "2m", "0s", "10m"]
     assert order("model.lr") == ["2m", "0m", "10m", "0s"]
-    assert order("status") == ["0m", "2m", "0s", "10m"]
     write_run(root, "=cmd/version_3", metric="val/loss", best=0.3)
     write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
     assert order("best val/loss") == ["4=", "3=", "0m", "2m", "10m", "0s"]
-    best = table(capsys, root, "--sort", "best val/loss")[0]
-    assert (best["name"], best["best val/loss"]) == ("=cmd", "0.123456789")
 
 
 def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -217,3 +202,23 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     assert status(capsys, tmp_path) == ("finished", "3")
     (row,) = table(capsys, tmp_path)
     assert float(row["test/acc"]) == metrics["test/acc"]
+    call(tmp_path, "--plot", str(tmp_path / "x.png"))
+    assert capsys.readouterr().err == "", "TensorBoard warns of points before a resume"
+
+
+def test_the_plot_fits_val_and_names_runs_by_their_settings(root, capsys, monkeypatch):
+    for version in (0, 2):
+        with SummaryWriter(str(root / "mlp" / f"version_{version}")) as writer:
+            for step, value in enumerate((1, math.nan, 3)):
+                for tag, factor in (("val_loss", 1), ("train/loss", 99), ("val_loss/cat", 1)):
+                    writer.add_scalar(tag, factor * value, step)
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args: figures.append(args[0]))
+    call(root, "mlp", "--plot", "x.svg")
+    assert capsys.readouterr().out.startswith("Curves of 3 runs: x.svg\n")
+    (axes,) = figures[0].axes  # none for a class
+    assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", "-", "--", "--"]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([1, math.nan, 3], nan_ok=True)
+    assert axes.get_ylim()[1] < 5
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert labels[:2] == ["mlp/version_0, model.lr 0.1", "mlp/version_2, model.lr 0.01"]

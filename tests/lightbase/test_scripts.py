@@ -18,16 +18,17 @@ import torch
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, LightningModule
-from paths import HERE, Train, fails, script
+from paths import HERE, fails, script
 from PIL import Image
 from test_prediction_figures import flags_of, outputs_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightbase.cli.script import checkpoint_file
 from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
-from lightbase.folder import write_whole
+from lightbase.folder import PROJECT, write_whole
 from lightbase.resume.load import load_run
 from lightbase.run.train import main
 
@@ -69,26 +70,26 @@ def test_evaluate_returns_the_numbers_of_the_training_from_any_folder_and_writes
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     evaluate(ckpt)
-    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *_, header, _, row, _, last = capsys.readouterr().out.splitlines()
+    metrics = json.loads(last)
     assert metrics == {key: value for key, value in run[1].items() if key.startswith("test/")}
+    assert (header.split(), row.split()[0]) == (["metric", "value"], "test/acc")
+    assert row.split()[1] == f"{metrics['test/acc']:.4f}"
+    assert len(str(metrics["test/loss"])) <= 12, "float32 holds no more digits"
     assert set(metrics) == {"test/acc", "test/loss", "test/num_samples"}
     assert sorted(run[0].rglob("*")) == before
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluate_takes_flags_of_data_and_trainer(run: Any, ckpt: Any) -> None:
+def test_evaluate_takes_flags_of_data_and_trainer_only(run: Any, ckpt: Any, capsys: Any) -> None:
     metrics = evaluate([*ckpt, "--data.batch_size", "7", "--trainer.precision", "64-true"])
     assert metrics["test/acc"] == pytest.approx(run[1]["test/acc"])
     assert metrics["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
     limited = evaluate([*ckpt, "--trainer.limit_test_batches", "1"])
     assert limited["test/num_samples"] == 16
-
-
-def test_evaluate_keeps_what_changes_the_number(train: Train, tmp_path: Path) -> None:
-    flags = ("--trainer.precision", "bf16-mixed", "--trainer.limit_test_batches", 2)
-    metrics = train(*flags, "--data.batch_size", 5)
-    expected = {key: value for key, value in metrics.items() if key.startswith("test/")}
-    assert evaluate(best_of(tmp_path)) == expected
+    assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
+    wrong = [*ckpt, "--data.batchsize", "1"]
+    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
 
 
 class Draws(Classifier):
@@ -118,14 +119,8 @@ def test_a_test_that_logs_nothing_says_so(train, tmp_path, capsys):
     assert fails(capsys, 1, lambda: evaluate(best_of(tmp_path))) == f"error: {line}"
 
 
-def test_evaluate_refuses_other_flags(ckpt: Any, capsys: Any) -> None:
-    assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
-    wrong = [*ckpt, "--data.batchsize", "1"]
-    assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
-
-
 def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):
-    flags = "--trainer.precision 64-true --trainer.max_epochs"
+    flags = "--trainer.precision 64-true --trainer.limit_test_batches 2 --trainer.max_epochs"
     metrics = train(flags, 4, "--name straight")
     train(flags, 2, "--name resumed")
     train(flags, 4, "--name resumed --ckpt_path last")
@@ -153,7 +148,23 @@ def test_mistakes_common_to_the_scripts(main, tmp_path, capsys):
 
     assert "none.ckpt" in error(1, "--ckpt_path", str(tmp_path / "none.ckpt"))
     assert "--ckpt_path" in error(2)
-    assert "--ckpt" in error(2, "--ckpt", "x", "--ckpt_path", "y")
+    assert "--ckpt" in error(2, "--ckpt", "x", "--ckpt_path", __file__)
+
+
+def test_the_name_of_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    files = {"mlp/version_2": "best", "mlp/version_10": "best", "cnn/version_0": "last"}
+    for time, (name, which) in enumerate(files.items()):
+        (tmp_path / "logs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "logs" / name / "checkpoints" / f"{which}.ckpt").touch()
+        os.utime(tmp_path / "logs" / name / "checkpoints" / f"{which}.ckpt", (time, time))
+    typed = ["mlp/version_2", "best", "last", "mlp", f"{tmp_path}/logs/mlp/version_10"]
+    paths = map(checkpoint_file, typed)
+    assert [path.parent.parent.name[8:] + path.stem for path in paths if path.is_file()] == [
+        *("2best", "10best", "0last", "10best", "10best")
+    ]
+    with pytest.raises(UserError, match="nor a run with this checkpoint; did you mean mlp"):
+        checkpoint_file("mpl")
 
 
 # export.py --format pth, and how files are written
@@ -293,10 +304,9 @@ def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys,
 def test_predict_takes_a_split_in_its_order_with_the_true_classes(ckpt, tmp_path):
     data: Any = load_run(Path(ckpt[1])).datamodule
     data.setup("fit")
+    data.setup("test")
     for split in ("test", "val", "train"):
         rows = rows_of(ckpt, tmp_path / "x.csv", "--split", split)
-        if split == "test":
-            data.setup("test")
         targets = data.splits[split].targets.tolist()
         assert [row["true"] for row in rows] == [STRIPES[i] for i in targets]
         assert [row["sample"] for row in rows] == [str(i) for i in range(len(targets))]
@@ -440,19 +450,14 @@ def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
     assert error == "error: cannot read bad\\nname.png: not an image, or cut short"
 
 
-@pytest.mark.parametrize(
-    ("white", "dtype"), [(65535, np.uint16), (1.0, np.float32), (65535, np.int32), (255, np.uint8)]
-)
-def test_white_stays_white_and_grey_grey_in_every_depth(tmp_path, white, dtype):
-    values = np.full((8, 8), white, dtype=dtype)
-    values[:, :4] = values[0, 0] / 2
-    Image.fromarray(values).save(tmp_path / "x.tiff")
-    pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))[0]
-    assert pixels[0, 7] == 255
-    assert abs(int(pixels[0, 0]) - 127) <= 1
-
-
-def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_path: Path) -> None:
+def test_grey_white_transparent_and_turned_images(tmp_path: Path) -> None:
+    for white, dtype in ((65535, "uint16"), (1, "float32"), (65535, "int32"), (255, "uint8")):
+        values = np.full((8, 8), white, dtype=dtype)
+        values[:, :4] = values[0, 0] / 2
+        Image.fromarray(values).save(tmp_path / "x.tiff")
+        pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))[0]
+        assert pixels[0, 7] == 255
+        assert abs(int(pixels[0, 0]) - 127) <= 1
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "clear.png")
     assert (read_image(tmp_path / "clear.png", (3, 8, 8)) == 255).all()
     photo = Image.new("L", (16, 8))
@@ -464,37 +469,22 @@ def test_a_transparent_image_lies_on_white_and_a_photo_is_turned_upright(tmp_pat
     assert upright[0].min() > 200 > 50 > upright[-1].max()
 
 
-def test_predict_writes_the_numbers_of_a_regression(train: Train, tmp_path: Path) -> None:
-    data = ("--data", "example.data.discs.Discs", "--data.num_train", 100, "--data.num_test", 30)
-    model = ("--model", "example.regressor.Regressor", "--model.net.sizes", "[1024,1]")
-    train(*model, *data, "--trainer.max_epochs", 1)
-    Image.new("L", (32, 32), 200).save(tmp_path / "disc.png")
-    (row,) = rows_of(best_of(tmp_path), tmp_path / "numbers.csv", tmp_path / "disc.png")
-    loaded: Any = load_run(Path(best_of(tmp_path)[1]))
-    image = loaded.datamodule.normalize(torch.full((1, 1, 32, 32), 200, dtype=torch.uint8))
-    with torch.no_grad():
-        expected = loaded.model.eval()(image).item()
-    assert float(row["prediction"]) == pytest.approx(expected, rel=1e-4)
-
-
 # all scripts
 
 
 @pytest.mark.slow
 def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: Path) -> None:
-    def shown(name: str, *args: str) -> str:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for name, *args, words in (
+        ("evaluate.py", f'"test/acc": {run[1]["test/acc"]}'),
+        ("export.py", "--output", "x.pth", "MLP, weights: x.pth"),
+        ("predict.py", black, "black.png"),
+    ):
         command = [sys.executable, str(HERE / "scripts" / name), *ckpt, *args]
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with programs.start(command, cwd=tmp_path, **pipes) as process:
             output, error = process.communicate()
-        assert process.returncode == 0, error
-        assert error == ""
-        return output
-
-    assert json.loads(shown("evaluate.py").splitlines()[-1])["test/acc"] == run[1]["test/acc"]
-    shown("export.py", "--output", "x.pth")
-    assert (tmp_path / "x.pth").exists()
-    assert "black.png" in shown("predict.py", black)
+        assert (process.returncode, error) == (0, "")
+        assert words in output
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
@@ -521,18 +511,13 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "flags"),
-    [
-        ("evaluate", "load_run", "--ckpt_path x"),
-        ("predict", "load_run", "--ckpt_path x y"),
-        ("tune", "parse", ""),
-    ],
+    ("name", "first"), [("evaluate", "load_run"), ("predict", "load_run"), ("tune", "parse")]
 )
 @pytest.mark.linux
-def test_ctrl_c_ends_a_script_in_one_line(monkeypatch, capsys, name, first, flags):
+def test_ctrl_c_ends_a_script_in_one_line(monkeypatch, capsys, name, first):
     module = script(name)
     monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit) as caught:
-        module.main(flags.split())
+        module.main([] if name == "tune" else ["--ckpt_path", __file__])
     assert caught.value.code == 130
     assert capsys.readouterr().err == "Stopped by Ctrl-C\n"

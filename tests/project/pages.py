@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lightbase.folder import PROJECT
+
 REPO = Path(__file__).parents[2]
 PACKAGE = "project.classifier".partition(".")[0]  # scripts/rename.py changes it
 GENERATED = ("configs/default.yaml", "configs/discs_mlp.yaml")
@@ -55,6 +57,8 @@ def is_gone(command: str, folder: Path) -> bool:
     paths = [word for word in words if word.startswith(("configs/", "logs/"))]
     if len(words) == 2 and words[1] == "scripts/train.py":
         paths.append(GENERATED[0])
+    if "--ckpt_path" in words and "train" not in words[1]:
+        paths.append(f"logs/{words[words.index('--ckpt_path') + 1].removeprefix('logs/')}")
     if not all((folder / path).exists() for path in paths):
         return True
     texts = [command, *((folder / path).read_text() for path in paths if path.endswith(".yaml"))]
@@ -93,4 +97,7 @@ def run(command: str, folder: Path) -> Any:
         args += [*data, *logs, "--find", "batch_size"]  # noise has no best rate
     if name == "runs":
         args += logs
-    return script(name).main(args)
+    with pytest.MonkeyPatch.context() as patched:
+        if "--ckpt_path" in args and name != "train":  # of a run below ROOT/logs
+            patched.setattr(PROJECT, "root", folder)
+        return script(name).main(args)

@@ -268,15 +268,14 @@ def test_a_typed_class_takes_no_place_from_the_file(bad, target, capsys):
 
 
 def test_runs_prints_no_control_characters(tmp_path, capsys):
-    for i, lr in enumerate(("a\x1b[2Jb", "c\x9bd")):
+    rates = ("a\x1b[2Jb", "c\x9bd")
+    configs = [yaml.safe_dump({"model": {"init_args": {"lr": lr}}}) for lr in rates]
+    configs.append(f"a: !!python/object/apply:os.system [touch {tmp_path}/WRITTEN]")
+    for i, text in enumerate(configs):
         folder = tmp_path / "\x1b[31mx" / f"version_{i}"
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"lr": lr}}}))
-    folder = tmp_path / "\x1b[31mx" / "version_2"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(
-        f"a: !!python/object/apply:os.system [touch {tmp_path}/WRITTEN]"
-    )
+        (folder / "config.yaml").write_text(text)
+        (folder / "progress.json").write_text("{}")
     script("runs").main(["--trainer.default_root_dir", str(tmp_path)])
     out, error = capsys.readouterr()
     assert "a\\x1b[2Jb" in out
