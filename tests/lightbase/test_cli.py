@@ -305,7 +305,7 @@ train --model.lrr 1 | did you mean --model.lr?
 train tiny | unknown argument tiny
 evaluate | required: --ckpt_path
 predict --help | --threshold
-export --ckpt_path x --foo 1 | unknown argument --foo
+export --ckpt_path x | --ckpt_path x: no such file
 tune --help | --min_lr
 sweep --lr 1 --search model.lr=1,2 | did you mean --model.lr?
 runs --help | --best

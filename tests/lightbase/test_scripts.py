@@ -24,7 +24,7 @@ from test_prediction_figures import flags_of, outputs_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightbase.cli.script import checkpoint_file
+from lightbase.cli.arguments import checkpoint_file
 from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError
