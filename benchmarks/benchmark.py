@@ -1,13 +1,4 @@
-"""Measure the speed of training, beside other ways to train the same network.
-
-These contestants take turns to train one network, in batches of 64, on the same generated images:
-
-  tutorial  a plain loop over torchvision's dataset; "2 w" means two worker processes
-  raw       hand-tuned PyTorch without logs: data on the device, fused optimizer, channels_last
-  ours      the shipped YAML through train.py, with logs, progress bar and checkpoints
-
-With a GPU, the CPU trains too, for the ratio. What an epoch costs once is not counted.
-"""
+"""Measure the speed of training, beside other ways to train the same network."""
 
 from lightbase.cli.script import starting
 

@@ -69,9 +69,8 @@ def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Ten
     fits = []
     for renamed in tables:
         both = state.keys() & renamed.keys()
-        fits.append(
-            {name: renamed[name] for name in both if renamed[name].shape == state[name].shape}
-        )
+        equal = [name for name in both if renamed[name].shape == state[name].shape]
+        fits.append({name: renamed[name] for name in equal})
     return max(fits, key=len)
 
 

@@ -35,8 +35,7 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("figures_every_n_epochs", NonNegativeInt, 5),
     ("keep_every_epoch", bool, False),
 ]
-"""Name, type and default of each flag of train.py that is not Lightning's; help/train.txt explains
-them."""
+"""Name, type and default of the flags of train.py that are not Lightning's, see help/train.txt."""
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 SYNONYMS = {
@@ -54,7 +53,6 @@ SYNONYMS = {
 }
 """Words of other tools, and the last words of the flags that are meant."""
 OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
-HELP = Path(__file__).with_name("help")  # what --help prints of each script
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
 SEE_HELP = "see --help, or --print_config for every argument"
@@ -165,7 +163,7 @@ def source_file(module: str) -> Path:
 
 
 def help_text(script: str) -> str:
-    return (HELP / f"{script}.txt").read_text(encoding="utf-8").rstrip()
+    return Path(__file__).with_name("help").joinpath(f"{script}.txt").read_text("utf-8").rstrip()
 
 
 def help_of_train() -> str:

@@ -103,9 +103,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return f"unknown argument {flag}{meant(flag, [f'--{key}' for key in keys])}"
     key, class_path, reason = deepest_reason(message)
     if class_path.endswith("MetricCollection"):
-        return (
-            f"{key}: give the metrics by name, without MetricCollection: --model.metrics.f1 CLASS"
-        )
+        return f"{key}: give metrics by name, without MetricCollection: --model.metrics.f1 CLASS"
     unknown = re.fullmatch(r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*", reason)
     if unknown:
         return unknown_key(".".join(filter(None, [key, *unknown.groups()])), class_path, keys)

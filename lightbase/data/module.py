@@ -396,6 +396,4 @@ def check_classes(samples: Samples, targets: Tensor, name: str, num_classes: int
         targets = samples.targets
     first, last = int(targets.min()), int(targets.max())
     if first < 0 or last >= num_classes:
-        raise UserError(
-            f"{name} has targets {first} to {last}: they must be 0 to {num_classes - 1}"
-        )
+        raise UserError(f"{name} has targets {first} to {last}, not 0 to {num_classes - 1}")

@@ -80,20 +80,18 @@ class DataParallelStrategy(SingleDeviceStrategy):
         super().teardown()
 
 
-def split_forward(
-    net: nn.Module, parallel_devices: list[torch.device], *args: Any, **kwargs: Any
-) -> Any:
+def split_forward(net: nn.Module, devices: list[torch.device], *args: Any, **kwargs: Any) -> Any:
     """The outputs of `net`, on the first device."""
     # torch's parallel_apply passes on neither autocast's dtype nor inference mode
-    args_of, kwargs_of = scatter_kwargs(args, kwargs, parallel_devices)
-    devices = parallel_devices[: len(args_of)]  # a batch may be smaller
+    args_of, kwargs_of = scatter_kwargs(args, kwargs, devices)
+    devices = devices[: len(args_of)]  # a batch may be smaller
     outputs = []
     for i, replica in enumerate(replicate(net, devices, detach=not torch.is_grad_enabled())):
         del replica.forward  # copied from net
         with torch.accelerator.device_index(devices[i].index):
             # not __call__: the hooks of `net` run once, around all parts
             outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
-    return gather(outputs, parallel_devices[0])
+    return gather(outputs, devices[0])
 
 
 class SeveralSteps(SingleDeviceStrategy):

@@ -37,9 +37,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target and moves it there, so that a file with that name is
     always whole. Lightning's move may be a copy, which a crash cuts short."""
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():
             # for a person who reads the file: runs are rebuilt from their config
             checkpoint[key] = plain(checkpoint[key])
@@ -47,9 +45,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            path, buffer.getbuffer(), "make room, then start again or go on with --ckpt_path last"
-        )
+        way_out = "make room, then start again, or continue with --ckpt_path last"
+        write_whole(path, buffer.getbuffer(), way_out)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         return load_checked(Path(path))  # type: ignore[no-any-return]

@@ -48,12 +48,10 @@ class RunTensorBoard(TensorBoardLogger):
             tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = metrics[name]
         tags.pop("view/test/num_samples", None)
         super().log_metrics(tags, step)
-        names = self.charts.union(name[4:] for name in metrics if name.startswith("val/"))
-        if names != self.charts:
-            self.charts = names
-            charts = {
-                name: ["Multiline", [f".*(train|val)/{re.escape(name)}$"]] for name in sorted(names)
-            }
+        names = sorted(self.charts.union(x[4:] for x in metrics if x.startswith("val/")))
+        if len(names) > len(self.charts):
+            self.charts = frozenset(names)
+            charts = {x: ["Multiline", [f".*(train|val)/{re.escape(x)}$"]] for x in names}
             self.experiment.add_custom_scalars({"training and validation": charts})
 
 

@@ -344,9 +344,8 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         if options.worker:
             end_with_parent(is_worker=True)
         quiet_lightning()
-        sweep = Sweep(
-            [read_search(search) for search in options.search], flags, options.trials or 0
-        )
+        dimensions = [read_search(search) for search in options.search]
+        sweep = Sweep(dimensions, flags, options.trials or 0)
         begin(sweep, options.name, options.search)
         if not options.worker:
             print(f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt")

@@ -183,11 +183,9 @@ class PredictionKeeper(Callback):
             support = true.sum(0)
         else:  # without those that the loss ignores
             true, predicted = true[true >= 0], predicted[true >= 0]
-        num, scores = len(self.names), {}
-        for name, function in MEASURES.items():
-            scores[name] = function(
-                predicted, true, self.task, num_classes=num, num_labels=num, average="none"
-            )
+        num = len(self.names)
+        options: Any = {"num_classes": num, "num_labels": num, "average": "none"}
+        scores = {name: f(predicted, true, self.task, **options) for name, f in MEASURES.items()}
         return scores | {"support": support}
 
     def images(self, rows: Tensor) -> Tensor:
