@@ -119,9 +119,7 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
 
 @pytest.mark.parametrize("size", [40, 1000, 3000], ids=["events", "config", "checkpoint"])
 @pytest.mark.linux
-def test_a_new_run_on_a_full_disk_leaves_nothing(
-    train, trained, tmp_path, size, capsys, monkeypatch
-):
+def test_a_new_run_on_a_full_disk_leaves_none(train, trained, tmp_path, size, capsys, monkeypatch):
     trained()  # so that nothing is imported for the first time below
     with no_file_over(size, monkeypatch), pytest.raises(SystemExit) as caught:
         train()

@@ -192,9 +192,7 @@ def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
 
 @pytest.mark.parametrize(("has_gpu", "num"), [(False, 0), (True, 1)])
 def test_without_a_gpu_no_step_looks_for_one(monkeypatch, has_gpu, num):
-    monkeypatch.setenv(
-        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-    )  # as Lightning sets it for all processes
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it for all
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     quiet_lightning()
     assert int("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) == num

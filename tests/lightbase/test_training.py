@@ -351,9 +351,7 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
 
 
 @pytest.mark.linux
-def test_a_signal_before_the_training_ends_it_and_leaves_nothing(
-    train, tmp_path, monkeypatch, capsys
-):
+def test_a_signal_before_the_training_ends_it_without_a_trace(train, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "lightbase.run.train.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
     )

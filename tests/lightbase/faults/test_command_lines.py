@@ -278,28 +278,16 @@ def of_yaml(settings: list[Setting], root: Path) -> list[str]:
     return ["--config", str(path)]
 
 
-def typed(**options: Any) -> Any:
-    return settings(
-        max_examples=NUM_EXAMPLES,
-        deadline=None,
-        derandomize="FAULT_EXAMPLES" not in os.environ,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        **options,
-    )
-
-
 @pytest.mark.slow
-@typed()
-@given(SETTINGS)
-def test_a_command_line_is_a_run_or_two_lines(settings: list[Setting]) -> None:
+@pytest.mark.parametrize("write", [of_command, of_yaml])
+@settings(
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    derandomize="FAULT_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(values=SETTINGS)
+def test_what_is_typed_is_a_run_or_two_lines(write: Any, values: list[Setting]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        check(of_command(settings, Path(folder)), Path(folder), [label for *_, label in settings])
-
-
-@pytest.mark.slow
-@typed()
-@given(SETTINGS)
-def test_a_config_is_a_run_or_two_lines(settings: list[Setting]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        check(of_yaml(settings, Path(folder)), Path(folder), [label for *_, label in settings])
+        check(write(values, Path(folder)), Path(folder), [label for *_, label in values])

@@ -128,9 +128,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     ids=["kill", "stop"],
 )
 @pytest.mark.linux
-def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
-    config, whole, tmp_path, kinds
-):
+def test_a_run_that_is_stopped_many_times_ends_as_one_that_is_not(config, whole, tmp_path, kinds):
     draw = random.Random(SEED)
     print(f"\nseed {SEED}")
     for number in range(ROUNDS):
