@@ -124,7 +124,7 @@ def try_network(
         # cuBLAS reads it at its first use, which is here; Lightning sets it later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net, name = model.net, type(model.net).__name__
-    way_out = "change the arguments of model.net or of data, or use --try_network false"
+    way_out = "change the arguments, such as --model.net.num_classes, or use --try_network false"
     batch = data.transform_batch(move_data_to_device(batch, device), training=False)
     inputs = inputs_of(batch)
     if not isinstance(inputs, Tensor):

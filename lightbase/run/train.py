@@ -217,7 +217,7 @@ def say_results(values: Mapping[str, Any], tested: Path | None, run: Run | None,
 
     why: why there are no test metrics.
     """
-    length = f"{values['epochs']} epochs, {values['steps']} steps"
+    length = f"{values['epochs']} epochs, {values['steps']:,} steps"
     say(f"Trained {length} in {values['train_seconds']:.1f} s")
     texts = {
         key: str(value) if isinstance(value, int) else f"{value:.4f}"
