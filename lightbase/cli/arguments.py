@@ -1,9 +1,9 @@
-"""The arguments of the scripts. Nothing here imports torch, which takes seconds: --help and a
-mistake in the name of a flag are answered at once."""
+"""The arguments of the scripts, checked before torch is imported, which takes seconds."""
 
 import argparse
 import ast
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -38,20 +38,15 @@ FLAGS: list[tuple[str, Any, Any]] = [
 """Name, type and default of the flags of train.py that are not Lightning's, see help/train.txt."""
 TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
-SYNONYMS = {
+SYNONYMS = {  # words of other tools, and the last words of the flags that are meant
     "learning_rate": "lr",
     "epochs": "max_epochs",
     "num_epochs": "max_epochs",
     "workers": "num_workers",
     "gpus": "devices",
     "resume": "ckpt_path",
-    "checkpoint": "ckpt_path",
     "seed": "seed_everything",
-    "dataset": "data",
-    "network": "net",
-    "loss": "criterion",
 }
-"""Words of other tools, and the last words of the flags that are meant."""
 OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
@@ -68,9 +63,8 @@ def first_look(script: str, args: Sequence[str]) -> None:
 
 
 def read_command(args: Sequence[str]) -> CommandLine:
-    """The command line of train.py. Print its help if it is wanted. Raise UserError for a flag that
-    there is not, with the one that is meant. Where the source of a class does not tell its
-    arguments, jsonargparse sees a mistake later."""
+    """The command line of train.py, or its help. Raise UserError for a flag that there is not. What
+    the source of a class does not tell, jsonargparse checks later."""
     line = CommandLine(args)
     classes = classes_of(line)
     groups = {group: arguments_in_source(path) for group, path in classes.items()}
@@ -85,7 +79,7 @@ def read_command(args: Sequence[str]) -> CommandLine:
     for flag, _ in line.flags:
         if not flag.startswith("-"):
             near = did_you_mean(flag, config_files(Path()), "--config ")
-            raise UserError(f"unknown argument {flag}{near}\n{SEE_HELP}", 2)
+            raise UserError(f"unknown argument {flag!r}{near}\n{SEE_HELP}", 2)
         group, _, rest = flag.removeprefix("--").partition(".")
         name = rest.removeprefix("init_args.").partition(".")[0].rstrip("+")
         names = groups.get(group)
@@ -127,10 +121,11 @@ def arguments_in_source(path: str) -> set[str] | None:
         return None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
-            base = f"{module}.{ast.unparse(node.bases[0])}" if len(node.bases) == 1 else ""
+            bases = [ast.unparse(x) for x in node.bases]
+            base = f"{module}.{bases[0]}" if len(bases) == 1 and bases != [name] else ""
             functions = [x for x in node.body if isinstance(x, ast.FunctionDef)]
             inits = [x for x in functions if x.name == "__init__"]
-            return arguments_of(inits[0], base) if inits else arguments_in_source(base)
+            return arguments_of(inits[-1], base) if inits else arguments_in_source(base)
     imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and not x.level]
     paths = {y.asname or y.name: f"{x.module}.{y.name}" for x in imports for y in x.names}
     return arguments_in_source(paths[name]) if name in paths else None
@@ -142,10 +137,10 @@ def arguments_of(init: ast.FunctionDef, base: str) -> set[str] | None:
     names = {argument.arg for argument in taken[1:]}  # without self
     if init.args.kwarg is None:
         return names
-    code, kwargs = ast.unparse(init), f"**{init.args.kwarg.arg}"
-    used = [x for x in ast.walk(init) if isinstance(x, ast.Name) and x.id == kwargs[2:]]
-    is_for_base = len(used) == 1 and "super().__init__(" in code and f"{kwargs})" in code
-    inherited = arguments_in_source(base) if is_for_base else None
+    code, kwargs = ast.unparse(init), init.args.kwarg.arg  # each call is a line of this code
+    is_for_base = re.search(rf"super\(\)\.__init__\(.*\*\*{kwargs}\b", code)
+    is_used_again = len(re.findall(rf"\b{kwargs}\b", code)) > 2
+    inherited = arguments_in_source(base) if is_for_base and not is_used_again else None
     return None if inherited is None else names | inherited
 
 
@@ -159,7 +154,7 @@ def source_file(module: str) -> Path:
     file = Path(spec.origin)
     stem = file.parent.joinpath(*parts)
     files = [stem.with_suffix(".py"), stem / "__init__.py"] if parts else [file]
-    return next(filter(Path.is_file, files), file)
+    return next(filter(Path.is_file, files), files[0])
 
 
 def help_text(script: str) -> str:
@@ -221,7 +216,7 @@ def checkpoint_file(text: str) -> Path:
     if text in ("last", "best"):
         path = max(logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path)
     elif not path.is_file():
-        folder = path if path.is_dir() else logs / text
+        folder = logs / text if (logs / text).is_dir() else path
         path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
     if not path.is_file():
         names = [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]

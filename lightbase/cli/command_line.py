@@ -16,6 +16,7 @@ DEEPEST, LARGEST = 50, 100_000  # levels and values of a config
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
 FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
 NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
+NO_CLASSES = ("dir", "path", "name", "optimizer", "scheduler")  # ends of other flags
 ONE_VALUE = 'all options of a group go into one value: --model.parameter_groups.bias "{lr: 0.1}"'
 MOVED = {
     "base.callback": "lightbase.curves",
@@ -60,7 +61,7 @@ class CommandLine:
         self.model: str | None = None
         self.flags: list[tuple[str, str | None]] = []
         for flag, value in flags_with_values(args):
-            if value and flag.startswith(NAMES_CLASSES):
+            if value and flag.startswith(NAMES_CLASSES) and not flag.endswith(NO_CLASSES):
                 value = path_of_class(value)
             if flag in ("-c", "--config"):
                 if not value:

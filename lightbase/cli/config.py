@@ -68,8 +68,10 @@ class Parser(LightningArgumentParser):
     Knows the import paths of earlier versions."""
 
     def __init__(self, **options: Any) -> None:
-        load_yaml = get_loader("yaml")
-        set_loader("with_old_names", lambda text: renamed(load_yaml(text)), (yaml.YAMLError,))
+        yaml_of = get_loader("yaml")
+        # jsonargparse hands a null on as the text None
+        load = lambda text: None if text == "None" else renamed(yaml_of(text))  # noqa: E731
+        set_loader("with_old_names", load, (yaml.YAMLError,))
         usage = "python scripts/train.py [--KEY VALUE] ..."
         super().__init__(**{**options, "parser_mode": "with_old_names", "usage": usage})
 
@@ -205,13 +207,13 @@ def fill_in(config: Any, given: Any, facts: dict[str, Any]) -> None:
         for name in facts.keys() & values.keys() - given_values.keys():
             values[name] = facts[name]
         is_function = inspect.isroutine(pkgutil.resolve_name(path))
-        if is_function and path.startswith("torchvision.models.") and "num_classes" in facts:
-            # mobilenet_v3_small and others take it in **kwargs, where jsonargparse sees no default
-            values.setdefault("num_classes", facts["num_classes"])
-        elif is_function and path.startswith("timm."):
-            # timm's functions take them in **kwargs
+        if is_function and path.startswith("timm."):
+            # they take them in **kwargs
             taken = {name: facts[name] for name in ("num_classes", "in_chans") if name in facts}
             config["dict_kwargs"] = taken | entries(config.get("dict_kwargs"))
+        elif is_function and path.startswith("torchvision.models.") and "num_classes" in facts:
+            # mobilenet_v3_small and others take it in **kwargs, where jsonargparse sees no default
+            values.setdefault("num_classes", facts["num_classes"])
     for name, inner in values.items():
         fill_in(inner, given_values.get(name), facts)
 

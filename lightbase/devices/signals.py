@@ -114,6 +114,7 @@ class StopSignals:
                     numbers.append(received[0])
                     receiver.settimeout(CHECK_S)
                 if numbers.count(signal.SIGINT) > 1:
+                    tell("Ended by a second Ctrl-C, maybe before the state was saved")
                     os._exit(128 + signal.SIGINT)
 
     def _check(self, number: int, seconds: int) -> None:

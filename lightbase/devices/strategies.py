@@ -71,8 +71,8 @@ class DataParallelStrategy(SingleDeviceStrategy):
         if isinstance(model, BaseModule) and model.compile_net:
             raise UserError("dp cannot split a compiled network: leave model.compile_net out")
         super().setup(trainer)
-        self.net = model.get_submodule("net")
         if len(self.parallel_devices) > 1:
+            self.net = model.get_submodule("net")
             self.net.forward = functools.partial(split_forward, self.net, self.parallel_devices)
 
     def teardown(self) -> None:

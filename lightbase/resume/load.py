@@ -1,5 +1,6 @@
 """A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or trained on."""
 
+import json
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from lightbase.cli.trust import Trust
 from lightbase.compat import parse_unvalidated
 from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError, say
-from lightbase.folder import PLACE, PROJECT, flatten, root_of, versions
+from lightbase.folder import PLACE, PROJECT, flatten, root_of, short, versions
 from lightbase.module import BaseModule
 from lightbase.objects import check_no_objects
 from lightbase.transfer import load_checked
@@ -223,6 +224,7 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
         restart.trust.check_run(restart.checkpoint, restart.folder)
     if restart.path is None:
         return
+    say(f"Checkpoint: {short(restart.path)}")
     check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
     if isinstance(cli.model, BaseModule):
         cli.model.has_weights = True  # the run began with its weights; do not load them again
@@ -231,7 +233,8 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
 
 def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     """Print the settings of the config files that the resume does not take."""
-    args = [*(f"--config={path}" for path in line.configs), *line.flag_args]
+    flags = [flag for flag in line.flag_args if "+=" not in flag]
+    args = [*(f"--config={path}" for path in line.configs), *flags]
     with_files = parse_unvalidated(cli.parser.parse_args, args, namespace=cli.config.clone())
     make_paths_absolute(with_files)
     now = flatten(cli.config.as_dict())
@@ -239,7 +242,8 @@ def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
         if key not in (*PLACE, "config") and value != now.get(key):
             way_out = "start a new run, without --ckpt_path"
             if may_change(key, restart.checkpoint):
-                way_out = f"add --{key} {shlex.quote(str(value))}"
+                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                way_out = f"add --{key} {shlex.quote(text)}"
             say(f"Resume: {key} stays {now.get(key)}; to use {value} {way_out}")
 
 
@@ -256,7 +260,7 @@ def check_changes(
     for key in old | new:
         # another version of a class may have other arguments: they count if a flag names them
         counts = key in old.keys() & new.keys() or f"{key}.".startswith(flags)
-        if key in PLACE or old.get(key) == new.get(key) or not counts:
+        if key in PLACE or str(old.get(key)) == str(new.get(key)) or not counts:
             continue
         now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
         if not may_change(key, restart.checkpoint):

@@ -169,7 +169,7 @@ def choose_selection(
     """Return the metric that compares epochs, for best.ckpt and early stopping, and min or max:
     --monitor, by default the model's first one. Return None if best.ckpt is the last epoch. The
     test set never selects an epoch."""
-    no_validation = why_no_validation(config.trainer, model, data)
+    no_validation = why_unvalidated(config.trainer, model, data)
     if no_validation and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
         what = "--model.scheduler ReduceLROnPlateau needs a validation to go by"
         raise UserError(f"{what}: {no_validation}", 2)
@@ -191,9 +191,7 @@ def choose_selection(
     return monitor, mode
 
 
-def why_no_validation(
-    trainer: Any, model: LightningModule, data: LightningDataModule
-) -> str | None:
+def why_unvalidated(trainer: Any, model: LightningModule, data: LightningDataModule) -> str | None:
     """Return why there is no validation to select by; None if there is one. trainer: its flags."""
     if isinstance(data, BaseDataModule) and not (data.val_fraction or "val" in data.own_splits):
         return "data.val_fraction 0: val/ is measured on the test set"

@@ -140,7 +140,7 @@ def fit_and_test(
     say(describe_devices(trainer))
     for logger in trainer.loggers if run else []:
         if isinstance(logger, TensorBoardLogger):
-            say(f"Curves: tensorboard --logdir {short(Path(logger.save_dir))}")
+            say(f"Curves: tensorboard --logdir {shlex.quote(short(Path(logger.save_dir)))}")
     recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
     with short_endings(trainer, recorder):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)

@@ -46,7 +46,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             torch.save({name: x.detach().cpu() for name, x in net.state_dict().items()}, buffer)
             content = buffer.getvalue()
         else:
-            content, difference = checked_graph(run.model, run.datamodule, kind)
+            content, difference = graph_file(run.model, run.datamodule, kind)
             text = f"outputs at most {difference:.1g} off the checkpoint's"
         write_whole(output, content)
         print(f"{type(net).__name__}, {text}: {output}")
@@ -54,9 +54,7 @@ def main(args: Sequence[str] | None = None) -> Path:
 
 
 @torch.no_grad()
-def checked_graph(
-    model: LightningModule, data: LightningDataModule, kind: str
-) -> tuple[bytes, float]:
+def graph_file(model: LightningModule, data: LightningDataModule, kind: str) -> tuple[bytes, float]:
     """A file with the graph and its weights, and its largest difference from the checkpoint. Raises
     UserError if there is no such graph, or if the file gives other outputs than the checkpoint."""
     ours = data if isinstance(data, BaseDataModule) else None

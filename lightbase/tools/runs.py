@@ -23,7 +23,6 @@ from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running
 # No torch here, and matplotlib and TensorBoard for --plot only: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 Row = dict[str, Any]
-SPARE = ("minutes", "epochs", "test/loss")  # columns that a narrow terminal does not show
 
 
 class RunInfo(NamedTuple):
@@ -160,13 +159,13 @@ def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_lines(rows: Sequence[Row]) -> list[str]:
-    """The table. A terminal without room gets no columns that are equal in all rows, none of SPARE,
-    and then none from the right."""
+    """The table. A terminal without room gets no columns that are equal in all rows, and then
+    none from the right."""
     width = os.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     columns = {name: [as_text(row[name], name) for row in rows] for name in rows[0]}
     _, *others = columns
     equal = [name for name in others if len(set(columns[name])) == 1 < len(rows)]
-    for name in [*equal, *SPARE, *reversed(others)]:
+    for name in [*equal, *reversed(others)]:
         lines = as_table([list(columns), *zip(*columns.values(), strict=True)])
         if max(map(len, lines)) <= width:
             break

@@ -317,8 +317,11 @@ def show_results(sweep: Sweep) -> None:
         if "data.fold" in best[0].values:
             flags.append("--data.num_folds=null")
         print(f"Best flags: {shlex.join(flags)}")
-    flags = [sweep.folder.name, f"--trainer.default_root_dir={short(sweep.folder.parent)}"]
-    print(f"Tests and curves: python scripts/runs.py {shlex.join(flags)} --plot curves.png")
+    root = short(sweep.folder.parent)
+    flags = [f"--trainer.default_root_dir={root}"] * (sweep.folder.parent != PROJECT.logs)
+    print(
+        f"Tests and curves: python scripts/runs.py {shlex.join([sweep.folder.name, *flags])} --plot curves.png"
+    )
 
 
 def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from lightbase.module import BaseModule
 
 REFRESH_S = 0.2  # a redraw takes 0.1 ms
 LINE_S = 60
-LEAST = 30  # columns for the epoch and the bar itself
+LEAST = 40  # columns for the epoch and the bar itself
 
 
 class Pace:
@@ -114,7 +114,7 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
         self.train_progress_bar.set_description_str(title(trainer, "/"), refresh=False)
-        self.train_progress_bar.reset(convert_inf(self.total_train_batches))
+        self.train_progress_bar.reset(convert_inf(trainer.num_training_batches))
         self._redraw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
@@ -143,7 +143,7 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         if len(text) > (self.train_progress_bar.ncols or 0) - LEAST:  # None if it is no terminal
             text = ", ".join(pace[-1:] + train[:1] + val[:1])
         text = text.replace("{", "{{").replace("}", "}}")
-        self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
+        self.train_progress_bar.bar_format = f"{{desc}}: {self.BAR_FORMAT[6:]} {text}"
         self.train_progress_bar.refresh()
 
 

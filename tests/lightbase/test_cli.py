@@ -40,7 +40,7 @@ WRONG_FLAGS = """
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
 --model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
-stray | unknown argument stray
+stray | unknown argument 'stray'
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
 --data lightbase.BaseDataModule | BaseDataModule has no method load
@@ -302,7 +302,7 @@ def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
 AT_ONCE = """
 train --help | --model.lr 0.01 | example.data.discs.Discs | --trainer.max_epochs
 train --model.lrr 1 | did you mean --model.lr?
-train tiny | unknown argument tiny
+train tiny | unknown argument 'tiny'
 evaluate | required: --ckpt_path
 predict --help | --threshold
 export --ckpt_path x | --ckpt_path x: no such file

@@ -113,7 +113,7 @@ def test_networks_of_every_kind(trained, tmp_path, name, kind, capsys):
 @pytest.mark.parametrize("model", [Plain, PlainWithStep])
 def test_a_plain_module_with_data_of_any_kind(trained, tmp_path, model):
     def outputs(data: Any, batch: Tensor) -> Tensor:
-        content, difference = export.checked_graph(plain, data, "pt2")
+        content, difference = export.graph_file(plain, data, "pt2")
         assert difference == 0
         (tmp_path / "x.pt2").write_bytes(content)
         return run_pt2(tmp_path / "x.pt2", batch)[0]
@@ -123,7 +123,7 @@ def test_a_plain_module_with_data_of_any_kind(trained, tmp_path, model):
     expected = plain(data.normalize(batch)) + (model is PlainWithStep)
     assert torch.equal(outputs(data, batch), expected)
     with pytest.raises(UserError, match=r"set self.example_input_array of Plain"):
-        export.checked_graph(plain, PlainImages(), "pt2")
+        export.graph_file(plain, PlainImages(), "pt2")
     plain.example_input_array = torch.zeros(1, 3, 8, 8)
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(outputs(PlainImages(), x), plain(x) + (model is PlainWithStep))
