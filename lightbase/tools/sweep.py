@@ -317,11 +317,10 @@ def show_results(sweep: Sweep) -> None:
         if "data.fold" in best[0].values:
             flags.append("--data.num_folds=null")
         print(f"Best flags: {shlex.join(flags)}")
-    root = short(sweep.folder.parent)
-    flags = [f"--trainer.default_root_dir={root}"] * (sweep.folder.parent != PROJECT.logs)
-    print(
-        f"Tests and curves: python scripts/runs.py {shlex.join([sweep.folder.name, *flags])} --plot curves.png"
-    )
+    where = [sweep.folder.name]
+    if sweep.folder.parent != PROJECT.logs:
+        where.append(f"--trainer.default_root_dir={short(sweep.folder.parent)}")
+    print(f"Tests and curves: python scripts/runs.py {shlex.join(where)} --plot curves.png")
 
 
 def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:

@@ -154,7 +154,7 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),
-        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give the metrics by name"),
+        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give metrics by name"),
     ],
 )
 def test_a_wrong_config(train, tmp_path, capsys, text, expected):
