@@ -176,7 +176,6 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     """Draw a chart for each metric. Raises UserError if there are no curves."""
-    sys.modules.setdefault("tensorflow", None)  # type: ignore[arg-type]  # TensorBoard can do without
     import matplotlib
     from matplotlib.figure import Figure
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
