@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import os
 import re
 import sys
@@ -50,6 +51,7 @@ SYNONYMS = {  # words of other tools, and the last words of the flags that are m
 OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
+parsed = functools.cache(lambda file, changed: ast.parse(file.read_bytes()))
 SEE_HELP = "see --help, or --print_config for every argument"
 
 
@@ -116,22 +118,22 @@ def arguments_in_source(path: str) -> set[str] | None:
     does not tell them: it is no class, or does not only pass its **kwargs to its base."""
     module, _, name = path.rpartition(".")
     try:
-        tree = ast.parse(source_file(module).read_bytes())
+        file = source_file(module)
+        tree = parsed(file, file.stat().st_mtime)
     except (OSError, SyntaxError, ValueError):  # the import of the class will show what is wrong
         return None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             bases = [ast.unparse(x) for x in node.bases]
             base = f"{module}.{bases[0]}" if len(bases) == 1 and bases != [name] else ""
-            functions = [x for x in node.body if isinstance(x, ast.FunctionDef)]
-            inits = [x for x in functions if x.name == "__init__"]
+            inits = [x for x in node.body if getattr(x, "name", "") == "__init__"]
             return arguments_of(inits[-1], base) if inits else arguments_in_source(base)
     imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and not x.level]
     paths = {y.asname or y.name: f"{x.module}.{y.name}" for x in imports for y in x.names}
     return arguments_in_source(paths[name]) if name in paths else None
 
 
-def arguments_of(init: ast.FunctionDef, base: str) -> set[str] | None:
+def arguments_of(init: Any, base: str) -> set[str] | None:
     """See `arguments_in_source`. base: the class that gets the **kwargs."""
     taken = [*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs]
     names = {argument.arg for argument in taken[1:]}  # without self
