@@ -57,9 +57,7 @@ SEE_HELP = "see --help, or --print_config for every argument"
 
 def first_look(script: str, args: Sequence[str]) -> None:
     """Answer --help and mistakes in the names of flags. script: its name, such as "train"."""
-    flags = list(args)
-    if script in PARSERS:
-        _, flags = PARSERS[script]().read(args)
+    _, flags = PARSERS[script]().read(args) if script in PARSERS else (None, [*args])
     if script in ("train", "tune", "sweep"):
         read_command(flags)
 
