@@ -317,7 +317,8 @@ def test_help_and_mistakes_in_flags_do_not_wait_for_torch(line: str, tmp_path: P
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     command, *expected = line.split(" | ")
     name, *flags = command.split()
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(map(str, [tmp_path, HERE.parents[1]]))
+    env = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, str(HERE / "scripts" / f"{name}.py"), *flags]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     text = done.stdout + done.stderr
