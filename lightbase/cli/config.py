@@ -116,7 +116,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
         reason += did_you_mean(name if is_there else module, names)
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
-    if reason.startswith("Expected a dot import path string: "):
+    if "Expected a dot import path string: " in reason:
         paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
         reason += did_you_mean(reason.split()[-1], paths)
     if listed := re.fullmatch(r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)", reason):

@@ -1,4 +1,4 @@
-"""What all scripts share: short errors with an exit status, arguments without abbreviations."""
+"""What all scripts share: a start in which Ctrl-C and mistakes end in one or two lines."""
 
 import atexit
 import contextlib

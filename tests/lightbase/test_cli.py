@@ -60,6 +60,7 @@ stray | unknown argument 'stray'
 --model.net example.model.mlp.MLP | example.model' | did you mean
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
+--data.help Disc | did you mean example.data.discs.Discs?
 --learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
 --epochs 1 | did you mean --trainer.max_epochs?
