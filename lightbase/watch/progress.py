@@ -17,7 +17,7 @@ from lightbase.module import BaseModule
 
 REFRESH_S = 0.2  # a redraw takes 0.1 ms
 LINE_S = 60
-LEAST = 40  # columns for the epoch and the bar itself
+LEAST = 30  # columns for the epoch and the bar itself
 
 
 class Pace:
@@ -141,9 +141,10 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         pace = self.pace.texts(trainer)
         text = ", ".join(pace + train + val)
         if len(text) > (self.train_progress_bar.ncols or 0) - LEAST:  # None if it is no terminal
-            text = ", ".join(pace[-1:] + train[:1] + val[:1])
+            text = ", ".join([x for x in pace if "left" in x] + train[:1] + val[:1])
         text = text.replace("{", "{{").replace("}", "}}")
-        self.train_progress_bar.bar_format = f"{{desc}}: {self.BAR_FORMAT[6:]} {text}"
+        text = text if self.train_progress_bar.total else "{n_fmt} batches, " + text
+        self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
         self.train_progress_bar.refresh()
 
 
