@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from lightbase.data.downloads import open_or_download, read_arrays, short_download_errors
     from lightbase.data.images import ImageFolder
     from lightbase.data.module import BaseDataModule
-    from lightbase.data.tables import Features
     from lightbase.errors import UserError, say
     from lightbase.metrics import Metrics, collection
     from lightbase.module import BaseModule
@@ -29,7 +28,6 @@ NAMES = {
     "data.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
     "data.images": ("ImageFolder",),
     "data.module": ("BaseDataModule",),
-    "data.tables": ("Features",),
     "errors": ("UserError", "say"),
     "metrics": ("Metrics", "collection"),
     "module": ("BaseModule",),

@@ -8,17 +8,16 @@ jsonargparse 4.52 and 4.53, torchvision 0.26 and 0.29, optuna 5.0 and wandb 0.31
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import re
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from jsonargparse import _common, set_parsing_settings
+from jsonargparse import _typehints
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -34,19 +33,23 @@ LOG_LINES = (
 )
 # Warnings about what is intended: no worker processes for data in memory, one process on a machine
 # of a cluster, a run that resumes in its folder or without one of its callbacks, no test data, a
-# CPU beside a GPU (our line of devices says so), Tensor Cores as above (from inductor of torch
-# 2.11). `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of ddp on GPUs:
-# Lightning sets it up on another stream (its issue 21567), and torch takes the layouts of a 1 x 1
-# convolution for different ones (pytorch issue 157862).
+# CPU beside a GPU, a driver or GPU that is too old (our lines say so), Tensor Cores as above (from
+# inductor of torch 2.11). `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of
+# ddp on GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the layouts
+# of a 1 x 1 convolution for different ones (pytorch issue 157862).
 WARNINGS = (
     r".*does not have many workers|The `srun` command is available|"
     r"Checkpoint directory .* exists and is not|Be aware that when using `ckpt_path`|"
     r"Total length of `list` across ranks is zero|"
     r"`isinstance\(treespec, LeafSpec\)` is deprecated|"
     r"GPU available but not used|TensorFloat32 tensor cores|"
+    r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
     r"The AccumulateGrad node's stream|"
     r"Grad strides do not match(.|\n)*grad.sizes\(\) = \[\d+, \d+, 1, 1\]"
 )
+
+
+FIND_CLASS: Callable[..., str] = _typehints.resolve_class_path_by_name
 
 
 def quiet_lightning() -> None:
@@ -59,6 +62,15 @@ def quiet_lightning() -> None:
     # which costs 0.1 ms.
     if not torch.cuda.is_available():
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+
+def counts_gpus_by_nvml() -> bool:
+    """Whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count them, and processes
+    that are forked after that cannot use CUDA.
+
+    No public function tells. Tested with torch 2.11 and 2.15; no issue known.
+    """
+    return torch.cuda._device_count_nvml() >= 0
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -78,20 +90,17 @@ def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> 
     return parse(*args, _skip_validation=True, **options)
 
 
-@contextlib.contextmanager
-def import_rules(denied: list[str], allowed: list[str]) -> Iterator[None]:
-    """While this lasts, jsonargparse imports for a config only what is allowed.
+def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
+    """Let an argument whose type is a class take the bare name of a class that `path_of_class`
+    knows, in flags and in YAML files.
 
-    set_parsing_settings can only add rules, and holds for the whole process. No issue known; the
-    rules came with jsonargparse 4.52 (its pull request 959).
+    jsonargparse finds a class by its name only after its module is imported. No issue known.
     """
-    names = ("import_path_verdicts", "import_paths_enforced")
-    before = {name: _common.parsing_settings[name] for name in names}
-    set_parsing_settings(import_path_denylist=denied, import_path_allowlist=allowed)
-    try:
-        yield
-    finally:
-        _common.parsing_settings.update(before)
+
+    def resolve(base: Any, name: str) -> str:
+        return FIND_CLASS(base, path_of_class(name))
+
+    _typehints.resolve_class_path_by_name = resolve  # type: ignore[assignment]
 
 
 def data_fetcher(trainer: Any) -> Any:

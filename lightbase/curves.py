@@ -153,7 +153,8 @@ class Curves(MayMissSteps):
                 return
             # One transfer to the CPU: Lightning reads the values of the progress bar after every
             # batch, and would wait for the GPU.
-            values = torch.stack([value.to(pl_module.device) for value in point.values()]).cpu()
+            device = next(iter(point.values())).device  # of the sums
+            values = torch.stack([value.to(device) for value in point.values()]).cpu()
             for name, rate in self.rates.items():
                 LightningModule.log(pl_module, name, torch.as_tensor(rate))
             for name, value in zip(point, values, strict=True):
@@ -216,8 +217,7 @@ class Curves(MayMissSteps):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # before 0.3 the rate of the first group
-        self.rates = state_dict.get("rates", {"lr": state_dict.get("lr", 0.0)})
+        self.rates = state_dict["rates"]
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
 

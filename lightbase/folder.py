@@ -1,11 +1,14 @@
 """The user's repository, the folder of a run, `ROOT/NAME/version_N`, and how files are written."""
 
 import contextlib
+import errno
 import json
 import math
 import os
 import re
 import shutil
+import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,40 +36,51 @@ class Project:
 
     @property
     def logs(self) -> Path:
-        return self.root / "logs"
+        return (self.root / "logs").resolve()
 
     @property
     def data(self) -> Path:
         return self.root / "data"
 
     @property
-    def default_config(self) -> Path:
-        """What `python scripts/train.py` trains."""
-        return self.root / "configs" / "default.yaml"
+    def configs(self) -> Path:
+        return self.root / "configs"
+
+    @property
+    def default_config(self) -> Path | None:
+        """What `python scripts/train.py` trains; None if the user has deleted it."""
+        file = self.configs / "default.yaml"
+        return file if file.is_file() else None
 
 
 PROJECT = Project()
+LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
     """Write a file completely or not at all: an earlier file survives a full disk or a crash.
 
-    A link stays, and its target is written. A device or a pipe is written in place.
-    Raises UserError, with the line `way_out` below it.
+    Nothing is written through a link: a folder that came from somebody else may have some. Raises
+    UserError for a link, and if the file cannot be written, with the line `way_out` below it.
     """
     content = content.encode() if isinstance(content, str) else content
-    target = Path(os.path.realpath(path))
+    is_device = path.is_relative_to("/dev")  # such as the /dev/fd/63 of a shell's >(command)
+    if not is_device:
+        refuse_links([path, *path.parents[:2]])
     # always the same name, so that the next write replaces what a crash has left
-    staged = target.with_name(f".{target.name}.part")
+    staged = path.with_name(f".{path.name}.part")
     try:
-        if path.exists() and not path.is_file():
+        if is_device and path.exists():
             path.write_bytes(content)
             return
-        with staged.open("wb") as file:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        staged.unlink(missing_ok=True)  # it may be a link
+        with staged.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(target)
+        staged.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             staged.unlink()
@@ -74,10 +88,42 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = ""
         raise UserError(f"{what}\n{way_out}".strip()) from error
 
 
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError if one of the paths is a symbolic link, through which a file would be written
+    elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            what = f"nothing is written through a link: {path} leads to {os.path.realpath(path)}"
+            raise UserError(f"{what}\ngive the path that it leads to, or remove the link", 2)
+
+
+def check_readable(path: Path, largest: int) -> None:
+    """Raise OSError for what is no regular file, such as a pipe or /dev/zero, or is too large.
+
+    largest: The highest number of bytes.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if status.st_size > largest:
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and {largest:,} is the limit")
+
+
+def is_own(path: Path, root: str | None = None) -> bool:
+    """Whether a file is the user's: it lies in the repository's logs/, or below the folder of runs
+    that the command names. Symbolic links are resolved.
+
+    root: The value of --trainer.default_root_dir.
+    """
+    roots = [PROJECT.logs, Path(root)] if root else [PROJECT.logs]
+    real = Path(os.path.realpath(path))  # unlike resolve, it takes links in a circle
+    return any(real.is_relative_to(os.path.realpath(folder)) for folder in roots)
+
+
 def root_folder(config: Any) -> Path:
     """The folder of all runs. Raises UserError where `name` is no folder below it, or one that
     cannot be written as text, such as bytes of another encoding than the locale's."""
-    root = Path(config.trainer.default_root_dir or PROJECT.logs)
+    root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
     parts = Path(config.name).parts
     is_text = config.name.isprintable() and not Path(config.name).is_absolute()
     # runs.py would take version_N for a run, and .. and . for no name
@@ -95,6 +141,7 @@ class Run:
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
         self.is_new = folder is None
+        check_links(root, root / name, folder)
         try:
             self.folder = folder or make_version(root / name)
             self.checkpoints = self.folder / "checkpoints"
@@ -129,6 +176,33 @@ class Run:
         write_whole(self.folder / name, text)
 
 
+def check_links(root: Path, parent: Path, folder: Path | None) -> None:
+    """Raise UserError for a link on the way from ROOT to a run, or in the folder of a run.
+
+    parent: ROOT/NAME. folder: Of a run that continues; None for a new run.
+    """
+    refuse_links(path for path in [parent, *parent.parents] if root in path.parents)
+    if folder:
+        # W&B makes links for itself
+        files = [file for file in folder.rglob("*") if folder / "wandb" not in file.parents]
+        refuse_links([folder, *files])
+        for file in files:
+            if not file.is_file() and not file.is_dir():  # a pipe would be waited for
+                raise UserError(f"{file} is no regular file: remove it", 2)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object. Raises UserError for any other file."""
+    try:
+        check_readable(path, LARGEST_TEXT)
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no object with keys")
+    return content
+
+
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
     """JSON with null for NaN and infinity, which JSON lacks."""
     finite = {
@@ -153,7 +227,7 @@ def make_version(folder: Path) -> Path:
 
 def is_running(folder: Path) -> bool:
     """Whether a process holds the lock of this run. The file of a killed process does not count."""
-    if not (folder / ".lock").exists():
+    if not (folder / ".lock").is_file() or (folder / ".lock").is_symlink():
         return False
     try:
         with FileLock(folder / ".lock", blocking=False):

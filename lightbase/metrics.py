@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -14,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 from torchmetrics.wrappers.abstract import WrapperMetric
 
+from lightbase.data.batches import to_host
 from lightbase.errors import UserError, first_line
 
 Metrics = dict[str, Metric] | MetricCollection
@@ -26,6 +28,10 @@ TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 
 class Accumulator:
     """Means over samples of the loss and other values, and metrics of outputs and targets.
+
+    One process takes what waits to the CPU in one transfer, and computes there: on a GPU, accuracy
+    and that of the epoch are some fifty kernels. Many numbers, metrics with a network, and the sums
+    of several processes stay on the device.
 
     epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is reset
         separately.
@@ -45,6 +51,7 @@ class Accumulator:
         self.classes = in_keys(classes or [])
         self.class_curves: set[str] = set()
         self.others: dict[str, Any] = {}
+        self.is_on_host = not dist.is_initialized() and not [*metrics.parameters()]
         self.reset()
 
     def reset(self) -> None:
@@ -74,20 +81,26 @@ class Accumulator:
             self.pairs.append((clone, targets))
             self.num_waiting += outputs.numel() if isinstance(outputs, Tensor) else KEEP // 16
         if self.num_waiting > KEEP or len(self.sizes) >= MAX_BATCHES:
+            self.is_on_host = False  # from now on: a transfer would wait for the GPU
             self.flush()
 
     def flush(self) -> None:
         """Add the batches that wait to the sums and the metrics."""
         if not self.sizes:
             return
-        sums, pairs = self._waiting_sums(), self.pairs
+        values, pairs = torch.stack(self.values), self.pairs
         # a wrapper may count its updates, as Running does
         if not any(isinstance(metric, WrapperMetric) for metric in self.metrics.values()):
             pairs = concatenated(pairs)
+        if self.is_on_host:
+            values, pairs = to_host((values, pairs))
+        sums = self._sums(values)
         for accumulator in [self, self.epoch] if self.epoch else [self]:
             accumulator.names = self.names
-            accumulator.sums = sums if accumulator.sums is None else accumulator.sums + sums
-            accumulator.metrics.to(sums.device)
+            accumulator.sums = (
+                sums if accumulator.sums is None else accumulator.sums.to(sums) + sums
+            )
+            accumulator.metrics.to(sums.device, non_blocking=sums.is_cuda)
             accumulator.has_metrics |= bool(pairs)
             with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
                 for outputs, targets in pairs:
@@ -118,9 +131,9 @@ class Accumulator:
             error.add_note(what)
             raise
 
-    def _waiting_sums(self) -> Tensor:
+    def _sums(self, values: Tensor) -> Tensor:
         """The sums of the batches that wait, as in `sums`."""
-        values = torch.stack(self.values).view(len(self.sizes), -1)
+        values = values.view(len(self.sizes), -1)
         values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
         sizes: Any = self.sizes[0]
         if len(set(self.sizes)) > 1:  # rare; copying a list to the GPU waits for it
@@ -161,13 +174,16 @@ class Accumulator:
             if is_merged and not isinstance(metric, WrapperMetric):  # others start from zero
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
-        return move_data_to_device(state, torch.device("cpu"))
+        return to_host(state)  # type: ignore[no-any-return]
 
     def add_state(self, state: dict[str, Any], device: torch.device) -> None:
         if state["sums"] is None:
             return
+        device = torch.device("cpu") if self.is_on_host else device
         state = move_data_to_device(state, device)
         self.names = tuple(state["names"])
+        if state["sums"].shape != (len(self.names) + 1,):
+            raise ValueError("the sums of the curves do not fit their names")
         self.sums = state["sums"] if self.sums is None else self.sums + state["sums"]
         self.metrics.to(device)
         for name, saved in state["metrics"].items():

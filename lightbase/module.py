@@ -26,6 +26,7 @@ from lightbase.optim import (
     build_scheduler,
     grouped,
     num_scheduler_steps,
+    open_lengths,
 )
 from lightbase.transfer import WeightsFile, freeze_parameters, load_weights
 
@@ -124,17 +125,38 @@ class BaseModule(RecordsArguments, LightningModule):
             raise UserError(f"compile_mode {compile_mode} needs --model.compile_net inductor", 2)
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:
-        """The trained module, built from the config in a run's checkpoint, see `lightbase.load`.
-        A checkpoint that Lightning alone has written, or other arguments, are left to Lightning."""
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        trust: bool = False,
+        **arguments: Any,
+    ) -> Self:
+        """The module with the weights of a checkpoint. Nothing that the file names is built unless
+        the file is yours, see `lightbase.load`.
+
+        map_location: The device of the module, the CPU unless given.
+        strict: False: tensors of the module that are not in the file stay as they are.
+        hparams_file, weights_only: Of Lightning's method; None or True, no file is read otherwise.
+        arguments: Those of the constructor. With them the module is built from them alone, and any
+            file gives the weights. Without them it is built from the config in the file.
+        """
         from lightbase.run.python import load  # it imports this module
 
-        if args or options:
-            return super().load_from_checkpoint(checkpoint_path, *args, **options)
-        module, _ = load(checkpoint_path)
-        if not isinstance(module, cls):
-            raise UserError(f"{checkpoint_path} is of a {type(module).__name__}")
-        return module
+        if hparams_file is not None or weights_only is False:
+            raise UserError("load_from_checkpoint reads weights only: give the arguments by name")
+        if arguments:
+            module = cls(**arguments)
+            load_weights(module, str(checkpoint_path), is_complete=strict is not False)
+        else:
+            loaded, _ = load(checkpoint_path, trust=trust)
+            if not isinstance(loaded, cls):
+                raise UserError(f"{checkpoint_path} is of a {type(loaded).__name__}")
+            module = loaded
+        return module if map_location is None else module.to(map_location)
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's outputs (N, ...)."""
@@ -232,7 +254,9 @@ class BaseModule(RecordsArguments, LightningModule):
         if scheduler is None:
             return optimizer
         if isinstance(scheduler, str):
-            num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
+            num_steps = None
+            if open_lengths(scheduler, self.scheduler_args):
+                num_steps = num_scheduler_steps(self.trainer, self.step_scheduler_every())
             scheduler = build_scheduler(scheduler, self.scheduler_args, optimizer, num_steps)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.step_scheduler_every()}
         if isinstance(scheduler, ReduceLROnPlateau):

@@ -7,14 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from lightbase.compat import forget_train_loader
-from lightbase.data.batches import ResumableLoader
-from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean, first_line, imported
 
 # Options that choose how a step is computed. An optimizer takes one of them at most.
@@ -100,10 +99,8 @@ def build_scheduler(
     """
     cls = find_class("scheduler", name, lr_scheduler, LRScheduler)
     accepted = inspect.signature(cls).parameters
-    length = {key: num_steps for key in ("T_max", "total_steps") if key in accepted}
-    if {"epochs", "steps_per_epoch"} & args.keys():
-        length = {}  # OneCycleLR computes total_steps from them
-    if num_steps is None and length.keys() - args.keys():
+    length = dict.fromkeys(open_lengths(name, args), num_steps)
+    if num_steps is None and length:
         raise UserError(f"model.scheduler {name} needs an end: give --trainer.max_epochs", 2)
     if "max_lr" in accepted:
         lr = optimizer.defaults["lr"]
@@ -115,31 +112,33 @@ def build_scheduler(
     return build("scheduler", cls, length | args, optimizer)
 
 
+def open_lengths(name: str, args: dict[str, Any]) -> list[str]:
+    """The arguments of a scheduler that are the length of the training, and are not given."""
+    if {"epochs", "steps_per_epoch"} & args.keys():
+        return []  # OneCycleLR computes total_steps from them
+    accepted = inspect.signature(
+        find_class("scheduler", name, lr_scheduler, LRScheduler)
+    ).parameters
+    return [key for key in ("T_max", "total_steps") if key in accepted and key not in args]
+
+
 def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | None:
-    """How often a scheduler steps in the whole training; None if the training has no end."""
-    num_batches = num_training_batches(trainer)
-    steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
-    # Lightning has -1 for no limit.
-    limits = [trainer.max_epochs * steps_per_epoch, trainer.max_steps]
-    limits = [max(1, limit) for limit in limits if limit >= 0]
-    if not limits:
-        return None
-    return min(limits) if every == "step" else math.ceil(min(limits) / steps_per_epoch)
-
-
-def num_training_batches(trainer: Any) -> int:
-    """Batches of an epoch, with `limit_train_batches`, before the training has begun."""
-    if isinstance(trainer.datamodule, BaseDataModule):
-        loader = trainer.datamodule.train_dataloader()
-        # Lightning's setup_data would start the workers, before a resumed run knows its epoch.
-        if isinstance(loader, ResumableLoader):
-            limit = trainer.limit_train_batches
-            return min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+    """How often a scheduler steps in the whole training, as Lightning estimates it; None if the
+    training has no end. Raises UserError if the number of steps in an epoch changes."""
+    if every == "epoch" and trainer.max_steps == -1:
+        return max(1, trainer.max_epochs) if trainer.max_epochs >= 0 else None
+    if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks):
+        what = "a schedule by steps needs to know their number: GradientAccumulationScheduler"
+        way_out = "use --trainer.accumulate_grad_batches, or a schedule by epochs"
+        raise UserError(f"{what} changes it from epoch to epoch\n{way_out}", 2)
     trainer.fit_loop.setup_data()
-    num_batches: int = trainer.num_training_batches
+    num_steps, num_batches = trainer.estimated_stepping_batches, trainer.num_training_batches
     # Lightning makes the loader anew, with the checkpoint's state, when the training starts.
     forget_train_loader(trainer)
-    return num_batches
+    if num_steps in (-1, math.inf):
+        return None
+    steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
+    return max(1, num_steps if every == "step" else math.ceil(num_steps / steps_per_epoch))
 
 
 def find_class(kind: str, name: str, module: Any, base: type) -> type:
@@ -220,13 +219,11 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
             raise UserError(f"{what}; it has {', '.join(accepted)}", 2)
 
 
-def schedule_at(
-    step: int, model: Any, num_steps: int | None
-) -> tuple[Optimizer, LRScheduler | None]:
-    """Build the model's optimizer and scheduler by name, and step them `step` times. Each parameter
-    group has a single number as its parameter, so that this takes no time.
+def try_schedule(model: Any) -> None:
+    """Build the model's optimizer and scheduler by name, for a hundred steps, and make three. Each
+    parameter group has a single number as its parameter, so that this takes no time.
 
-    num_steps: the length of the schedule. Raises UserError for names or arguments that do not work.
+    Raises UserError for names or arguments that do not work.
     """
     groups = grouped(model.named_parameters(), model.parameter_groups)
     for group in groups:
@@ -240,8 +237,8 @@ def schedule_at(
     scheduler = None
     try:
         if isinstance(model.scheduler, str):
-            scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, num_steps)
-        for _ in range(step):
+            scheduler = build_scheduler(model.scheduler, model.scheduler_args, optimizer, 100)
+        for _ in range(3):
             # LBFGS needs a loss
             optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
             if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau):
@@ -250,4 +247,3 @@ def schedule_at(
         what = f"model.optimizer {model.optimizer} with {model.optimizer_args}"
         what += f" and model.scheduler {model.scheduler} with {model.scheduler_args}"
         raise UserError(f"{what}: {first_line(error)}", 2) from error
-    return optimizer, scheduler

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
 from lightbase.errors import UserError, first_line, say
+from lightbase.folder import check_readable
 from lightbase.optim import matches, no_such_name
 
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how files of torch before 1.6 begin
@@ -28,15 +30,23 @@ class WeightsFile(str):
 register_type(WeightsFile)
 
 
-def load_weights(net: nn.Module, path: str) -> None:
+def load_weights(net: nn.Module, path: str, is_complete: bool = False, content: Any = None) -> None:
     """Copy into `net` what fits by name and shape, and say so.
 
     The names of the file, or those of the network, may have a prefix, such as "net.", "module." or
     "backbone.". Raises UserError for a file that is missing, damaged, not safe to load, or does not
-    fit at all.
+    fit at all. With `is_complete` all tensors of the network have to be in the file.
+
+    content: Of the file, if it has been read already.
     """
-    state, tables = net.state_dict(), tensor_tables(read_weights(Path(path)))
+    if content is None:
+        content = read_weights(Path(path))
+    state, tables = net.state_dict(), tensor_tables(content)
     fit = max((fitting(state, table) for table in tables), key=len, default={})
+    missing = [name for name, value in state.items() if name not in fit and torch.is_tensor(value)]
+    if is_complete and missing:
+        what = f"{path} has no tensor of the same name and shape for {shortened(missing)}"
+        raise UserError(f"{what}\nthe file is of another network than this {type(net).__name__}", 2)
     # A single number, such as BatchNorm's counter, fits any network.
     if not any(tensor.dim() for tensor in fit.values()):
         what = f"model.weights {path}: no tensor in it fits {type(net).__name__}"
@@ -91,7 +101,7 @@ def shortened(names: Sequence[str]) -> str:
 def read_weights(file: Path) -> Any:
     """The content of a file of weights. Raises UserError if it is missing, damaged or not safe to
     load."""
-    if file.suffix != ".safetensors":
+    if file.suffix != ".safetensors" or not file.is_file():
         way_out = "if you trust it, torch.save(net.state_dict(), FILE) makes one of the weights"
         return load_checked(file, "model.weights", f"\n{way_out}")
     try:
@@ -104,6 +114,7 @@ def load_checked(path: Path, what: str = "checkpoint", way_out: str = "") -> Any
     """The content of a file of torch.save, on the CPU. Raises UserError if it is damaged, or holds
     more than tensors and plain values: no code of it is run."""
     try:
+        check_readable(path, psutil.virtual_memory().total)
         with path.open("rb") as file:
             if file.read(len(LEGACY)) != LEGACY:
                 check_records(path)

@@ -57,7 +57,7 @@ class Classifier(BaseModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = at_least_float32(self.net(x))
+        logits = at_least_float32(self(x))
         loss = self.criterion(logits, y)
         # train/loss and the metrics; without logits and y only the loss
         self.track("train", loss, logits, y)
@@ -65,7 +65,7 @@ class Classifier(BaseModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits = at_least_float32(self.net(x))
+        logits = at_least_float32(self(x))
         self.track("val", self.criterion(logits, y), logits, y)
         return logits  # for the pictures
 

@@ -38,7 +38,7 @@ class Regressor(BaseModule):
         return predicted  # for the pictures
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, predicted = self.loss_and_prediction(batch, self)
+        loss, predicted = self.loss_and_prediction(batch)
         self.track("test", loss, predicted, batch[1])
         return predicted
 
@@ -46,11 +46,9 @@ class Regressor(BaseModule):
         """(N, D)"""
         return at_least_float32(self(batch[0]))
 
-    def loss_and_prediction(
-        self, batch: Batch, net: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def loss_and_prediction(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x, y = batch
-        predicted = at_least_float32((net or self.net)(x))
+        predicted = at_least_float32(self(x))
         if predicted.numel() != y.numel():
             raise UserError(f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}")
         predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)

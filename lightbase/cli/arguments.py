@@ -14,7 +14,13 @@ from typing import Any, Literal, NoReturn
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 
-from lightbase.cli.command_line import CommandLine, config_files, read_config, users_classes
+from lightbase.cli.command_line import (
+    CommandLine,
+    config_files,
+    path_of_class,
+    read_config,
+    users_classes,
+)
 from lightbase.errors import UserError, did_you_mean, say_once
 from lightbase.folder import PROJECT, flatten, short, versions
 
@@ -52,6 +58,8 @@ OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weigh
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
 parsed = functools.cache(lambda file, changed: ast.parse(file.read_bytes()))
+ALL_FLAGS = ("-",)
+CONFIG_FLAGS = ("--config", "--data.", "--trainer.")  # of scripts that open a checkpoint
 SEE_HELP = "see --help, or --print_config for every argument"
 
 
@@ -102,13 +110,14 @@ def meant(flag: str, flags: Iterable[str]) -> str:
 def classes_of(line: CommandLine) -> dict[str, str]:
     """The import paths of the classes whose arguments a command sets, by the flags of these."""
     settings: dict[str, Any] = {"model": PROJECT.default_model}
-    if not line.names_experiment and PROJECT.default_config.is_file():
+    if not line.names_experiment and PROJECT.default_config:
         settings |= flatten(read_config(PROJECT.default_config))
     for content in line.configs.values():
         settings |= flatten(content)
     settings |= {flag.removeprefix("--").removesuffix(".class_path"): x for flag, x in line.flags}
     settings |= {"model": line.model or settings["model"], "trainer": TRAINER}
-    return {name: str(settings.get(name)) for name in ("model", "model.net", "data", "trainer")}
+    names = ("model", "model.net", "data", "trainer")
+    return {name: path_of_class(str(settings.get(name))) for name in names}
 
 
 def arguments_in_source(path: str) -> set[str] | None:
@@ -165,7 +174,7 @@ def help_of_train() -> str:
     """help/train.txt with the YAMLs and classes of the project."""
     classes = users_classes()
     names = {
-        "configs": [*config_files(PROJECT.default_config.parent)],
+        "configs": [*config_files(PROJECT.configs)],
         "networks": [path for path, base in classes if base.endswith("nn.Module")],
         "data": [path for path, base in classes if base.endswith("DataModule")],
         "models": [path for path, base in classes if base in ("BaseModule", "LightningModule")],
@@ -175,13 +184,17 @@ def help_of_train() -> str:
         kind: textwrap.fill(", ".join(words), 80, initial_indent=indent, subsequent_indent=indent)
         for kind, words in names.items()
     }
-    return help_text("train").format(**{kind: text.strip() for kind, text in columns.items()})
+    texts = {kind: text.strip() for kind, text in columns.items()}
+    texts["default"] = "Give --config FILE, or --model CLASS and --data CLASS."
+    if PROJECT.default_config:
+        texts["default"] = "Without flags the experiment is\nconfigs/default.yaml."
+    return help_text("train").format(**texts)
 
 
 class ScriptParser(argparse.ArgumentParser):
     """Of the script `name`: without abbreviations, with mistakes as UserError.
 
-    passes_on: How flags begin that are those of train.py.
+    passes_on: How flags begin that are those of train.py; ALL_FLAGS: it has all others.
     """
 
     def __init__(self, name: str, passes_on: tuple[str, ...] = ()) -> None:
@@ -192,33 +205,61 @@ class ScriptParser(argparse.ArgumentParser):
 
     def read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         """The options, and the arguments that are passed on."""
-        options, others = self.parse_known_args(args)
-        for flag in others:
-            if not self.passes_on or (flag.startswith("-") and not flag.startswith(self.passes_on)):
-                self.error(f"unknown argument {flag}")
-        return options, others
+        args = sys.argv[1:] if args is None else args
+        if self.passes_on == ALL_FLAGS:
+            return self.parse_known_args(args)
+        args, passed_on = split(args, self.passes_on)
+        options, unknown = self.parse_known_args(args)
+        if unknown:
+            self.error(f"unknown argument {unknown[0]}")
+        if "ckpt_path" in options:
+            root = CommandLine(passed_on).value("trainer.default_root_dir")
+            options.ckpt_path = checkpoint_file(options.ckpt_path, root)
+            options.trust = options.trust_checkpoint == "true"
+        return options, passed_on
 
     def add_checkpoint_arguments(self) -> None:
         path = "a checkpoint, a run's NAME or NAME/version_N, or last or best of the newest run"
-        self.add_argument("--ckpt_path", type=checkpoint_file, required=True, help=path)
+        self.add_argument("--ckpt_path", required=True, help=path)
         trust: Any = {"nargs": "?", "const": "true", "default": "false"}
-        trust |= {"choices": ("true", "false"), "help": "construct whatever it names"}
+        trust |= {"choices": ("true", "false"), "help": "build whatever the file names"}
         self.add_argument("--trust_checkpoint", **trust)
+        text = "a YAML of yours: the file gives its weights only"
+        self.add_argument("--config", metavar="FILE", help=text)  # passed on
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\nsee --help", 2)
 
 
-def checkpoint_file(text: str) -> Path:
-    """For add_argument(type=...): a file; `last` or `best` of the newest run of all; best.ckpt of a
-    run's folder, of NAME/version_N, or of the newest run of NAME. Raises UserError."""
-    path, logs = Path(text), PROJECT.logs
+def split(args: Sequence[str], beginnings: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """All other arguments, and the flags that begin so, with their values: argparse would take a
+    value for a file."""
+    others: list[str] = []
+    flags: list[str] = []
+    is_value = False  # of the flag before
+    for arg in args:
+        if arg.startswith(beginnings):
+            flags.append(arg)
+            is_value = "=" not in arg
+        else:
+            (flags if is_value and not arg.startswith("--") else others).append(arg)
+            is_value = False
+    return others, flags
+
+
+def checkpoint_file(text: str, root: str | None = None) -> Path:
+    """A file; `last` or `best` of the newest run of all; best.ckpt of a run's folder, of
+    NAME/version_N, or of the newest run of NAME. Raises UserError.
+
+    root: The folder of runs; logs/ unless given.
+    """
+    path, logs = Path(text), Path(root) if root else PROJECT.logs
     if text in ("last", "best"):
         path = max(logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path)
-    elif not path.is_file():
+    elif not path.exists() or path.is_dir():
         folder = logs / text if (logs / text).is_dir() else path
         path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
-    if not path.is_file():
+    if not path.exists():
         names = [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]
         what = f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
         way_out = "python scripts/runs.py lists the runs; --best NAME the best of them"
@@ -236,7 +277,7 @@ def output_file(text: str) -> Path:
 
 
 def evaluate() -> ScriptParser:
-    parser = ScriptParser("evaluate", ("--data.", "--trainer."))
+    parser = ScriptParser("evaluate", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     text = "tables of the classes, as CSV too"
     parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help=text)
@@ -244,7 +285,7 @@ def evaluate() -> ScriptParser:
 
 
 def predict() -> ScriptParser:
-    parser = ScriptParser("predict")
+    parser = ScriptParser("predict", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     add = parser.add_argument
     add("--split", choices=["train", "val", "test"], default="test", help="the set without files")
@@ -257,7 +298,7 @@ def predict() -> ScriptParser:
 
 
 def export() -> ScriptParser:
-    parser = ScriptParser("export")
+    parser = ScriptParser("export", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     text = "the file; beside the checkpoint unless given"
@@ -266,7 +307,7 @@ def export() -> ScriptParser:
 
 
 def tune() -> ScriptParser:
-    parser = ScriptParser("tune", ("-",))
+    parser = ScriptParser("tune", ALL_FLAGS)
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
@@ -278,7 +319,7 @@ def tune() -> ScriptParser:
 
 
 def sweep() -> ScriptParser:
-    parser = ScriptParser("sweep", ("-",))
+    parser = ScriptParser("sweep", ALL_FLAGS)
     add = parser.add_argument
     add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
     add("--trials", type=PositiveInt, help="how many; of a grid at most so many")

@@ -1,5 +1,4 @@
-"""The command line of a script, read before the parser: which classes, files and run it names.
-Import paths of earlier versions become today's."""
+"""The command line of a script, read before the parser: which classes, files and run it names."""
 
 import re
 from collections.abc import Sequence
@@ -9,38 +8,13 @@ from typing import Any
 import yaml
 
 from lightbase.errors import UserError, did_you_mean
-from lightbase.folder import PROJECT, flatten, short
+from lightbase.folder import LARGEST_TEXT, PROJECT, check_readable, flatten, short
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 DEEPEST, LARGEST = 50, 100_000  # levels and values of a config
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
 FLAG = re.compile(r"--|-[A-Za-z]")  # -1 is a value
-NAMES_CLASSES = ("--model", "--data", "--trainer")  # flags whose values may name classes
-NO_CLASSES = ("dir", "path", "name", "optimizer", "scheduler")  # ends of other flags
 ONE_VALUE = 'all options of a group go into one value: --model.parameter_groups.bias "{lr: 0.1}"'
-MOVED = {
-    "base.callback": "lightbase.curves",
-    "base.datamodule": "lightbase.data.module",
-    "base.means": "lightbase.metrics",
-    "base.optim": "lightbase.optim",
-    "base.system": "lightbase.module",
-    "callbacks.device_monitor": "lightbase.watch.device_monitor",
-    "callbacks.phase_clock": "lightbase.watch.step_timer",
-    "callbacks.prediction_figures": "lightbase.watch.figures",
-    "callbacks.progress": "lightbase.watch.progress",
-    "callbacks.step_timer": "lightbase.watch.step_timer",
-    "data.features": "lightbase.data.tables",
-    "data.image_folder": "lightbase.data.images",
-    "data.transforms": "lightbase.data.transforms",
-}
-"""Modules that were in the user's package before 0.3, and where their classes are now."""
-RENAMED = {"System": "BaseModule", "TensorDataModule": "BaseDataModule"}
-"""Classes of these modules that have another name now."""
-REMOVED = {
-    "": ("gradient_norm", "histograms_every_n_epochs"),
-    "model": ("initializer", "test_views"),
-}
-"""Flags of earlier versions that are dropped from a saved config, by section."""
 PATHS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
@@ -61,7 +35,7 @@ class CommandLine:
         self.model: str | None = None
         self.flags: list[tuple[str, str | None]] = []
         for flag, value in flags_with_values(args):
-            if value and flag.startswith(NAMES_CLASSES) and not flag.endswith(NO_CLASSES):
+            if value and flag.removesuffix(".class_path") in ("--model", "--data"):
                 value = path_of_class(value)
             if flag in ("-c", "--config"):
                 if not value:
@@ -98,7 +72,10 @@ class CommandLine:
         The class stands first, or arguments would be taken for those of another class. It stands
         again after the files, which may name one.
         """
-        configs = [*self.configs] if self.names_experiment else [str(PROJECT.default_config)]
+        is_help = any(flag.endswith(".help") for flag, _ in self.flags)
+        configs = [*self.configs]
+        if not self.names_experiment and not (is_help and PROJECT.default_config is None):
+            configs = [str(default_experiment())]
         first = f"--model={self.model or PROJECT.default_model}"
         return [first, *(f"--config={path}" for path in configs), *self.flag_args]
 
@@ -114,21 +91,24 @@ class CommandLine:
                 return settings[key]
         return None
 
-    def values_that_name_classes(self) -> list[Any]:
-        """Values of flags, read as YAML, and whole config files."""
-        texts = [value for flag, value in self.flags if value and flag.startswith(NAMES_CLASSES)]
-        return [*map(from_yaml, [self.model or "", *texts]), *self.configs.values()]
+
+def default_experiment() -> Path:
+    """The YAML of a command that names no experiment. Raises UserError if there is none."""
+    if PROJECT.default_config is None:
+        what = "there is no configs/default.yaml, so a command has to name its experiment"
+        raise UserError(f"{what}\ngive --config FILE, or both --model CLASS and --data CLASS", 2)
+    return PROJECT.default_config
 
 
 def flags_with_values(args: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Arguments in pairs, `--flag=value` and `--flag value`, with today's names of classes."""
+    """Arguments in pairs, `--flag=value` and `--flag value`."""
     pairs: list[tuple[str, str | None]] = []
     for arg in args:
         if FLAG.match(arg):
             flag, has_value, value = arg.partition("=")
-            pairs.append((flag, current_path(value) if has_value else None))
+            pairs.append((flag, value if has_value else None))
         elif pairs and pairs[-1][1] is None:
-            pairs[-1] = (pairs[-1][0], current_path(arg))
+            pairs[-1] = (pairs[-1][0], arg)
         else:
             pairs.append((arg, None))  # the parser refuses it
     return pairs
@@ -149,11 +129,12 @@ class ConfigLoader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a config file, with the key `trainer` at least and today's names of classes.
+    """The content of a config file, with the key `trainer` at least.
 
     Raises UserError for a file that is missing, unreadable or no mapping.
     """
     try:
+        check_readable(path, LARGEST_TEXT)
         content = checked(yaml.load(path.read_text(encoding="utf-8"), ConfigLoader))
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
@@ -169,12 +150,12 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(trainer, dict):  # jsonargparse would take it
         what = f"trainer is {trainer!r}, where keys with values belong"
         raise UserError(f"config {path}: {what}", 2)
-    return {str(key): value for key, value in renamed(content).items()}
+    return {str(key): value for key, value in renamed(content, PROJECT.package).items()}
 
 
 def config_files(folder: Path) -> dict[str, str]:
     """The paths of the YAML files in the folder and in configs/, by their names without ending."""
-    folders = (PROJECT.default_config.parent, folder)
+    folders = (PROJECT.configs, folder)
     return {file.stem: short(file) for path in folders for file in sorted(path.glob("*.y*ml"))}
 
 
@@ -196,16 +177,6 @@ def path_of_class(name: str) -> str:
     return paths[0] if len(paths) == 1 else name
 
 
-def without_removed(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a saved config without the flags that are gone."""
-    config = {key: value for key, value in config.items() if key not in REMOVED[""]}
-    model = config.get("model")
-    if isinstance(model, dict) and "init_args" in model:
-        args = {key: x for key, x in model["init_args"].items() if key not in REMOVED["model"]}
-        config["model"] = model | {"init_args": args}
-    return config
-
-
 def checked(config: Any) -> Any:
     """The config itself. Raises ValueError where it is nested too deep, as one that holds itself,
     or has too many values, as aliases of aliases have."""
@@ -221,39 +192,16 @@ def checked(config: Any) -> Any:
     return config
 
 
-def from_yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def renamed(config: Any, package: str = "", key: str = "") -> Any:
-    """A copy of a config, or of its value `key`, with today's import paths.
-
-    package: the name of the user's package when the config was written; empty: today's.
-    """
+def renamed(config: Any, package: str, key: str = "") -> Any:
+    """A copy of a config, or of its value `key`, in which import paths of the user's package have
+    its name of today. package: Its name when the config was written."""
     if isinstance(config, dict):
         return {name: renamed(value, package, str(name)) for name, value in config.items()}
     if isinstance(config, list):
         return [renamed(value, package, "class_path") for value in config]
-    if not isinstance(config, str):
-        return config
-    if package and PROJECT.package and key in PATHS and config.startswith(f"{package}."):
-        config = PROJECT.package + config.removeprefix(package)
-    return current_path(config)
-
-
-def current_path(path: str) -> str:
-    """Today's import path of a class or function; any other text unchanged.
-
-    A module that the user's package has today keeps its name: it may be the user's.
-    """
-    package, _, rest = path.partition(".")
-    module, _, name = rest.rpartition(".")
-    if package != PROJECT.package or module not in MOVED:
-        return path
-    file = PROJECT.root.joinpath(package, *module.split("."))
-    if file.is_dir() or file.with_suffix(".py").is_file():
-        return path
-    return f"{MOVED[module]}.{RENAMED.get(name, name)}"
+    if config == "lightbase.Features":  # in version 0.3, where it was part of the library
+        return f"{PROJECT.package}.data.features.Features"
+    is_path = isinstance(config, str) and key in PATHS and config.startswith(f"{package}.")
+    if is_path and PROJECT.package:
+        return PROJECT.package + config.removeprefix(package)
+    return config

@@ -19,6 +19,7 @@ from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    register_type,
     restricted_number_type,
 )
 from lightning import LightningDataModule, Trainer
@@ -27,7 +28,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
 from lightbase.cli.arguments import SEE_HELP, meant
-from lightbase.cli.command_line import renamed, users_classes
+from lightbase.cli.command_line import path_of_class, users_classes
+from lightbase.compat import resolve_class_names
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, did_you_mean
 from lightbase.folder import flatten
@@ -49,10 +51,11 @@ TRAINER_TYPES: dict[str, Any] = {
     "accumulate_grad_batches": PositiveInt,
     "num_sanity_val_steps": restricted_number_type("CountOrAll", int, (">=", -1)) | None,
     "gradient_clip_val": NonNegativeFloat | None,
+    "default_root_dir": Path | None,
 }
 # null in config.yaml unless given: run/record.py fills them in when the run has a folder
 LOGGER_TYPES: dict[str, Any] = {
-    "save_dir": str | None,
+    "save_dir": Path | None,
     "name": str | None,
     "experiment_name": str | None,
     "default_hp_metric": bool | None,
@@ -64,16 +67,21 @@ NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 
 
 class Parser(LightningArgumentParser):
-    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning declares.
-    Knows the import paths of earlier versions."""
+    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning declares."""
+
+    folder = Path()  # the working folder; jsonargparse leaves it while it reads a file
 
     def __init__(self, **options: Any) -> None:
         yaml_of = get_loader("yaml")
         # jsonargparse hands a null on as the text None
-        load = lambda text: None if text == "None" else renamed(yaml_of(text))  # noqa: E731
-        set_loader("with_old_names", load, (yaml.YAMLError,))
+        load = lambda text: None if text == "None" else yaml_of(text)  # noqa: E731
+        set_loader("with_null", load, (yaml.YAMLError,))
+        # a path in a flag is relative to the working folder; a saved one means the same anywhere
+        absolute = lambda path: Parser.folder / path  # noqa: E731
+        register_type(Path, str, absolute, fail_already_registered=False)
+        resolve_class_names(path_of_class)
         usage = "python scripts/train.py [--KEY VALUE] ..."
-        super().__init__(**{**options, "parser_mode": "with_old_names", "usage": usage})
+        super().__init__(**{**options, "parser_mode": "with_null", "usage": usage})
 
     def add_class_arguments(
         self, class_type: type, nested_key: str | None = None, **options: Any
@@ -180,7 +188,7 @@ LOOKS_ON = (
 """Arguments of data that change no batch of a training."""
 NOT_KEPT = ("config", "trust_checkpoint")
 """Settings of one command: its config files, and its trust in a checkpoint."""
-PLAIN = (bool, int, float, str, list, tuple, dict, Namespace, type(None))
+PLAIN = (bool, int, float, str, list, tuple, dict, Path, Namespace, type(None))
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
@@ -234,18 +242,6 @@ def drop_objects(config: Any) -> None:
     for name, value in objects.items():
         if repr(defaults.get(name)) == repr(value):
             del values[name]
-
-
-def make_paths_absolute(config: Any) -> None:
-    """Paths in flags are relative to the working folder; the saved config must mean the same from
-    anywhere."""
-    loggers = configs_of_loggers(config.trainer.logger)
-    for values in (entries(config.trainer), *map(arguments, [config.model, config.data, *loggers])):
-        for key, value in values.items():
-            is_path = key == "dir" or key.endswith(("_dir", "_path", "_uri"))
-            # a uri may be the address of a server; sub_dir is below the folder of a run
-            if is_path and key != "sub_dir" and value is not None and ":" not in str(value):
-                values[key] = str(Path(value).absolute())
 
 
 def configs_of_loggers(config: Any) -> list[Namespace]:

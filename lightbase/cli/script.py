@@ -21,10 +21,10 @@ from lightbase.errors import UserError, rank, say
 from lightbase.folder import PROJECT
 
 # a disk that is full or over quota, a file system without permission or read-only, a file too
-# large, a path too long
+# large, a path too long, a folder in place of a file
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG),
-    errno.ENAMETOOLONG,
+    *(errno.ENAMETOOLONG, errno.EISDIR),
 )
 
 

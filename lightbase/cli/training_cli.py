@@ -1,6 +1,5 @@
 """From flags and configs to model, data and Trainer."""
 
-import contextlib
 import copy
 import sys
 from collections.abc import Sequence
@@ -9,24 +8,15 @@ from typing import Any
 
 import jsonargparse
 from jsonargparse import Namespace, set_parsing_settings
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.cli.arguments import FLAGS, TRAINER_DEFAULTS, Seed
-from lightbase.cli.config import (
-    Parser,
-    drop_objects,
-    explain,
-    facts_of,
-    fill_in,
-    make_paths_absolute,
-    make_plain,
-)
+from lightbase.cli.config import Parser, drop_objects, explain, facts_of, fill_in, make_plain
 from lightbase.cli.script import is_interactive
-from lightbase.cli.trust import Trust
 from lightbase.compat import arguments_of, parse_unvalidated
 from lightbase.devices import strategies
 from lightbase.devices.devices import check_devices, num_devices, settle_devices
@@ -41,39 +31,32 @@ class TrainingCLI(LightningCLI):
     Trainer.
 
     args: Arguments in the order of `CommandLine.parser_args`.
-    saved: A config to start from, as a checkpoint holds it.
-    trust: What `saved` may construct; None: anything.
+    saved: A config to start from, as a checkpoint of the user's holds it.
     """
 
-    def __init__(
-        self, args: Sequence[str], saved: dict[str, Any] | None = None, trust: Trust | None = None
-    ) -> None:
-        self.saved, self.trust = saved, trust
+    def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
+        Parser.folder = Path.cwd()
+        self.saved = saved
         self.restart: Any = None  # the run that --ckpt_path names, see resume/load.py
         self.failures: list[Exception] = []  # of constructors
         # the user's classes are found as with python -m; the script's folder is scripts/
         for folder in (str(PROJECT.root), str(Path.cwd())):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
-        with self.import_rules():
-            super().__init__(
-                LightningModule,
-                LightningDataModule,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                run=False,
-                args=list(args),
-                parser_class=Parser,
-                parser_kwargs={"allow_abbrev": False},
-                trainer_defaults=TRAINER_DEFAULTS,
-                save_config_callback=None,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-            )
-
-    def import_rules(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts, a config that is not trusted imports only what it may construct."""
-        return self.trust.enforced(self.saved) if self.trust else contextlib.nullcontext()
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            run=False,
+            args=list(args),
+            parser_class=Parser,
+            parser_kwargs={"allow_abbrev": False},
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--seed_everything", type=Seed, default=42)
@@ -95,9 +78,6 @@ class TrainingCLI(LightningCLI):
         self.validate(Namespace(seed_everything=self.config.seed_everything), skip_required=True)
 
     def before_instantiate_classes(self) -> None:
-        if self.trust:
-            self.trust.check(self.config)
-        make_paths_absolute(self.config)
         make_plain(self.config)
         drop_objects(self.config)
         settle_devices(self.config.trainer)
@@ -130,8 +110,7 @@ class TrainingCLI(LightningCLI):
 
     def instantiate(self, config: Namespace) -> Namespace:
         try:
-            with self.import_rules():
-                return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
+            return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
         except ValueError as error:
             # without a failure of a class, that of a function may be the cause
             failure: Any = self.failures[0] if self.failures else error.__cause__ or error
@@ -155,9 +134,9 @@ class TrainingCLI(LightningCLI):
         if str(self.config.trainer.precision) in ("64", "64-true"):
             self.model.double()  # Lightning does it after it has read the weights of a checkpoint
 
-    def make_trainer(self, **arguments: Any) -> Trainer:
+    def make_trainer(self, first: Sequence[Callback] = (), **arguments: Any) -> Trainer:
         """The Trainer of the flags and configs, with `arguments` on top. `callbacks` and `plugins`
-        are added to those of the config."""
+        are added to those of the config. first: Callbacks before all others."""
         check_devices(self.config.trainer)
         config = {**self.config_init.trainer, **arguments}
         for key in ("callbacks", "plugins"):
@@ -166,6 +145,7 @@ class TrainingCLI(LightningCLI):
             config[key] = [*configured, *arguments.get(key, [])]
         if isinstance(self.model, BaseModule):  # before all others
             config["callbacks"].insert(0, self.model.curves_callback)
+        config["callbacks"] = [*first, *config["callbacks"]]
         has_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
         if config["enable_progress_bar"] is None:
             config["enable_progress_bar"] = has_bar or sys.stdout.isatty() or is_interactive()

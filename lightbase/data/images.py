@@ -117,7 +117,7 @@ class ImageFolder(BaseDataModule):
 
     def __init__(
         self,
-        data_dir: str,
+        data_dir: Path,
         image_shape: tuple[Literal[1, 3], PositiveInt, PositiveInt] = (3, 64, 64),
         num_workers: NonNegativeInt | None = None,
         random_crop: NonNegativeInt = 0,

@@ -4,7 +4,7 @@ device."""
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ from lightbase.data.batches import (
 from lightbase.errors import UserError
 from lightbase.folder import PROJECT
 from lightbase.objects import RecordsArguments
+
+TEST_SEED = 0
+"""Decides which fifth is the test set of data without one. No flag changes it."""
+SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
+"""Arguments that decide which samples are for training, validation and test."""
 
 
 class Fold(NamedTuple):
@@ -77,7 +82,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
 
     def __init__(
         self,
-        data_dir: str | None = None,
+        data_dir: Path | None = None,
         batch_size: PositiveInt = 64,
         num_workers: NonNegativeInt = 0,
         resident: bool | None = None,
@@ -101,6 +106,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         self.split_seed = split_seed
         self.fold = fold_of_flags(fold, num_folds, split_seed)
         self.trained_fold: Fold | None = None  # the fold of the checkpoint
+        self.test_seed = TEST_SEED
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
@@ -191,12 +197,12 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
         """The indices of a split, for `num` samples that have no test set: a fifth for "test", the
-        others for "train". With folds all are for "train"."""
+        others for "train", the same ones in every run. With folds all are for "train"."""
         if self.fold:
             return torch.arange(num)
         if self.trained_fold:
             raise UserError("data.num_folds null: the fold is the only test set of this data", 2)
-        order = seeded_order(num, self.split_seed)
+        order = seeded_order(num, self.test_seed)
         return order[: num // 5] if split == "test" else order[num // 5 :]
 
     def train_dataloader(self) -> DataLoader:
@@ -281,22 +287,34 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
             "empty_batch": self.empty_batch,
+            "test_seed": self.test_seed,
         }
         return state | {"fold": list(self.fold)} if self.fold else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        trained = state_dict["classes"]
+        trained, seed = state_dict["classes"], state_dict["shuffle_seed"]
+        if not isinstance(trained, list) or not all(isinstance(name, str) for name in trained):
+            raise ValueError("the classes are no list of names")
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError("the seed of the order is no number from 0")
         if "train" in self.splits and self.classes != trained:
             what = f"the checkpoint was trained on {len(trained)} classes: {', '.join(trained)}"
             raise UserError(f"{what[:120]}\nthe data has others: {', '.join(self.classes)[:100]}")
-        self.shuffle_seed, self.classes = state_dict["shuffle_seed"], trained
+        self.shuffle_seed, self.classes = seed, trained
+        # until version 0.3 the test part followed from split_seed
+        self.test_seed = state_dict.get("test_seed", self.split_seed)
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):
                 what = f"data.fold: the test set of the checkpoint is {self.trained_fold}"
                 raise UserError(f"{what}\nleave num_folds, fold and split_seed out", 2)
         if not self.splits:
-            self.empty_batch = state_dict.get("empty_batch")  # version 0.1 did not save it
+            self.empty_batch = state_dict["empty_batch"]
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> NoReturn:
+        """Refused: Lightning's method would build what any file names."""
+        raise UserError(f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data")
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
         """For predict.py: a name and a sample for each input in a file. A tensor is an input

@@ -1,8 +1,10 @@
 """Which devices there are and which are used; an error if a flag asks for others."""
 
+import atexit
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,16 +13,30 @@ from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-from lightbase.errors import UserError
+from lightbase.compat import counts_gpus_by_nvml
+from lightbase.errors import UserError, say_once
 
+OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
+AGAIN = "start again, after the first epoch with --ckpt_path last"
+GPU_FAILED = "unspecified launch failure|ECC error"
 WAYS_OUT = {
+    "busy or unavailable": "another program may use the GPU alone (nvidia-smi); choose another one "
+    "with --trainer.devices [1], or use --trainer.accelerator cpu",
     "out of memory|allocate memory": "another program may use the memory (nvidia-smi); else try "
     "a smaller --data.batch_size, --trainer.precision bf16-mixed or --data.resident false",
     "NVIDIA driver": f"torch {torch.__version__} is built for CUDA {torch.version.cuda}: install "
-    "another driver or another torch (docs/devices.md), or use --trainer.accelerator cpu",
+    f"another driver or {OTHER_TORCH}, or use --trainer.accelerator cpu",
+    "no kernel image": f"the GPU is older than torch's kernels: install {OTHER_TORCH}, or use "
+    "--trainer.accelerator cpu",
+    GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
+    "remote process exit|by peer": f"another process has ended, its lines may tell why; {AGAIN}",
     r"C(\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
 }
 """{pattern in an error of torch: what the user can do}."""
+
+
+ONE_DEVICE = ("auto", "single_device")
+"""Strategies of one process on one device."""
 
 
 def devices_of(strategy: Any) -> list[torch.device]:
@@ -93,11 +109,17 @@ def check_devices(trainer: Any) -> None:
         what = f"torchrun or SLURM has started {started[0]} processes on {started[1]} machines"
         raise UserError(f"{what}: leave trainer.devices and trainer.num_nodes out")
     accelerator = trainer.accelerator
+    forks = forks_processes(trainer)
+    if accelerator in ("auto", "gpu", "cuda") and torch.version.cuda and not forks:
+        check_driver(accelerator)
     is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
     if trainer.num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
         raise UserError(f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM")
     if trainer.strategy == "dp" and (not is_on_gpu or is_launched):
         raise UserError("trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp")
+    if forks and is_on_gpu and not counts_gpus_by_nvml():
+        what = f"trainer.strategy {trainer.strategy}: processes forked here cannot use the GPUs"
+        raise UserError(f"{what}, because torch finds no NVML\nuse ddp, from a script", 2)
     if is_on_gpu:
         check_gpus(accelerator, parse_devices(trainer.devices))
     elif accelerator in ("auto", "cpu"):
@@ -107,13 +129,44 @@ def check_devices(trainer: Any) -> None:
             raise UserError(f"trainer.devices {number}: there are {os.cpu_count()} CPU cores")
 
 
+def forks_processes(trainer: Any) -> bool:
+    """Whether the Trainer's flags fork the processes that train from this one, which then must not
+    start CUDA."""
+    return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
+
+
+def check_one_device(trainer: Any) -> None:
+    """Raise UserError for flags of the Trainer that name several devices, or a certain one."""
+    if trainer.strategy not in ONE_DEVICE or trainer.devices not in (1, "1"):
+        what = "this command trains on one device"
+        raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
+
+
+def check_driver(accelerator: str) -> None:
+    """Start CUDA. If the driver is too old for torch, raise UserError; with `auto` use no GPU."""
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # it is raised without a GPU, too
+        found = re.search(r"too old \(found version (\d+)(\d\d)\d\)", str(error))
+        if not found:
+            return
+        what = f"the NVIDIA driver is for CUDA {found[1]}.{int(found[2])}, which is too old"
+        way_out = WAYS_OUT["NVIDIA driver"]
+        if accelerator != "auto":
+            raise UserError(f"trainer.accelerator {accelerator}: {what}\n{way_out}") from error
+        say_once(f"No GPU is used: {what}; {way_out}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # NVML counts GPUs that torch cannot use
+
+
 def check_gpus(accelerator: Any, devices: Any) -> None:
     """Raise UserError if these GPUs are not there. devices: as `parse_devices` returns them."""
     total = num_gpus()
     if not total:
-        is_for_cpus = torch.version.cuda is None and torch.version.hip is None
-        hint = ", and this torch is built for CPUs only" if is_for_cpus else ""
-        raise UserError(f"trainer.accelerator {accelerator}: no GPU was found{hint}; use cpu")
+        # torch's version may end with +cpu
+        raise UserError(
+            f"trainer.accelerator {accelerator}: no GPU was found by torch {torch.__version__}; "
+            "use cpu"
+        )
     highest = max(devices, default=0) if isinstance(devices, list) else num_devices(devices) - 1
     if highest >= total:
         raise UserError(f"trainer.devices {devices}: GPUs found: {total}; the first is [0]")
@@ -121,8 +174,8 @@ def check_gpus(accelerator: Any, devices: Any) -> None:
 
 @contextlib.contextmanager
 def short_device_errors() -> Iterator[None]:
-    """Put what torch says about a full memory, a missing compiler or an NVIDIA driver that is
-    missing or too old into two lines."""
+    """Put what torch says about a full memory, a missing compiler, a GPU that is too old or has
+    failed, or an NVIDIA driver that is missing or too old into two lines."""
     try:
         yield
     except RuntimeError as error:
@@ -131,8 +184,16 @@ def short_device_errors() -> Iterator[None]:
             if lines:
                 # what follows are links, and advice on torch's allocator
                 what = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
+                if pattern == GPU_FAILED:
+                    atexit.register(end_at_once)
                 raise UserError(f"{what}\n{way_out}") from error
         raise
+
+
+def end_at_once() -> None:
+    """End the process before torch frees the tensors of a GPU that has failed, where it aborts."""
+    sys.stdout.flush()
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or trained on."""
 
 import json
+import os
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -9,19 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 
-from lightbase.cli.command_line import CommandLine, checked, read_config, renamed, without_removed
-from lightbase.cli.config import LOOKS_ON, make_paths_absolute, write_config
+from lightbase.cli.command_line import (
+    CommandLine,
+    checked,
+    default_experiment,
+    read_config,
+    renamed,
+)
+from lightbase.cli.config import LOOKS_ON, write_config
 from lightbase.cli.training_cli import TrainingCLI
-from lightbase.cli.trust import Trust
 from lightbase.compat import parse_unvalidated
+from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.devices.devices import num_processes_started
 from lightbase.errors import UserError, say
-from lightbase.folder import PLACE, PROJECT, flatten, root_of, short, versions
+from lightbase.folder import PLACE, PROJECT, flatten, is_own, root_of, short, versions
 from lightbase.module import BaseModule
 from lightbase.objects import check_no_objects
-from lightbase.transfer import load_checked
+from lightbase.resume.form import check_form, state_errors
+from lightbase.transfer import load_checked, load_weights, read_weights
 
 MAY_CHANGE = {
     # the length, the machine, and what only watches
@@ -54,11 +62,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not is_config(config) or "state_dict" not in checkpoint:
         what = "it lacks the weights or the config that train.py saves"
         raise UserError(f"{path} is no checkpoint of a run: {what}")
-    if "package" not in checkpoint:
-        what = "was written before version 0.1, and only such a version can read it"
+    if "lightbase" not in checkpoint or "package" not in checkpoint:
+        what = "was written before version 0.3, and only such a version can read it"
         raise UserError(f"checkpoint {path} {what}")
+    check_form(checkpoint, path)
     config.pop("config", None)  # the flag --config would read a file
-    checkpoint["config"] = renamed(without_removed(config), str(checkpoint["package"]))
+    checkpoint["config"] = renamed(config, checkpoint["package"])
     return checkpoint
 
 
@@ -80,31 +89,95 @@ def is_config(config: Any) -> bool:
     return isinstance(config.get("trainer"), dict)
 
 
-def load_run(path: Path, flags: Sequence[str] = (), is_trusted: bool = False) -> TrainingCLI:
-    """Model and data of a run, rebuilt from the config in its checkpoint, with the checkpoint's
-    weights.
+def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> TrainingCLI:
+    """The model with the weights of a checkpoint, and the data.
 
-    flags: --data.* and --trainer.* flags that differ from those of the run.
-    is_trusted: Whether the config may construct anything, and not only what `Trust` allows.
-    Raises UserError where the file is not a sound checkpoint, names what is not allowed, or does
-    not fit today's code.
+    Both are rebuilt from the config in the checkpoint if the file is the user's, see `is_own`, or
+    with `trust`. They are those of the user's YAML if the flags have --config; then any file gives
+    the weights.
+
+    flags: --config, and --data.* and --trainer.* flags that differ from the config.
+    Raises UserError where the file is not a sound checkpoint, is somebody else's, or does not fit
+    today's code.
     """
+    line = CommandLine(flags)
+    if "null" in (line.value("data.num_folds"), line.value("data.init_args.num_folds")):
+        line.flags.append(("--data.fold", "null"))  # of none
+    if line.configs:
+        return load_into(path, line)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
+    if not trust and not is_own(path, line.value("trainer.default_root_dir")):
+        what = f"{path} is not in your folder of runs; it names {', '.join(classes_in(config))}"
+        way_out = "give --config FILE, a YAML of yours; or --trust_checkpoint true, in Python "
+        raise UserError(f"{what}\n{way_out}trust=True, if you would run it as a program", 2)
     check_no_objects(config, path)
     # the devices of the run may not be here; what changes the result stays
-    trainer = {key: config["trainer"][key] for key in ("precision", "limit_test_batches")}
-    if config["trainer"]["accelerator"] == "cpu":
+    names = ("precision", "limit_test_batches")
+    trainer = {key: config["trainer"][key] for key in names if key in config["trainer"]}
+    if config["trainer"].get("accelerator") == "cpu":
         trainer["accelerator"] = "cpu"
-    line = CommandLine(flags)
-    trust = None if is_trusted else Trust(path, line)
-    cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer}, trust=trust)
-    cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
-    load_state(checkpoint, cli.model, path)
-    data_state = checkpoint.get(type(cli.datamodule).__qualname__)
-    if data_state is not None:
-        cli.datamodule.load_state_dict(data_state)
+    cli = TrainingCLI(line.flag_args, saved=config | {"trainer": trainer})
+    check_split(config, cli.config.data, path)
+    with state_errors(path):
+        cli.model.on_load_checkpoint(checkpoint)  # as Lightning does
+        load_state(checkpoint, cli.model, path)
+        load_data_state(checkpoint, cli.datamodule)
     return cli
+
+
+def load_into(path: Path, line: CommandLine) -> TrainingCLI:
+    """The model and the data that the user's YAML names, with the weights of any file."""
+    content = read_weights(path)
+    config: Any = content.get("config") if isinstance(content, dict) else None
+    cli = TrainingCLI(line.parser_args)
+    if is_config(config):
+        check_split(config, cli.config.data, path, has_state=False)
+    if isinstance(cli.datamodule, BaseDataModule):  # predictions need its classes and shapes
+        state = content.get(type(cli.datamodule).__qualname__) if is_config(config) else None
+        if isinstance(state, dict):
+            # until version 0.3 the test part followed from split_seed
+            cli.datamodule.test_seed = int(state.get("test_seed", cli.datamodule.split_seed))
+        cli.datamodule.prepare_data()
+        cli.datamodule.setup("fit")
+    load_weights(cli.model, str(path), is_complete=True, content=content)
+    return cli
+
+
+def classes_in(config: Any, key: str = "") -> list[str]:
+    """The class paths in a config, five at most."""
+    found = [str(config)[:60]] if key == "class_path" else []
+    if isinstance(config, list):
+        config = dict(enumerate(config))
+    for name, value in config.items() if isinstance(config, dict) else ():
+        found += classes_in(value, str(name))
+    return [*dict.fromkeys(found)][:5]
+
+
+def check_split(
+    trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
+) -> None:
+    """Raise UserError where other samples than in the training would be those for training,
+    validation and test.
+
+    trained: The config in a checkpoint. data: That of the data now.
+    has_state: The data gets its state, so that it refuses to test a fold without its number.
+    """
+    before, now = trained["data"].get("init_args", {}), vars(data.get("init_args", Namespace()))
+    for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
+        if name in ("num_folds", "fold") and now[name] is None and has_state:
+            continue  # the data's own test set, in which no sample of a fold is
+        if now[name] != before[name]:
+            what = f"--data.{name} {now[name]}: the training of {short(path)} had {before[name]}"
+            way_out = "leave it as it was: a test may not have samples of the training"
+            raise UserError(f"{what}\n{way_out}", 2)
+
+
+def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
+    """Let the data have the classes, the splits and the order that a run has saved."""
+    state = checkpoint.get(type(data).__qualname__)
+    if state is not None:
+        data.load_state_dict(state)
 
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
@@ -126,7 +199,6 @@ class Restart:
     path: Of the checkpoint; None if the run was killed before its first one. It starts again.
     checkpoint: Its content; of such a run only the config.
     folder: Where the run continues; None: a new run starts from the checkpoint.
-    trust: What the config may construct; None: anything, for the user's own run.
     """
 
     name: str
@@ -134,7 +206,6 @@ class Restart:
     path: Path | None
     checkpoint: dict[str, Any]
     folder: Path | None
-    trust: Trust | None
 
     @property
     def start_config(self) -> dict[str, Any]:
@@ -148,47 +219,59 @@ class Restart:
         return config | place | {"trainer": trainer}
 
 
-def find_restart(line: CommandLine, first_line: CommandLine | None = None) -> Restart | None:
+def find_restart(line: CommandLine) -> Restart | None:
     """The run that --ckpt_path of a command line names, None without --ckpt_path.
 
-    first_line: What the user typed for a run of a sweep, where the command line comes from a file.
-    Raises UserError where there is no such run, or where its checkpoint is not sound.
+    Raises UserError where there is no such run, where it is somebody else's, or where its
+    checkpoint is not sound.
     """
     ckpt_path = line.value("ckpt_path")
     only_prints = any(flag == "--print_config" for flag, _ in line.flags)
     if ckpt_path in (None, "null") or only_prints:
         return None
     name, root = line.value("name"), line.value("trainer.default_root_dir")
-    is_own = ckpt_path in ("last", "best")
-    if is_own:
+    is_of_name = ckpt_path in ("last", "best")
+    if is_of_name:
         name = str(name or default_name(line))
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     else:
         path = Path(str(ckpt_path))
-    is_users = is_own and first_line is None
-    is_trusted = is_users or str(line.value("trust_checkpoint")).lower() == "true"
-    trust = None if is_trusted else Trust(path, first_line or line)
-    folder = (path if is_own else path.resolve()).parent.parent
-    if is_own and not path.is_file():
-        say(f"{folder} was stopped before its first checkpoint: it starts again")
-        file = folder / "config.yaml"
-        if not file.is_file():
-            return None  # with the flags of this command
-        config = without_removed(read_config(file))
-        return Restart(name, root, None, {"config": config}, folder, trust)
+    is_trusted = is_own(path, root) or str(line.value("trust_checkpoint")).lower() == "true"
+    if path.exists() and not is_trusted:
+        what = f"{path} is not in your folder of runs: only your own trainings are continued"
+        raise UserError(f"{what}\nto start a new run from its weights: --model.weights {path}", 2)
+    # unlike resolve, realpath takes links in a circle
+    folder = (path if is_of_name else Path(os.path.realpath(path))).parent.parent
+    if is_of_name and not path.is_file():
+        return start_again(folder, name, root, line)
     checkpoint = read_checkpoint(path)
     goes_on = path.name == "last.ckpt"
-    if not is_own:
+    if not is_of_name:
         saved_name = str(checkpoint["config"]["name"])
         name, root = str(name or saved_name), root or root_of(path, saved_name)
         goes_on &= root_of(path, name) == str(Path(root or PROJECT.logs).resolve())
-    return Restart(name, root, path, checkpoint, folder if goes_on else None, trust)
+    return Restart(name, root, path, checkpoint, folder if goes_on else None)
+
+
+def start_again(folder: Path, name: str, root: str | None, line: CommandLine) -> Restart | None:
+    """A run that was killed before its first checkpoint; None if it has no config either. Then the
+    command has to name an experiment, and is a new run."""
+    file = folder / "config.yaml"
+    if file.is_file():
+        say(f"{folder} was stopped before its first checkpoint: it starts again")
+        config = read_config(file)
+        return Restart(name, root, None, {"config": config}, folder)
+    if not line.names_experiment:
+        what = f"{folder} was stopped before it had a config or a checkpoint"
+        raise UserError(f"{what}\nleave --ckpt_path out, and name the experiment with --config", 2)
+    say(f"{folder} was stopped before it had a config or a checkpoint: this is a new run")
+    return None
 
 
 def default_name(line: CommandLine) -> str:
     """The name of runs of this command if it gives none."""
     if not line.names_experiment:
-        return PROJECT.default_config.stem
+        return default_experiment().stem
     model = line.model or line.value("model") or PROJECT.default_model
     return str(model).rpartition(".")[2]
 
@@ -216,16 +299,16 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     line: the command line, whose flags `cli` has parsed.
     """
     cli.restart = restart
-    with cli.import_rules():
-        config = write_config(cli.parser, cli.config)[0]
-        say_unused(restart, cli, line)
+    config = write_config(cli.parser, cli.config)[0]
+    say_unused(restart, cli, line)
     check_changes(restart, cli.model, config, line)
-    if restart.trust:
-        restart.trust.check_run(restart.checkpoint, restart.folder)
     if restart.path is None:
         return
     say(f"Checkpoint: {short(restart.path)}")
-    check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
+    with state_errors(restart.path):
+        check_resume(restart.checkpoint, cli.model, cli.config, restart.path)
+        if isinstance(cli.datamodule, BaseDataModule):  # its splits may depend on it
+            load_data_state(restart.checkpoint, cli.datamodule)
     if isinstance(cli.model, BaseModule):
         cli.model.has_weights = True  # the run began with its weights; do not load them again
     restart.checkpoint = {}  # its memory is free when Lightning reads it
@@ -236,7 +319,6 @@ def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     flags = [flag for flag in line.flag_args if "+=" not in flag]
     args = [*(f"--config={path}" for path in line.configs), *flags]
     with_files = parse_unvalidated(cli.parser.parse_args, args, namespace=cli.config.clone())
-    make_paths_absolute(with_files)
     now = flatten(cli.config.as_dict())
     for key, value in flatten(with_files.as_dict()).items():
         if key not in (*PLACE, "config") and value != now.get(key):

@@ -19,7 +19,12 @@ from torch.nn.parameter import is_lazy
 
 from lightbase.cli.config import write_config
 from lightbase.cli.training_cli import TrainingCLI
-from lightbase.compat import replace_signal_exchange, started_processes, stop_after_batch
+from lightbase.compat import (
+    quiet_lightning,
+    replace_signal_exchange,
+    started_processes,
+    stop_after_batch,
+)
 from lightbase.curves import MayMissSteps, RunFolder
 from lightbase.devices.signals import SIGNALS
 from lightbase.errors import STARTED_BY, UserError, rank
@@ -50,9 +55,11 @@ def make_callbacks(
     those of the config. run: None in a fast_dev_run, and in all processes but the first."""
     config = cli.config
     check_callbacks(cli.config_init.trainer.callbacks)
-    with cli.import_rules():
-        values, text = write_config(cli.parser, config)
+    values, text = write_config(cli.parser, config)
+    if run and run.is_new:
+        run.write("config.yaml", text)  # a run that is killed soon can start again
     callbacks: list[Callback] = [ResumedOptimizer(), WholeEpochs(), RandomState(), StopOnSignal()]
+    callbacks.append(StopWithoutLoss())
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
@@ -110,12 +117,15 @@ class StopOnNan(MayMissSteps):
     """Stops all processes together when a loss of training or a weight is NaN or infinite, before a
     checkpoint of it is written.
 
-    It checks the loss on log steps, when the host waits for the device anyway, and the weights at
-    the end of each epoch and before each checkpoint.
+    It checks the loss of log steps, and the weights at the end of each epoch and before each
+    checkpoint. One process with a GPU does not wait for the loss: it looks at it after a later
+    batch, when it has arrived.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.is_finite = torch.tensor(True)  # whether the loss is, on its way from the GPU
+        self.arrival: torch.cuda.Event | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = trainer.global_step
@@ -126,8 +136,18 @@ class StopOnNan(MayMissSteps):
         if self.num_steps // every > before // every:
             loss = (outputs or {}).get("loss")
             # with manual optimization it may be anything
-            is_bad = isinstance(loss, Tensor) and not loss.isfinite().all()
-            stop_if(is_bad, trainer, "the training loss is")
+            is_finite = loss.isfinite().all() if isinstance(loss, Tensor) else torch.tensor(True)
+            if is_finite.is_cuda and trainer.world_size == 1:
+                self.is_finite = is_finite.to("cpu", non_blocking=True)
+                self.arrival = torch.cuda.current_stream(is_finite.device).record_event()
+            else:
+                stop_if(not is_finite, trainer, "the training loss is")
+        self._check_arrived(trainer)
+
+    def _check_arrived(self, trainer: Trainer) -> None:
+        if self.arrival and self.arrival.query():
+            self.arrival = None
+            stop_if(not self.is_finite, trainer, "the training loss is")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         are_finite = [
@@ -137,9 +157,36 @@ class StopOnNan(MayMissSteps):
         ]
         is_bad = bool(are_finite) and not torch.stack(are_finite).all()
         stop_if(is_bad, trainer, "a weight is")
+        self._check_arrived(trainer)  # the weights were waited for
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, _: Any) -> None:
         self.on_train_epoch_end(trainer, pl_module)
+
+
+class StopWithoutLoss(MayMissSteps):
+    """Stops if training_step has returned None in each batch of an epoch: nothing was trained.
+
+    None for single batches skips these batches, as in Lightning.
+    """
+
+    has_loss = True
+
+    # not called where a run resumes within an epoch, whose batches before are unknown
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.has_loss = not pl_module.automatic_optimization
+
+    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
+        self.has_loss = self.has_loss or bool(outputs)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, _: Any) -> None:
+        if trainer.current_epoch == 0:  # in its middle, of weights that nothing has trained
+            self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
+            where = f"in all batches of epoch {trainer.current_epoch + 1}"
+            what = f"training_step of {type(pl_module).__name__} returned None {where}"
+            raise UserError(f"{what}: nothing was trained\nlet it return the loss of the batch")
 
 
 def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
@@ -178,6 +225,8 @@ class StopOnSignal(MayMissSteps):
     """How often several processes exchange whether one got a signal."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if multiprocessing.parent_process() is not None:  # of ddp_spawn
+            quiet_lightning()
         if stage == "fit":
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 

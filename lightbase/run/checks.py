@@ -1,7 +1,10 @@
 """Checks before a run starts: of the data, of the network on two samples, of the optimizer, and of
 the metric that compares epochs."""
 
+import ast
+import inspect
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +17,31 @@ from torch import Tensor, nn
 
 from lightbase.data.batches import for_network, inputs_of, targets_of, tensors_in
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import num_gpus, parse_devices, short_device_errors
+from lightbase.devices.devices import forks_processes, num_gpus, parse_devices, short_device_errors
 from lightbase.errors import UserError, first_line, raised_at, say
 from lightbase.folder import better_by_name
 from lightbase.metrics import check_names, collection
 from lightbase.module import BaseModule, has_named_optimizer
-from lightbase.optim import schedule_at
+from lightbase.optim import try_schedule
+
+MIXED = ("16", "bf16", "16-mixed", "bf16-mixed")  # precisions of the Trainer
 
 
 @short_device_errors()
 def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> None:
     """Load weights and data, and try network and optimizer. A mistake is found here, before the
     run has a folder. A plain LightningModule or LightningDataModule is not checked."""
+    if model.automatic_optimization and returns_nothing(model, "training_step"):
+        what = f"training_step of {type(model).__name__} returns nothing, so nothing would train"
+        raise UserError(f"{what}\nend it with `return loss`, the loss of the batch", 2)
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
+        check_options(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
         limits = "a resume may end with other weights; several processes may count samples twice, "
         limits += "and each trains on all of an IterableDataset"
         say(f"{type(data).__name__} has its own DataLoaders: {limits}")
-    if not has_named_optimizer(model):
-        limit = "a resume with another length does not stretch the schedule"
-        say(f"{type(model).__name__} has its own optimizers: {limit}")
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
         if config.try_network:
@@ -45,7 +51,52 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     if device is not None:
         torch.empty(0, device=device)  # does torch take the driver?
     if has_named_optimizer(model) and device is not None:
-        schedule_at(3, model, num_steps=100)
+        try_schedule(model)
+
+
+def check_options(model: BaseModule, trainer: Any) -> None:
+    """Raise UserError for options that torch or Lightning refuse together, in the first step. Of
+    fused optimizers see Lightning's issue 21435. trainer: the Trainer's flags."""
+    precision, every = str(trainer.precision), trainer.accumulate_grad_batches
+    if model.optimizer_args.get("fused") and trainer.gradient_clip_val and precision in MIXED:
+        what = f"a fused optimizer does not go with gradient_clip_val and precision {precision}"
+        raise UserError(f"model.optimizer_args.fused true: {what}\nleave it out", 2)
+    if model.compile_mode == "reduce-overhead" and every != 1:
+        what = f"CUDA graphs do not go with accumulate_grad_batches {every}"
+        raise UserError(f"model.compile_mode reduce-overhead: {what}\nleave one of them out", 2)
+
+
+def returns_nothing(model: LightningModule, name: str, *callers: str) -> bool:
+    """Whether a method has no `return` with a value: in its source, and in that of the methods of
+    the model whose results it returns. False where the source does not tell."""
+    try:
+        source = inspect.getsource(getattr(model, name))
+        (method,) = ast.parse(textwrap.dedent(source)).body
+    except (OSError, TypeError, SyntaxError, ValueError, AttributeError):
+        return False
+    if not isinstance(method, ast.FunctionDef) or method.decorator_list:
+        return False
+    nodes: list[ast.AST] = [*method.body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Return) and not is_nothing(model, node.value, name, *callers):
+            return False
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            nodes += ast.iter_child_nodes(node)
+    return True
+
+
+def is_nothing(model: LightningModule, value: ast.expr | None, *methods: str) -> bool:
+    """Whether an expression behind `return` is None, or the result of a method that returns
+    nothing. methods: The one with this `return`, and those that have called it."""
+    if value is None or (isinstance(value, ast.Constant) and value.value is None):
+        return True
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    is_of_self = isinstance(value.func.value, ast.Name) and value.func.value.id == "self"
+    if not is_of_self or value.func.attr in methods:
+        return False
+    return returns_nothing(model, value.func.attr, *methods)
 
 
 def has_test(model: LightningModule, data: LightningDataModule) -> bool:
@@ -57,7 +108,7 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     """Load the training and validation samples, and the test samples; print their numbers."""
     data.prepare_data()
     data.setup("fit")
-    check_augment(data)
+    check_transforms(data)
     if with_test:
         data.setup("test")
     sizes = {split: f"{len(samples):,}" for split, samples in data.splits.items()}
@@ -71,24 +122,49 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     say(text)
 
 
-def check_augment(data: BaseDataModule) -> None:
-    """Raise UserError if `augment`, which gets the inputs alone, would change images and leave
-    their masks or target images as they are."""
-    flags = [value for name, value in vars(data).items() if name.startswith("random_")]
-    is_off = flags and not any(flags)
-    if is_off or not is_overridden("augment", data, BaseDataModule):
-        return
+def check_transforms(data: BaseDataModule) -> None:
+    """Raise UserError if `normalize` or `augment`, which get the first part of a batch alone, would
+    leave other parts as they are that are like it: further images, masks, target images."""
+
+    def overrides(*hooks: str) -> bool:
+        return any(is_overridden(hook, data, BaseDataModule) for hook in hooks)
+
     batch = data.splits["train"].__getitems__([0])
     inputs = inputs_of(batch)
-    is_image = inputs is not batch and isinstance(inputs, Tensor) and inputs.dim() > 2
-    hooks = ("transform_batch", "on_after_batch_transfer")
-    if not is_image or any(is_overridden(hook, data, BaseDataModule) for hook in hooks):
+    if inputs is batch or not isinstance(inputs, Tensor):
         return
-    for shape in [tuple(target.shape[1:]) for target in tensors_in(batch[1:])]:
-        if shape[-2:] == tuple(inputs.shape[-2:]):
-            what = f"augment of {type(data).__name__} changes images and not their targets {shape}"
-            way_out = "override transform_batch(batch, training), which gets both"
-            raise UserError(f"{what}, of the same size:\nleave it out, or {way_out}", 2)
+    if overrides("transform_batch", "on_after_batch_transfer"):
+        return
+    if not overrides("normalize", "augment"):
+        return
+    name, others = type(data).__name__, tensors_in(batch[1:])
+    problem = ""
+    if len(batch) > 2:
+        problem = f"a batch of {name} has {len(batch)} parts"
+    elif any(is_like(other, inputs) for other in others):
+        problem = f"both parts of a batch of {name} have the shape {tuple(inputs.shape[1:])}"
+    elif overrides("augment") and not has_random_flags_off(data):
+        shapes = [tuple(other.shape[1:]) for other in others if inputs.dim() > 2]
+        same = [shape for shape in shapes if shape[-2:] == tuple(inputs.shape[-2:])]
+        if same:
+            problem = f"the targets {same[0]} of {name} are images of the size of the inputs"
+    if problem:
+        what = f"{problem}, and normalize and augment get the first part only"
+        raise UserError(f"{what}\noverride transform_batch(batch, training), which gets all", 2)
+
+
+def is_like(other: Tensor, inputs: Tensor) -> bool:
+    """Whether a part of a batch is like the inputs: of their shape. A vector also has to have
+    their dtype, and two numbers at least: targets may have as many values as inputs."""
+    is_image = inputs.dim() > 2
+    is_vector = inputs[0].numel() > 1 and other.dtype == inputs.dtype
+    return other.shape == inputs.shape and (is_image or is_vector)
+
+
+def has_random_flags_off(data: BaseDataModule) -> bool:
+    """Whether the data has arguments such as random_crop, and all of them are off."""
+    flags = [value for name, value in vars(data).items() if name.startswith("random_")]
+    return bool(flags) and not any(flags)
 
 
 def trial_device(trainer: Any) -> torch.device | None:
@@ -96,7 +172,7 @@ def trial_device(trainer: Any) -> torch.device | None:
     from this one, which then must not start CUDA. trainer: the Trainer's flags."""
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
-    if str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook")):
+    if forks_processes(trainer):
         return None
     indices = parse_devices(trainer.devices)
     index = indices[0] if isinstance(indices, list) else 0
@@ -152,10 +228,10 @@ def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
     """Return the outputs of the network in eval mode. It has its modes afterwards."""
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
-    is_half = precision in ("16", "bf16", "16-mixed", "bf16-mixed")
     with (
-        torch.autocast(inputs.device.type, dtype, enabled=is_half),
+        torch.autocast(inputs.device.type, dtype, enabled=precision in MIXED),
         isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
+        torch.accelerator.device_index(inputs.device.index),  # where kernels of Triton are launched
     ):
         outputs = net.eval()(for_network(inputs, net))
     for module in training_modules:  # frozen modules stay in eval mode

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightbase.cli.arguments import TRAINER_DEFAULTS
 from lightbase.cli.command_line import CommandLine
-from lightbase.cli.config import make_paths_absolute, make_plain
+from lightbase.cli.config import make_plain
 from lightbase.cli.script import find_project, python_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -19,7 +19,15 @@ from lightbase.devices.devices import cpu_threads, settle_devices, short_device_
 from lightbase.errors import say
 from lightbase.folder import flatten
 from lightbase.objects import LOST, config_of, is_plain
-from lightbase.resume.load import find_restart, go_on, load_run, load_state, read_checkpoint
+from lightbase.resume.form import state_errors
+from lightbase.resume.load import (
+    find_restart,
+    go_on,
+    load_data_state,
+    load_run,
+    load_state,
+    read_checkpoint,
+)
 from lightbase.run import train as command
 
 
@@ -27,31 +35,37 @@ def load(
     path: str | Path,
     module: LightningModule | None = None,
     data: LightningDataModule | None = None,
-    trust_checkpoint: bool = False,
+    trust: bool = False,
 ) -> tuple[LightningModule, LightningDataModule]:
     """The module and the data of a checkpoint, with its weights, on the CPU.
 
-    module, data: Objects that take the state of the checkpoint. Unless both are given, they are
-        built from the config in it, safely: it may name only what evaluate.py would construct.
-    Raises UserError for a file that is no sound checkpoint, or fits other classes.
+    module, data: Objects that take the weights and the state of the checkpoint. Unless both are
+        given, they are built from the config in it, which names classes: it has to be a file in
+        your folder of runs.
+    trust: Take another file for one of yours.
+    Raises UserError for a file that is no sound checkpoint, is somebody else's, or fits other
+    classes.
     """
     find_project()
     path = Path(path)
     if module is None or data is None:
-        run = load_run(path, is_trusted=trust_checkpoint)
+        run = load_run(path, trust=trust)
         return run.model, run.datamodule
     checkpoint = read_checkpoint(path)
-    module.on_load_checkpoint(checkpoint)
-    load_state(checkpoint, module, path)
-    if state := checkpoint.get(type(data).__qualname__):
-        data.load_state_dict(state)
+    with state_errors(path):
+        module.on_load_checkpoint(checkpoint)
+        load_state(checkpoint, module, path)
+        load_data_state(checkpoint, data)
     return module, data
 
 
-def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> dict[str, Any]:
+def train(
+    module: LightningModule, data: LightningDataModule, trust: bool = False, **flags: Any
+) -> dict[str, Any]:
     """Train and test these objects as `python scripts/train.py` does, with the same folder, curves
     and checkpoints. Return what metrics.json holds; `module` has the best weights then.
 
+    trust: Continue a training also from a file that is not in your folder of runs.
     flags: Those of train.py by their last names, and the arguments of Lightning's Trainer:
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last", callbacks=[EMA()].
     Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
@@ -66,6 +80,8 @@ def train(module: LightningModule, data: LightningDataModule, **flags: Any) -> d
         if name not in objects:
             flag = f"trainer.{name}" if name in of_trainer else name
             args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
+    if trust:
+        args.append("--trust_checkpoint=true")
     if "name" not in flags:
         args.append(f"--name={type(module).__name__}")
     way_out = '; the same call with ckpt_path="last" goes on'
@@ -107,7 +123,6 @@ class ObjectCLI(TrainingCLI):
     def before_instantiate_classes(self) -> None:
         module, self.datamodule = self.objects
         self.config.model, self.config.data = config_of(module), config_of(self.datamodule)
-        make_paths_absolute(self.config)
         make_plain(self.config)
         settle_devices(self.config.trainer)
         self.validate(self.config)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
 import lightbase
-from lightbase.cli.command_line import read_config
 from lightbase.cli.config import LOOKS_ON, configs_of_loggers
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import logged_step_of
@@ -39,7 +38,7 @@ PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", 
 
 
 class RunTensorBoard(TensorBoardLogger):
-    charts: frozenset[str] = frozenset()  # metrics with a chart in CUSTOM SCALARS
+    """TensorBoard's logger, with tags for which it opens the curves of train/ and val/ first."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         tags = {}
@@ -48,11 +47,6 @@ class RunTensorBoard(TensorBoardLogger):
             tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = metrics[name]
         tags.pop("view/test/num_samples", None)
         super().log_metrics(tags, step)
-        names = sorted(self.charts.union(x[4:] for x in metrics if x.startswith("val/")))
-        if len(names) > len(self.charts):
-            self.charts = frozenset(names)
-            charts = {x: ["Multiline", [f".*(train|val)/{re.escape(x)}$"]] for x in names}
-            self.experiment.add_custom_scalars({"training and validation": charts})
 
 
 class RunRecorder(Callback):
@@ -104,7 +98,7 @@ class RunRecorder(Callback):
                 restart = SessionLog(status=SessionLog.START)
                 writer.add_event(Event(step=self.first_step, session_log=restart))
                 # Its first summary would list columns. TensorBoard takes those that differ first.
-                for summary in hparams(compared(parameters, self.run), {})[1:]:
+                for summary in hparams(parameters, {})[1:]:
                     writer.add_summary(summary)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -205,17 +199,6 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
         is_plain = isinstance(value, bool | int | float | str)
         parameters[name] = value if is_plain else str(value)
     return parameters
-
-
-def compared(parameters: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Return the settings for TensorBoard's HPARAMS, where more would hide the metrics: learning
-    rate, batch size, what a sweep searches, and those in which the first run differs."""
-    names = {"model.lr", "data.batch_size", *(arg.partition("=")[0] for arg in sys.argv)}
-    with suppress(ValueError, UserError):  # no earlier run
-        name, *_ = run.folder.relative_to(run.root).parts  # all trials of a sweep
-        first = read_config(min((run.root / name).rglob("hparams.yaml")))
-        names |= {key for key in parameters if parameters[key] != first.get(key)}
-    return {key: parameters[key] for key in parameters if key in names} or parameters
 
 
 def describe_environment(trainer: Trainer) -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.cli.arguments import read_command
-from lightbase.cli.command_line import CommandLine
+from lightbase.cli.command_line import CommandLine, default_experiment
 from lightbase.cli.script import find_project, is_interactive, short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
@@ -32,8 +32,9 @@ from lightbase.devices.devices import (
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line, rank, say
 from lightbase.folder import PROJECT, Run, json_text, root_folder, short, versions
+from lightbase.resume.form import state_errors
 from lightbase.resume.load import find_restart, go_on
-from lightbase.resume.state import AtomicCheckpointIO
+from lightbase.resume.state import AtomicCheckpointIO, ValidatedWeights
 from lightbase.run.callbacks import end_with_parent, leave, make_callbacks
 from lightbase.run.checks import choose_selection, has_test, prepare
 from lightbase.run.record import RunRecorder, best_callback, ended, make_loggers
@@ -56,24 +57,22 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         with short_device_errors():
             cli = parse(args)
         if not cli.restart and not CommandLine(args).names_experiment:
-            comment, _, _ = PROJECT.default_config.read_text(encoding="utf-8").partition("\n")
-            name = short(PROJECT.default_config)
+            file = default_experiment()
+            comment, _, _ = file.read_text(encoding="utf-8").partition("\n")
+            name = short(file)
             say(f"No --config given, so this is {name}: {comment.lstrip('# ')}")
             say("for another one: python scripts/train.py --config configs/NAME.yaml")
         with cpu_threads(cli.config.num_threads):
             return train(cli)
 
 
-def parse(args: Sequence[str], first_flags: Sequence[str] | None = None) -> TrainingCLI:
-    """Build the model and the data of a command line; of a resumed run from its saved config.
-
-    first_flags: What the user typed for a run of a sweep; `args` of a trial that goes on has fewer.
-    """
+def parse(args: Sequence[str]) -> TrainingCLI:
+    """Build the model and the data of a command line; of a resumed run from its saved config."""
     line = read_command(args)
-    restart = find_restart(line, None if first_flags is None else CommandLine(first_flags))
+    restart = find_restart(line)
     if restart is None:
         return TrainingCLI(line.parser_args)
-    cli = TrainingCLI(line.flag_args, saved=restart.start_config, trust=restart.trust)
+    cli = TrainingCLI(line.flag_args, saved=restart.start_config)
     go_on(restart, cli, line)
     return cli
 
@@ -93,8 +92,10 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         callbacks = make_callbacks(cli, root, run, selection)
         loggers = make_loggers(cli, root, run)
         with ended(loggers), short_device_errors():
-            plugins = [AtomicCheckpointIO()]
-            trainer = cli.make_trainer(logger=loggers, callbacks=callbacks, plugins=plugins)
+            validated = ValidatedWeights()
+            plugins = [AtomicCheckpointIO(validated if selection else None)]
+            options: Any = {"logger": loggers, "callbacks": callbacks, "plugins": plugins}
+            trainer = cli.make_trainer(first=[validated], **options)
             path = restart.path if restart else None
             return fit_and_test(trainer, cli.model, cli.datamodule, path, run)
     except (UserError, OSError, Stopped) as error:
@@ -142,7 +143,7 @@ def fit_and_test(
         if isinstance(logger, TensorBoardLogger):
             say(f"Curves: tensorboard --logdir {shlex.quote(short(Path(logger.save_dir)))}")
     recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
-    with short_endings(trainer, recorder):
+    with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics, reason = run_test(trainer, model, data, tested)

@@ -7,7 +7,6 @@ from typing import Any
 from lightning import Callback
 
 from lightbase.cli import arguments
-from lightbase.cli.command_line import CommandLine
 from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.curves import is_of_class
@@ -29,14 +28,12 @@ TASKS = ("multiclass", "multilabel", "segmentation")
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         options, flags = arguments.evaluate().read(args)
-        if CommandLine(flags).value("data.num_folds") == "null":
-            flags += ["--data.fold", "null"]  # of none
         end_with_parent()
         quiet_lightning()
-        run = load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
+        run = load_run(options.ckpt_path, flags, options.trust)
         callbacks: list[Callback] = [StopOnSignal()]
         if options.report is not None:
-            place = options.ckpt_path.resolve().parent
+            place = options.ckpt_path.absolute().parent
             place = place.parent if place.name == "checkpoints" else place
             folder = Path(options.report or place)
             if not folder.is_dir():

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightbase.cli import arguments
 from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
+from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
 from lightbase.errors import UserError, first_line
 from lightbase.folder import write_whole
 from lightbase.module import BaseModule
 from lightbase.resume.load import load_run
-from lightbase.tools.predict import Predictor
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
@@ -32,13 +33,13 @@ Graph = tuple[bytes, Callable[[Tensor], Tensor]]  # a file's content, and what r
 def main(args: Sequence[str] | None = None) -> Path:
     """Returns the path of the file."""
     with short_errors():
-        options, _ = arguments.export().read(args)
+        options, flags = arguments.export().read(args)
         quiet_lightning()
         kind, checkpoint = options.format, options.ckpt_path
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")
         if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
             raise UserError(f"--output {output}: give another .{kind} file, or --format", 2)
-        run = load_run(checkpoint, is_trusted=options.trust_checkpoint == "true")
+        run = load_run(checkpoint, flags, options.trust)
         print(f"Exporting {checkpoint}", flush=True)
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":
@@ -85,6 +86,21 @@ def graph_file(model: LightningModule, data: LightningDataModule, kind: str) -> 
             what = f"its outputs for {size} random inputs are {value:.1e} off the checkpoint's"
             raise UserError(f"the export is wrong and was not kept: {what}")
     return content, max(differences)
+
+
+class Predictor(nn.Module):
+    """From samples (N, ...) as the data module loads them to what predict_step returns."""
+
+    def __init__(self, model: LightningModule, normalize: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model = model.eval()
+        self.normalize = normalize
+        # Lightning's own predict_step hands its argument to forward
+        self.takes_batches = is_overridden("predict_step", model)
+
+    def forward(self, samples: Tensor) -> Any:
+        inputs = for_network(self.normalize(samples), self.model)
+        return self.model.predict_step((inputs, None) if self.takes_batches else inputs, 0)
 
 
 def random_batches(like: Tensor) -> list[Tensor]:

@@ -1,27 +1,30 @@
 """Predict with a checkpoint: what predict_step of its LightningModule returns."""
 
+import io
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning import Callback, LightningDataModule
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.cli import arguments
 from lightbase.cli.script import short_errors
+from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
-from lightbase.data.batches import as_it_is, for_network, targets_of
+from lightbase.data.batches import as_it_is, inputs_of, targets_of
 from lightbase.data.images import find_images
 from lightbase.data.module import BaseDataModule
+from lightbase.devices.devices import ONE_DEVICE, cpu_threads, num_devices, short_device_errors
 from lightbase.errors import UserError, printable
 from lightbase.folder import write_whole
 from lightbase.resume.load import load_run
@@ -40,9 +43,9 @@ Rows = dict[str, list[Tensor]]  # of each sample, by the name in what predict_st
 
 def main(args: Sequence[str] | None = None) -> None:
     with short_errors():
-        options, _ = arguments.predict().read(args)
+        options, flags = arguments.predict().read(args)
         quiet_lightning()
-        run = load_run(options.ckpt_path, is_trusted=options.trust_checkpoint == "true")
+        run = load_run(options.ckpt_path, flags, options.trust)
         data = run.datamodule
         of_plain_module = "multiclass" if getattr(data, "classes", None) else None
         options.task = getattr(run.model, "task", of_plain_module)
@@ -52,11 +55,15 @@ def main(args: Sequence[str] | None = None) -> None:
         unreadable: list[tuple[Path, str]] = []
         if options.files:
             names: list[str] = []
-            batches: Any = batches_of_files(data, options.files, names, unreadable)
+            batches: Any = FileBatches(data, options.files, names, unreadable)
         else:
             batches = loader_of_split(data, options.split)
             names = [str(i) for i in range(len(batches.dataset))]
-        outputs, true = predict(run.model, data, batches, has_masks)
+        collector = Collector(has_masks)
+        predict(run, batches, collector)
+        outputs, true = collector.outputs, collector.true
+        if run.config.trainer.fast_dev_run or run.config.trainer.limit_predict_batches is not None:
+            names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(NO_ROWS)
         if is_npz:
@@ -89,80 +96,83 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
         return getattr(data, f"{split}_dataloader")()
     if split not in data.splits:
         raise UserError(f"--split {split}: {type(data).__name__} has no such set", 2)
-    size, num_workers = data.eval_batch_size or data.batch_size, data.num_workers
-    return DataLoader(data.splits[split], size, collate_fn=as_it_is, num_workers=num_workers)
+    return DataLoader(  # by names: Lightning may make it again from them
+        data.splits[split],
+        batch_size=data.eval_batch_size or data.batch_size,
+        collate_fn=as_it_is,
+        num_workers=data.num_workers,
+    )
 
 
-def batches_of_files(
-    data: Any, paths: list[Path], names: list[str], unreadable: list[tuple[Path, str]]
-) -> Iterator[Any]:
-    """What the files hold. Adds to `names` and `unreadable`."""
-    if not isinstance(data, BaseDataModule):
-        what = f"files need a BaseDataModule, which {type(data).__name__} is not"
-        raise UserError(f"{what}\nwithout files the test set is predicted", 2)
-    files, missing = find_images(paths)
-    unreadable += missing
+class FileBatches:
+    """Batches of what the files hold. Iterating adds to `names` and `unreadable`."""
 
-    def inputs() -> Iterator[tuple[str, Any]]:
-        for file in files:
+    def __init__(
+        self, data: Any, paths: list[Path], names: list[str], unreadable: list[tuple[Path, str]]
+    ) -> None:
+        if not isinstance(data, BaseDataModule):
+            what = f"files need a BaseDataModule, which {type(data).__name__} is not"
+            raise UserError(f"{what}\nwithout files the test set is predicted", 2)
+        self.data, self.names, self.unreadable = data, names, unreadable
+        self.files, missing = find_images(paths)
+        unreadable += missing
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = self.samples()
+        while waiting := list(islice(samples, BATCH_SIZE)):
+            self.names += [name for name, _ in waiting]
+            batch = self.data.collate([sample for _, sample in waiting])
+            yield (batch, None) if isinstance(batch, Tensor) else batch
+
+    def samples(self) -> Iterator[tuple[str, Any]]:
+        for file in self.files:
             try:
-                yield from data.read_inputs(file)
+                yield from self.data.read_inputs(file)
             except UserError as error:
-                unreadable.append((file, str(error)))
-
-    named = inputs()
-    while waiting := list(islice(named, BATCH_SIZE)):
-        names += [name for name, _ in waiting]
-        batch = data.collate([sample for _, sample in waiting])
-        yield (batch, None) if isinstance(batch, Tensor) else batch
+                self.unreadable.append((file, str(error)))
 
 
-@torch.no_grad()
-def predict(
-    model: LightningModule, data: LightningDataModule, batches: Iterable[Any], has_masks: bool
-) -> tuple[Rows, list[Tensor]]:
-    """The outputs and, as far as they are tensors, the targets of all samples."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    predictor = Predictor(model, nn.Identity()).to(device)
-    outputs: Rows = defaultdict(list)
-    true: list[Tensor] = []
-    # on stderr, in a terminal, if it takes more than a second
-    for batch in Tqdm(batches, "Predicting", disable=None, delay=1, leave=False):
-        batch = data.transfer_batch_to_device(batch, device, 0)
-        if isinstance(data, BaseDataModule):
-            batch = data.transform_batch(batch, training=False)
-        else:
-            batch = data.on_after_batch_transfer(batch, 0)
-        for name, rows in rows_by_name(predictor.step(batch)).items():
-            if has_masks and isinstance(rows, Tensor) and rows.dim() == 4:
+class Collector(Callback):
+    """Keeps what predict_step returns for each sample and, as far as they are tensors, the
+    targets, on the CPU.
+
+    has_masks: Keep the class of each pixel, not its probabilities.
+    """
+
+    def __init__(self, has_masks: bool) -> None:
+        self.has_masks = has_masks
+        self.outputs: Rows = defaultdict(list)
+        self.true: list[Tensor] = []
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        for name, rows in rows_by_name(outputs).items():
+            if self.has_masks and isinstance(rows, Tensor) and rows.dim() == 4:
                 rows = predicted_masks(rows)
-            outputs[name] += [row.cpu() for row in rows]
+            self.outputs[name] += move_data_to_device(rows, "cpu")  # one copy for a batch
         targets = targets_of(batch)
-        true += targets.cpu() if isinstance(targets, Tensor) else []
-    return outputs, true
+        self.true += targets.cpu() if isinstance(targets, Tensor) else []
 
 
-class Predictor(nn.Module):
-    """From samples (N, ...) as the data module loads them to what predict_step returns."""
-
-    def __init__(self, model: LightningModule, normalize: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.model = model.eval()
-        self.normalize = normalize
-        # Lightning's own predict_step hands its argument to forward
-        self.takes_batches = is_overridden("predict_step", model)
-
-    def forward(self, samples: Tensor) -> Any:
-        return self.step((self.normalize(samples), None))
-
-    def step(self, batch: Any) -> Any:
-        """batch: on the device of the model, after the transforms."""
-        if isinstance(batch, tuple | list):
-            inputs = batch[0]
-            if isinstance(inputs, Tensor):
-                inputs = for_network(inputs, self.model)
-            batch = (inputs, *batch[1:]) if self.takes_batches else inputs
-        return self.model.predict_step(batch, 0)
+def predict(run: TrainingCLI, batches: Any, collector: Collector) -> None:
+    """Predict the batches with the precision of the run, by Lightning's loop, as evaluate.py
+    tests."""
+    model, data = run.model, run.datamodule
+    if not is_overridden("predict_step", model):  # Lightning's own hands the batch to forward
+        model.predict_step = lambda batch, *_: model(inputs_of(batch))  # type: ignore[method-assign]
+    data.predict_dataloader = lambda: batches  # type: ignore[method-assign]
+    # A split is set up by now, and files need no data set.
+    data.prepare_data = lambda: None  # type: ignore[method-assign]
+    data.setup = lambda stage: None  # type: ignore[method-assign]
+    trainer_flags = run.config.trainer
+    if num_devices(trainer_flags.devices) != 1 or trainer_flags.strategy not in ONE_DEVICE:
+        what = f"trainer.devices {trainer_flags.devices}, strategy {trainer_flags.strategy}"
+        raise UserError(f"{what}: predictions are made on one device\nleave the strategy out", 2)
+    options: Any = {"logger": False, "enable_checkpointing": False, "callbacks": [collector]}
+    trainer = run.make_trainer(**options)
+    with short_device_errors(), cpu_threads(run.config.num_threads):
+        trainer.predict(model, datamodule=data, return_predictions=False)
 
 
 def rows_by_name(outputs: Any) -> dict[str, Any]:
@@ -187,7 +197,9 @@ def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
             content[name] = torch.stack(rows).numpy()
         else:
             content |= {f"{name}.{i}": row.numpy() for i, row in enumerate(rows)}
-    np.savez(path, **content)  # type: ignore[arg-type]
+    buffer = io.BytesIO()
+    np.savez(buffer, **content)  # type: ignore[arg-type]
+    write_whole(path, buffer.getbuffer())
 
 
 def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
@@ -203,7 +215,9 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
             raise UserError(f"{what} of 256 classes at most\ngive --output FILE.npz", 2)
         image = Image.fromarray(mask.byte().numpy()).convert("P")
         image.putpalette(PALETTE.flatten().tolist())
-        image.save(path)
+        buffer = io.BytesIO()
+        image.save(buffer, "png")
+        write_whole(path, buffer.getbuffer())
 
 
 def single(outputs: Rows) -> list[Tensor]:

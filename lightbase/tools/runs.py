@@ -18,7 +18,18 @@ from lightbase.cli.arguments import ScriptParser, output_file
 from lightbase.cli.command_line import checked
 from lightbase.cli.script import short_errors
 from lightbase.errors import UserError, did_you_mean, printable
-from lightbase.folder import PLACE, PROJECT, better_by_name, flatten, is_running, short, versions
+from lightbase.folder import (
+    LARGEST_TEXT,
+    PLACE,
+    PROJECT,
+    better_by_name,
+    check_readable,
+    flatten,
+    is_running,
+    short,
+    versions,
+    write_whole,
+)
 
 # No torch here, and matplotlib and TensorBoard for --plot only: the table appears at once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -80,6 +91,7 @@ def read_run(root: Path, path: str) -> RunInfo:
 def read_file(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     """Empty for a missing file, and with a note for a damaged one."""
     try:
+        check_readable(path, LARGEST_TEXT)
         content = load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
@@ -182,6 +194,8 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of points before a resume
     curves: dict[tuple[str, str], list[Any]] = {}  # by metric and stage: run, steps and values
+    # TensorBoard would wait for a pipe
+    runs = [run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))]
     for i, run in enumerate(runs):
         events = EventAccumulator(str(run.folder), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
@@ -208,7 +222,9 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
         settings = [f"{x} {as_text(run.settings.get(x))}" for x in setting_columns(runs)[:3]]
         grid[0, 0].plot([], [], color=colors(i), label=printable(", ".join([run.path, *settings])))
     figure.legend(title="solid: val, dashed: train", loc="outside upper left")
-    figure.savefig(file)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=file.suffix[1:])
+    write_whole(file, buffer.getbuffer())
     print(f"Curves of {len(runs)} runs: {short(file)}")
 
 
@@ -233,7 +249,7 @@ def main(args: Sequence[str] | None = None) -> None:
             print(printable(short(best_checkpoint(runs))))
         elif options.csv:
             text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
-            options.csv.write_text(text, encoding="utf-8")
+            write_whole(options.csv, text)
             print(f"{len(rows)} runs in {options.csv}")
         else:
             print("\n".join(as_lines(rows)))

@@ -29,10 +29,20 @@ from lightbase.cli.config import write_config
 from lightbase.cli.script import short_errors
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import cpu_threads, num_gpus
+from lightbase.devices.devices import check_one_device, cpu_threads, num_gpus
 from lightbase.devices.signals import SIGNALS, Stopped
 from lightbase.errors import UserError, first_line, printable
-from lightbase.folder import PLACE, PROJECT, flatten, is_running, root_folder, short, write_whole
+from lightbase.folder import (
+    PLACE,
+    PROJECT,
+    flatten,
+    is_running,
+    read_json,
+    refuse_links,
+    root_folder,
+    short,
+    write_whole,
+)
 from lightbase.run.callbacks import end_with_parent
 from lightbase.run.checks import choose_selection, load_data
 from lightbase.run.train import parse, train
@@ -52,11 +62,7 @@ class Dimension(NamedTuple):
     range: Any = None  # as Optuna describes it; None for a list
 
     def argument(self, value: Any) -> str:
-        """The argument of train.py. Raises UserError if trial.json has a value of somebody else."""
-        is_number = self.range is not None and isinstance(value, int | float)
-        is_in_range = is_number and self.range.low <= value <= self.range.high
-        if value not in self.texts and not is_in_range:
-            raise UserError(f"trial.json has {self.flag} {value!r}, which --search does not have")
+        """The argument of train.py."""
         return f"--{self.flag}={value}"
 
 
@@ -103,7 +109,10 @@ class Trial:
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":
-        return cls(folder, **json.loads((folder / "trial.json").read_text(encoding="utf-8")))
+        record = read_json(folder / "trial.json")
+        if [*map(type, record.values())] != [dict, str, str]:
+            raise UserError(f"{folder / 'trial.json'} is damaged: delete the folder of the trial")
+        return cls(folder, **record)
 
     def write(self) -> None:
         record = {"values": self.values, "state": self.state, "reason": self.reason}
@@ -117,7 +126,7 @@ class Trial:
     def result(self, name: str) -> dict[str, Any]:
         """What the run has written into progress.json or metrics.json."""
         file = self.run / name
-        return dict(json.loads(file.read_text())) if file.is_file() else {}
+        return read_json(file) if file.exists() else {}
 
     @property
     def best(self) -> float | None:
@@ -166,6 +175,7 @@ class Sweep:
                 folder = self.folder / f"trial_{number:03d}"
                 folder.mkdir(exist_ok=True)
                 try:
+                    refuse_links([folder, *folder.glob("*"), folder / ".lock"])
                     with FileLock(folder / ".lock", blocking=False):
                         if not (folder / "trial.json").exists():
                             Trial(folder, self.choose_values(number)).write()
@@ -272,7 +282,7 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
         if not (trial.run / "metrics.json").is_file():
             if trial.run != trial.folder and not can_go_on:
                 shutil.rmtree(trial.run)  # killed before its first checkpoint
-            cli = parse(args, first_flags=flags)
+            cli = parse(args)
             with cpu_threads(cli.config.num_threads):
                 train(cli)
         if sweep.record["monitor"] is not None and trial.best is None:
@@ -282,13 +292,6 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
         trial.state = "failed"
         trial.reason = f"{type(error).__name__}: {first_line(error)}"
         traceback.print_exc()
-
-
-def check_one_device(trainer: Any) -> None:
-    """Raise UserError for flags of the Trainer that name several devices, or a certain one."""
-    if trainer.strategy not in ("auto", "single_device") or trainer.devices not in (1, "1"):
-        what = "this command trains on one device"
-        raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
 
 
 def show_results(sweep: Sweep) -> None:
@@ -389,12 +392,13 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file = sweep.folder / "sweep.json"
-    with FileLock(sweep.folder / ".sweep.lock"):
-        # in version 0.2 sweeps had no sweep.json
-        if not file.exists() and not any(sweep.folder.glob("trial_*")):
+    lock = sweep.folder / ".sweep.lock"
+    refuse_links([sweep.folder, lock])
+    with FileLock(lock):
+        if not file.exists():
             write_whole(file, text)
     sweep.record = now = json.loads(text)
-    before = json.loads(file.read_text() if file.exists() else "{}")
+    before = read_json(file)
     for key in before | now:
         if before.get(key) != now.get(key):
             what = f"--{key} {now.get(key)}: {short(sweep.folder)} has {before.get(key)}"

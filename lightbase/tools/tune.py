@@ -1,33 +1,26 @@
 """Find a batch size and a learning rate for an experiment before training it."""
 
 import contextlib
-import statistics
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from lightning import LightningModule, Trainer
-from lightning.pytorch.profilers import Profiler
+from lightning import Trainer
 from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_setattr
+from lightning.pytorch.utilities.parsing import lightning_setattr
 
 from lightbase.cli import arguments
 from lightbase.cli.script import short_errors
 from lightbase.cli.training_cli import TrainingCLI
 from lightbase.compat import quiet_lightning
 from lightbase.data.module import BaseDataModule
-from lightbase.devices.devices import cpu_threads
+from lightbase.devices.devices import check_one_device, cpu_threads
 from lightbase.errors import UserError
 from lightbase.folder import Run, root_folder, short
 from lightbase.module import BaseModule
 from lightbase.resume.state import AtomicCheckpointIO
 from lightbase.run.checks import prepare
 from lightbase.run.train import parse
-from lightbase.tools.sweep import check_one_device
-from lightbase.watch import figures
 
 
 def main(args: Sequence[str] | None = None) -> list[str]:
@@ -52,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> list[str]:
                 suggested += ["--data.batch_size", str(size)]
             if "lr" in options.find:
                 suggested += [f"--model.{lr_name}", f"{find_lr(cli, options, run):.2g}"]
-        print(f"Plots: {short(run.folder)}\nSuggested flags: {' '.join(suggested)}")
+        print(f"Folder: {short(run.folder)}\nSuggested flags: {' '.join(suggested)}")
         return suggested
 
 
@@ -80,67 +73,32 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
     )
 
 
-def plot(run: Run, name: str, unit: str, x: Any, y: Any, suggested: float) -> None:
-    figure, axes = figures.new_figure(6, 4, f"suggested: {suggested or 'none'}", name, unit)
-    axes.semilogx(x, y)
-    axes.axvline(suggested or x[0], linestyle="--")
-    figure.savefig(run.folder / f"{name}.png")
-
-
-class TrialClock(Profiler):
-    """Times each batch, from its loading to the end of its step, by batch size."""
-
-    def __init__(self, model: LightningModule) -> None:
-        super().__init__()
-        self.model = model
-        self.seconds: dict[int, list[float]] = {}
-
-    def start(self, action_name: str) -> None:
-        if action_name.endswith("train_dataloader_next"):
-            self.since = time.perf_counter()
-
-    def stop(self, action_name: str) -> None:
-        if action_name == "run_training_batch":
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            size: Any = lightning_getattr(self.model, "batch_size")
-            self.seconds.setdefault(size, []).append(time.perf_counter() - self.since)
-
-
 def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
-    """The suggested size, which the data module then has."""
+    """Return the largest size that fits into memory, up to the limit. The data then has it."""
     data: Any = cli.datamodule
     start = cli.config.data.init_args.batch_size
-    clock = TrialClock(cli.model)
-    trainer = make_trainer(cli, run, profiler=clock)
-    is_on_cpu = trainer.strategy.root_device.type == "cpu"
+    trainer = make_trainer(cli, run)
     # Lightning's finder goes no further than 8192
-    limit = min(limit or (max(1024, start) if is_on_cpu else 8192), 8192)
-    if is_ours := isinstance(data, BaseDataModule):
-        limit, drop_last = min(limit, len(data.splits["train"])), data.drop_last
+    limit = min(limit or (1024 if trainer.strategy.root_device.type == "cpu" else 8192), 8192)
+    if isinstance(data, BaseDataModule):
+        limit = min(limit, len(data.splits["train"]))
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
+    if start > limit:
+        raise UserError(f"--max_batch_size {limit}: the search begins at batch_size {start}", 2)
     # at its max_val Lightning ends the search without a trial
     options: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
-    largest = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options) or 0
-    # the median is neither the first batch nor the smaller last one of an epoch
-    times = {size: statistics.median(clock.seconds[size]) for size in sorted(clock.seconds)}
-    speeds = {size: size / times[size] for size in times if size <= largest}
-    if not speeds:
+    size = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options)
+    if not size:
         raise UserError(f"no batch size from {start} to {limit} fits: give other limits", 2)
-    best = min(size for size, speed in speeds.items() if speed >= 0.95 * max(speeds.values()))
-    print("Batch size    samples/s")
-    for size, speed in speeds.items():
-        print(f"{size:>10}{speed:>13,.0f}{'  suggested' * (size == best)}")
-    plot(run, "batch_size", "samples/s", [*speeds], [*speeds.values()], best)
-    larger = "larger ones do not" if len(times) > len(speeds) else f"the limit is {limit}"
-    print(f"{max(speeds)} fits; {larger}")
-    lightning_setattr(cli.model, "batch_size", best)  # wherever the finder has set it
-    if is_ours:
-        data.drop_last = drop_last
-    return best
+    if size > limit:
+        size //= 2  # the next one, which was not tried
+    lightning_setattr(cli.model, "batch_size", size)  # wherever the finder has set it
+    print(f"Batch size {size} fits")
+    return size
 
 
 def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
+    """Return the rate at which the loss falls fastest, and draw the losses as lr.png."""
     finder: Any = Tuner(make_trainer(cli, run)).lr_find(
         cli.model,
         datamodule=cli.datamodule,
@@ -149,15 +107,9 @@ def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
         num_training=options.num_steps,
         update_attr=False,
     )
-    rates, losses = np.array(finder.results["lr"]), np.array(finder.results["loss"])
-    # Lightning 2.6 divides the i-th average by 1 - 0.98^(i+1); 1 - 0.98^i would be right
-    steps = np.arange(1, len(losses) + 1)
-    losses *= (1 - 0.98 ** (steps + 1)) / (1 - 0.98**steps)
-    lowest = rates[np.nan_to_num(losses, nan=np.inf).argmin()]
-    if lowest < 10 * options.min_lr or lowest == rates[-1]:
-        lowest = 0.0
-    plot(run, "lr", "smoothed loss", rates, losses, lowest / 10)
-    if not lowest:
+    suggested = finder.suggestion()
+    finder.plot(suggest=suggested is not None).savefig(run.folder / "lr.png")
+    if suggested is None:
         what = f"no learning rate to suggest: see the plot in {short(run.folder)}"
         raise UserError(f"{what}\ngive another --min_lr or --max_lr, or more --num_steps")
-    return float(lowest) / 10
+    return float(suggested)

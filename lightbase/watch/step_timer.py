@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lightbase.curves import log_values, newest_step, num_steps
+from lightbase.curves import newest_step, num_steps
 from lightbase.data.module import BaseDataModule
 from lightbase.devices.strategies import obstacle
 from lightbase.errors import say
@@ -27,10 +28,9 @@ PHASES = (
 )
 """Forward includes the loss and the sums for the curves; optimizer includes its schedule and
 clipping; logging is curves and the progress bar; other is Lightning's loop and other callbacks."""
-# On a GPU one call in 11 is timed. 11 divides none of the usual logging intervals.
-SAMPLE_EVERY = 11
-# An epoch's first calls, in which libraries set themselves up, count only if there are no others.
-SETUP_CALLS = 2
+# On a GPU the first calls of an epoch are timed, and then one call in 11, which counts for 11. 11
+# divides none of the usual logging intervals.
+NUM_FIRST, SAMPLE_EVERY = 100, 11
 MAX_MARKS = 20_000  # on a GPU, in an epoch
 NOTHING = contextlib.nullcontext()
 # by the last part of the name that Lightning's profiler gets
@@ -85,8 +85,9 @@ class PhaseClock(PassThroughProfiler):
 
     Every moment of the steps belongs to one phase: an inner phase interrupts the outer one.
     Validations and the time between epochs are the rest. On a CPU each call of the training loop is
-    timed. On a GPU, where the CPU only queues work, one call in 11 is timed, by CUDA events on the
-    stream of the root device. The time of all steps is divided in proportion to these samples.
+    timed. On a GPU, where the CPU only queues work, calls are timed by CUDA events on the stream of
+    the root device: the first 100 of an epoch, then one in 11. The time of all steps is divided in
+    proportion to these samples.
     """
 
     def __init__(self) -> None:
@@ -100,9 +101,9 @@ class PhaseClock(PassThroughProfiler):
         self.seconds = {"steps": 0.0, "rest": 0.0}  # by the wall clock
         self.phases = ["other"]  # the inner ones last
         self.num_calls = 0  # in this epoch
-        self.is_timed = False  # this call
-        # (phase, time at which it began) in timed calls; a phase "" ends a call
-        self.marks: list[tuple[str, Any]] = []
+        self.is_timed, self.weight = False, 1  # this call, and for how many it counts
+        # (phase, time at which it began, weight) in timed calls; a phase "" ends a call
+        self.marks: list[tuple[str, Any, int]] = []
         self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the timed calls
 
     def take(self) -> dict[str, float]:
@@ -158,10 +159,9 @@ class PhaseClock(PassThroughProfiler):
         self._end_call()
         if not self.in_steps:
             self._enter(True)
-        if self.is_on_gpu and self.num_calls == SETUP_CALLS:  # the first calls need not count
-            self.marks, self.phase_seconds = [], dict.fromkeys(PHASES, 0.0)
-        is_sample = self.num_calls % SAMPLE_EVERY == SETUP_CALLS and len(self.marks) < MAX_MARKS
-        self.is_timed = not self.is_on_gpu or self.num_calls < SETUP_CALLS or is_sample
+        later = self.num_calls - NUM_FIRST
+        self.weight = SAMPLE_EVERY if self.is_on_gpu and later >= 0 else 1
+        self.is_timed = len(self.marks) < MAX_MARKS and later % self.weight == 0
         self._mark("data_loading")  # before the first batch the loader's workers start
         self.num_calls += 1
 
@@ -173,10 +173,10 @@ class PhaseClock(PassThroughProfiler):
 
     def _read(self) -> None:
         """Add up the marks. On a GPU their events must be over."""
-        for (phase, start), (_, end) in itertools.pairwise(self.marks):
+        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
             if phase:
                 seconds = start.elapsed_time(end) / 1e3 if self.is_on_gpu else end - start
-                self.phase_seconds[phase] += seconds
+                self.phase_seconds[phase] += weight * seconds
         self.marks = []
 
     def _mark(self, phase: str) -> None:
@@ -185,25 +185,26 @@ class PhaseClock(PassThroughProfiler):
             if self.is_on_gpu:
                 now = torch.cuda.Event(enable_timing=True)
                 now.record()
-            self.marks.append((phase, now))
+            self.marks.append((phase, now, self.weight))
 
 
 class StepTimer(Callback):
-    """Shows how the time of a training is divided among the phases of its steps.
+    """Shows how the time of a training is divided among the phases of its steps: a pie and a table
+    at its end.
 
-    It writes `PHASE_percent` and `step_ms` in watch/step_time/ for each epoch, and a pie
-    and a table of the training at its end. It runs on the first process, as the Trainer's profiler;
-    if the Trainer has another profiler, it is off.
+    It runs on the first process, as the Trainer's profiler; if the Trainer has another profiler, it
+    is off.
     """
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
-        # of each epoch since the start: the seconds of `PhaseClock.take`, and `num_steps`
-        self.epochs: list[dict[str, float]] = []
-        self.num_steps = 0  # before the epoch
+        # since the start: the seconds of `PhaseClock.take`, and `num_steps`
+        self.totals: Any = Counter()
+        self.first_step = 0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.epochs, self.num_steps = [], num_steps(trainer)
+        self.totals.clear()
+        self.first_step = num_steps(trainer)
         if not trainer.is_global_zero:
             return
         if isinstance(trainer.profiler, PassThroughProfiler):
@@ -213,19 +214,13 @@ class StepTimer(Callback):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if trainer.profiler is not self.clock:
-            return
-        row = {**self.clock.take(), "num_steps": num_steps(trainer) - self.num_steps}
-        self.num_steps = num_steps(trainer)
-        self.epochs.append(row)
-        values = {f"{phase}_percent": 100 * share for phase, share in shares(row).items()}
-        if row["num_steps"]:
-            values["step_ms"] = step_ms(row)
-        log_values(trainer, {f"watch/step_time/{name}": value for name, value in values.items()})
+        if trainer.profiler is self.clock:
+            self.totals.update(self.clock.take())
+            self.totals["num_steps"] = num_steps(trainer) - self.first_step
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if self.epochs:
-            self.epochs[-1]["rest"] += self.clock.take()["rest"]  # the last checkpoints
+        if self.totals:
+            self.totals["rest"] += self.clock.take()["rest"]  # the last checkpoints
         row = self.sum()
         if row and figures.has_pictures(trainer.loggers):
             parts = shares(row)
@@ -246,9 +241,7 @@ class StepTimer(Callback):
 
     def sum(self) -> dict[str, float]:
         """Of all epochs since the start; empty without a step."""
-        if not any(row["num_steps"] for row in self.epochs):
-            return {}
-        return {name: sum(row[name] for row in self.epochs) for name in self.epochs[0]}
+        return dict(self.totals) if self.totals["num_steps"] else {}
 
 
 def total(row: dict[str, float]) -> float:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
+from paths import ACCELERATOR
 
 from lightbase.data.module import BaseDataModule
 
 
 def attach(data: BaseDataModule, stage: str = "fit", **trainer: Any) -> Any:
-    data.trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, **trainer
-    )
+    options = {"logger": False, "enable_checkpointing": False, "max_epochs": 1, **trainer}
+    data.trainer = Trainer(accelerator=ACCELERATOR, devices=1, **options)
     data.prepare_data()
     data.setup(stage)
     return data

@@ -28,9 +28,11 @@ os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 
 
 @pytest.fixture(autouse=True)
-def example(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's repository is this folder, as for a script in tests/lightbase/scripts."""
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The user's repository is this folder, as for a script in tests/lightbase/scripts. His runs
+    are in the temporary folders of the tests."""
     monkeypatch.setattr(PROJECT, "root", HERE)
+    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path_factory.getbasetemp().resolve())
     monkeypatch.setattr(PROJECT, "default_model", "example.classifier.Classifier")
 
 

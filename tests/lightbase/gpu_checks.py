@@ -4,6 +4,7 @@ compiled, resumed, killed and out of memory; transforms, waits, speed; and the t
 bash tests/gpu_check.sh                        # a quarter of an hour on a machine with a GPU
 bash tests/gpu_check.sh --dry                  # the same commands on a CPU
 bash tests/gpu_check.sh --only waits ddp       # some of them, by the beginning of their names
+tests/simgpu/run bash tests/gpu_check.sh       # on simulated GPUs: all but speed and compiling
 
 It needs no network. It ends with a table in markdown, for docs/performance.md, and status 1 if a
 check has failed. Its folder, `--output`, keeps the table and what each command has printed.
@@ -24,10 +25,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import programs
 
 HERE = Path(__file__).parent  # a small repository, with scripts/ and configs/
 REPO = HERE.parents[1]
 PYTHON = shlex.quote(sys.executable)
+# by tests/simgpu/run: it has no speed and no Triton
+IS_SIMULATED = "SIMGPU_FOLDER" in os.environ
+START = Lock()  # programs.py starts one at a time
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true")
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")  # by default; the others have no fused step
 UNFUSED = ("Adadelta", "Adamax", "Adafactor", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -38,20 +46,21 @@ CNN += "--data.num_train 800 --data.num_test 200 --trainer.max_epochs 2"
 SHORT = f"{CNN} --trainer.precision 32-true --model.lr 0.001"
 GRAPHS = "--model.compile_mode reduce-overhead"
 RESUME = "--ckpt_path last --trainer.max_epochs"
-BEST = "--ckpt_path {folder}/tiny/version_0/checkpoints/best.ckpt"
+BEST = "--ckpt_path {folder}/tiny/version_0/checkpoints/best.ckpt {root}"
 
 
 @dataclass
 class Check:
     """commands: of python, one after the other; {device}, {root} and {folder} are filled in.
 
-    alone: after all others, by itself. judge: what is wrong with the output of all of them, if
-    anything.
+    needs_gpu: not in a dry run. needs_real_gpu: nor on a simulated one. alone: after all others, by
+    itself. judge: what is wrong with the output of all of them, if anything.
     """
 
     name: str
     commands: list[str]
     needs_gpu: bool = False
+    needs_real_gpu: bool = False
     alone: bool = False
     limit_s: int = 300  # a command
     judge: Callable[[str], str] = lambda output: ""
@@ -107,10 +116,11 @@ def compiled(dry: bool) -> Iterator[Check]:
         "compiled, accumulated": "--trainer.accumulate_grad_batches 2",
         "compiled, clipped": "--trainer.gradient_clip_val 1",
     }.items():
-        plain = SHORT + flags.replace(graphs, "") if graphs else f"{SHORT} {flags}"
+        plain = f"{SHORT} {flags.replace(graphs, '') if graphs else flags}"
         commands = [plain, f"{SHORT} {flags} --model.compile_net {backend}"]
         # an image or two of 200 may get another class
-        yield Check(name, commands, judge=lambda output: same_numbers(output, 0.02))
+        options = {"needs_real_gpu": not dry}  # a dry run only traces
+        yield Check(name, commands, judge=lambda output: same_numbers(output, 0.02), **options)
 
 
 def devices(dry: bool) -> Iterator[Check]:
@@ -144,15 +154,19 @@ def scripts() -> Iterator[Check]:
 
 def measured(dry: bool) -> Iterator[Check]:
     yield Check("waits", ["-m pytest -o addopts= -q -rf test_waits.py"], alone=True)
-    tests = "-m pytest -m gpu -o addopts= -q -rf .."
-    yield Check("tests marked gpu", [tests], needs_gpu=True, alone=True)
+    if not IS_SIMULATED:  # CI calls them by themselves
+        tests = "-m pytest -m gpu -o addopts= -q -rf .."
+        yield Check("tests marked gpu", [tests], needs_gpu=True, alone=True)
     speed = "../../benchmarks/benchmark.py --parts mnist cifar --rounds 1 --steps 300"
     command = [f"{speed} > {{folder}}/speed.md"]
-    yield Check("speed", command, needs_gpu=True, alone=True, limit_s=1800)
+    yield Check("speed", command, needs_real_gpu=True, alone=True, limit_s=1800)
 
 
 def run(check: Check, output: Path, dry: bool) -> None:
     """Fill in its result; what its commands print goes to a file."""
+    if check.needs_real_gpu and (dry or IS_SIMULATED):
+        check.note = "needs a real GPU"
+        return
     if check.needs_gpu and dry:
         check.note = "needs a GPU"
         return
@@ -185,23 +199,26 @@ def call(command: str, check: Check) -> tuple[str, str]:
     environment = os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
     if not check.alone:
         environment["OMP_NUM_THREADS"] = "1"
-    with subprocess.Popen(
-        command,
-        shell=True,
-        cwd=HERE,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    with start(command, environment) as process:
         try:
             printed, _ = process.communicate(timeout=check.limit_s)
             return f"status {process.returncode}" if process.returncode else "", printed
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return f"more than {check.limit_s} s", process.communicate()[0]
+
+
+def start(command: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """On simulated GPUs a script is forked from a process that has imported torch already: many
+    commands follow each other there, of which the import would be a half. ddp_fork hangs in a
+    process that is a fork itself."""
+    options: dict[str, Any] = {"cwd": HERE, "env": environment, "start_new_session": True}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    words = shlex.split(command)
+    if IS_SIMULATED and words[1].endswith(".py") and "ddp_fork" not in words:
+        with START:
+            return programs.start(words, errors="replace", **options)
+    return subprocess.Popen(command, shell=True, text=True, errors="replace", **options)
 
 
 def table(rows: list[Check], dry: bool) -> str:
@@ -225,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--dry", action="store_true", help="on a CPU")
     parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
-    parser.add_argument("--at_once", type=int, help="commands; 8 on a GPU, 2 on a CPU")
+    parser.add_argument("--at_once", type=int, help="commands; 8 on a GPU, otherwise 2")
     parser.add_argument("--output", type=Path, help="folder of what is printed; else a new one")
     options = parser.parse_args()
     output = options.output or Path(tempfile.mkdtemp(prefix="gpu_check_"))
@@ -233,7 +250,8 @@ def main() -> int:
     rows = [row for row in checks(options.dry) if row.name.startswith(tuple(options.only))]
     if not rows:
         parser.error(f"--only {' '.join(options.only)}: no check has such a name")
-    with ThreadPoolExecutor(options.at_once or (2 if options.dry else 8)) as pool:
+    at_once = options.at_once or (2 if options.dry or IS_SIMULATED else 8)
+    with ThreadPoolExecutor(at_once) as pool:
         together = [row for row in rows if not row.alone]
         list(pool.map(lambda row: run(row, output, options.dry), together))
     for row in rows:

@@ -11,12 +11,20 @@ import time
 from pathlib import Path
 
 import torch
+from example.models.cnn import CIFAR10CNN
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lightbase.data.transforms import alternating_flip, random_crop, random_flip
 
 TRAIN = [sys.executable, "scripts/train.py", "--config"]
+
+
+class Noisy(CIFAR10CNN):
+    """With dropout, whose random numbers must go on where they were."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, 0.1, self.training))
 
 
 class Full(nn.Module):
@@ -49,6 +57,7 @@ def check_one_of(images: Tensor, candidates: Tensor) -> None:
 def killed(folder: str, *flags: str) -> None:
     command = [*TRAIN, "configs/default.yaml", "--trainer.deterministic", "true", *flags]
     command += ["--trainer.max_epochs", "6", "--data.num_train", "1500", "--data.num_test", "100"]
+    command += ["--model.net", "gpu_compare.Noisy"]
     command += ["--trainer.default_root_dir", folder, "--name"]
     subprocess.run([*command, "expected"], check=True)
     process = subprocess.Popen([*command, "killed"])

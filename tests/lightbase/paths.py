@@ -1,6 +1,10 @@
 """Where the tests of the library find things, and what its scripts call."""
 
+import atexit
 import importlib
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -8,8 +12,26 @@ from typing import Any
 
 import pytest
 
+
+def on_accelerator(config: str) -> str:
+    """A copy of tiny.yaml that trains there. Processes that a test starts find it by the
+    environment."""
+    if "TEST_CONFIG" not in os.environ:
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder)
+        copy = Path(folder, "tiny.yaml")
+        text = Path(config).read_text()
+        copy.write_text(text.replace("accelerator: cpu", f"accelerator: {ACCELERATOR}"))
+        os.environ["TEST_CONFIG"] = str(copy)
+    return os.environ["TEST_CONFIG"]
+
+
 HERE = Path(__file__).parent  # a small repository: its package is `example`
 TINY = str(HERE / "tiny.yaml")
+# Where tests train. TEST_ACCELERATOR=gpu: on a GPU.
+ACCELERATOR = os.environ.get("TEST_ACCELERATOR", "cpu")
+if ACCELERATOR != "cpu":
+    TINY = on_accelerator(TINY)
 Train = Callable[..., dict[str, Any]]  # the fixtures `train` and `trained`
 Trained = Callable[..., tuple[Path, dict[str, Any]]]
 

@@ -69,8 +69,10 @@ def server() -> socket.socket:
 
 def serve(jobs: socket.socket) -> dict[str, Any]:
     """Fork a process for each job; returns in those processes alone."""
+    before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
+    set_by_imports = {key: value for key, value in os.environ.items() if key not in before}
     gc.freeze()  # shared memory stays shared, and nobody looks through it
     os.fsync = lambda _: None  # as in conftest.py
     while True:
@@ -86,6 +88,7 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
         for fd in streams:
             os.close(fd)
     job = json.loads(message)
+    job["env"] = set_by_imports | job["env"]
     while os.getppid() != job["parent"]:  # until the process between has gone
         time.sleep(0.001)
     jobs.send(str(os.getpid()).encode())

@@ -28,7 +28,9 @@ class Augmented(SyntheticImages):
     """Images that are mirrored at random in training."""
 
     def augment(self, inputs: Tensor) -> Tensor:
-        return torch.where(torch.rand(len(inputs), 1, 1, 1) < 0.5, inputs.flip(3), inputs)
+        return torch.where(
+            torch.rand(len(inputs), 1, 1, 1, device=inputs.device) < 0.5, inputs.flip(3), inputs
+        )
 
 
 class Points(BaseDataModule):

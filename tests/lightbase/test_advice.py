@@ -66,7 +66,7 @@ def test_the_advice_follows_from_the_timer(trainer: Any) -> None:
     (timer,) = trainer.callbacks = [StepTimer()]
     assert advice(trainer) == ""
     seconds = dict.fromkeys(PHASES, 1.0) | {"logging": 0.0}
-    timer.epochs = [seconds | {"optimizer": 5.0, "num_steps": 10_000, "rest": 1.0}]
+    timer.totals.update(seconds | {"optimizer": 5.0, "num_steps": 10_000, "rest": 1.0})
     assert parts(trainer, timer.sum())["overhead"] == 0  # on a GPU its load says more
     trainer.strategy._root_device = torch.device("cpu")
     assert re.match("Steps are small: 60% of their time is overhead; try ", advice(trainer))

@@ -19,11 +19,14 @@ class Random(nn.Module):
         self.norm, self.dropout, self.head = nn.BatchNorm2d(3), nn.Dropout(), nn.Linear(192, 4)
 
     def forward(self, x: Tensor) -> Any:
-        return self.head(self.dropout(self.norm(x).flatten(1) + torch.rand(192)))
+        return self.head(self.dropout(self.norm(x).flatten(1) + torch.rand(192, device=x.device)))
 
 
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
+
+FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
+GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,9 @@ PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
         ("--model.net.sizes [192,1000000000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
         ("--model.net.sizes [192,3]", 1, ["MLP has 3 outputs for the 4 classes of Synthetic"]),
+        (f"{FUSED} --trainer.precision 16-mixed", 2, ["fused true", "precision 16-mixed\nleave"]),
+        (f"{FUSED} --trainer.precision bf16", 2, ["fused true", "gradient_clip_val"]),
+        (f"{GRAPHS} --trainer.accumulate_grad_batches 2", 2, ["accumulate_grad_batches 2\nleave"]),
     ],
 )
 def test_a_mistake_is_named_before_the_run_has_a_folder(

@@ -89,12 +89,12 @@ def test_the_split_copies_no_data() -> None:
 
 def test_without_validation_all_trains_and_the_curve_is_of_the_test_set(monkeypatch) -> None:
     data = labelled(50, val_fraction=0)
+    assert len(data.splits["train"]) == 50
+    assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
+    data = labelled(50, val_fraction=0)
     gpu_of(data, monkeypatch)
     assert data.val_dataloader().dataset is data.test_dataloader().dataset  # one copy on the GPU
     assert data.train_dataloader().dataset is not data.test_dataloader().dataset
-    data = labelled(50, val_fraction=0)
-    assert len(data.splits["train"]) == 50
-    assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
 
 
 def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:

@@ -1,6 +1,9 @@
 """Device flags against pretended GPUs."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,10 +114,59 @@ def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", launch)
+    monkeypatch.setattr(devices, "counts_gpus_by_nvml", lambda: True)
     gpus = "--trainer.accelerator gpu --trainer.devices 2 --trainer.precision 16-mixed"
     watched = "--device_monitor true --step_timer true --figures_every_n_epochs 1"
     with pytest.raises(LaunchedError):
         train("--trainer.strategy", strategy, *gpus.split(), *watched.split())
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"])
+def test_processes_are_not_forked_where_torch_has_to_start_cuda(monkeypatch, strategy):
+    monkeypatch.setattr(devices, "num_gpus", lambda: 2)
+    monkeypatch.setattr(devices, "counts_gpus_by_nvml", lambda: False)
+    flags = SimpleNamespace(accelerator="gpu", devices=2, num_nodes=1, strategy=strategy)
+    with pytest.raises(UserError, match="torch finds no NVML\nuse ddp"):
+        check_devices(flags)
+
+
+@pytest.mark.gpu
+def test_what_counts_the_gpus_leaves_them_to_forked_processes() -> None:
+    """Only where it says so. On simulated GPUs NVML is there and is not."""
+    code = "import os, torch; from lightbase.compat import counts_gpus_by_nvml as by_nvml; "
+    code += "torch.cuda.device_count(); print(by_nvml(), flush=True); "
+    code += "os.fork() or print(torch.ones(1, device='cuda').sum().item())"
+    kinds = ["1", "0"] if "SIMGPU_FOLDER" in os.environ else ["1"]
+    for nvml in kinds:
+        libraries = os.environ.get("LD_LIBRARY_PATH", "")
+        if nvml == "0":
+            libraries = libraries.replace("/nvml", "/none")
+        command = [sys.executable, "-c", code]
+        environment = os.environ | {"LD_LIBRARY_PATH": libraries}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        counted = done.stdout.splitlines()[0] == "True"
+        assert ("1.0" in done.stdout) == counted, done.stderr
+        if "SIMGPU_FOLDER" in os.environ:
+            assert counted == (nvml == "1")
+
+
+@pytest.mark.parametrize(
+    ("problem", "way_out"),
+    [
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "trainer.devices .1."),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "data.batch_size"),
+        ("CUDA error: no kernel image is available for execution on the device", "docs/install"),
+    ],
+)
+def test_an_error_of_a_device_is_two_lines(problem: str, way_out: str) -> None:
+    links = "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    with (
+        pytest.raises(UserError, match=f"^{problem}\n.*{way_out}[^\n]*$"),
+        devices.short_device_errors(),
+    ):
+        raise RuntimeError(problem + links)
+    with pytest.raises(RuntimeError, match="another"), devices.short_device_errors():
+        raise RuntimeError("another")
 
 
 class HalfOnly(MLP):

@@ -329,6 +329,7 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
         report = tmp_path / str(num_ranks)
         report.mkdir()
         flags = ("--ckpt_path", checkpoint, "--data.batch_size", 7, "--report", report)
+        flags += ("--trainer.default_root_dir", tmp_path)
         result = on_ranks(num_ranks, "test_distributed.evaluate", *flags)
         assert not any(result.statuses), result.outputs
         names = ("report.csv", "confusion_matrix.csv")
@@ -366,7 +367,6 @@ def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_rank
         assert sum("Where the time of training went" in text for text in shown) == 1
         events = EventAccumulator(str(folder / "tiny" / "version_0"))
         events.Reload()
-        assert len(events.Scalars("watch/step_time/forward_percent")) == 1
         assert events.Scalars("watch/device/memory_gib")
         tags = [tag for tag in events.Tags()["images"] if tag.startswith("view/")]
         pictures.append({tag: events.Images(tag)[0].encoded_image_string for tag in tags})

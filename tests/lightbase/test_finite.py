@@ -7,7 +7,7 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import LightningModule
-from paths import Train
+from paths import ACCELERATOR, Train
 from test_steps import Plain
 from test_training import checkpoint
 from torch import Tensor
@@ -108,7 +108,7 @@ def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys):
 def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
     config = tmp_path / "plain.yaml"
     config.write_text("model: test_finite.PlainByHand\ndata: test_steps.PlainData\n")
-    flags = "--trainer.log_every_n_steps 5 --monitor val_loss --trainer.accelerator cpu"
+    flags = f"--trainer.log_every_n_steps 5 --monitor val_loss --trainer.accelerator {ACCELERATOR}"
     with pytest.raises(SystemExit):
         train(flags, "--step_timer false --device_monitor false", config=str(config))
     assert "is NaN or infinite after step 38, in epoch 2" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     for other in (["--data.fold", "3"], ["--data.split_seed", "7"]):
         with pytest.raises(SystemExit):
             EVALUATE.main(["--ckpt_path", path, *other])
-        assert "data.fold: the test set of the checkpoint is" in capsys.readouterr().err
+        assert f"{' '.join(other)}: the training of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--data.fold", 4)
     assert "--data.fold 4: a resume goes on with" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_augment_is_refused_where_the_masks_would_stay_as_they_are(train, tmp_pa
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 2
-    assert f"augment of {flags.split()[0]}" in error
+    assert f"of {flags.split()[0]} are images of the size of the inputs" in error
     assert "8, 8)" in error
     assert "transform_batch(batch, training)" in error
     assert not list(tmp_path.glob("*/version_*"))

@@ -86,7 +86,9 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
         lightbase.train(*objects(**arguments, lr=0.5), **resume)
     assert lightbase.train(*objects(**arguments), **resume)["epochs"] == 3
     paths = [tmp_path / name / "version_0" / "checkpoints" / "last.ckpt" for name in ("long", "x")]
-    one, two = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
+    one, two = (
+        torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in paths
+    )
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 

@@ -17,7 +17,7 @@ def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch asks the driver
     warnings.simplefilter("error")  # without the line in pyproject.toml
-    train("--trainer.max_steps", 1)
+    train("--trainer.max_steps 1 --trainer.accelerator cpu")
     shown = capsys.readouterr()
     assert "GPUs found: 1" in shown.out
     assert "GPU" not in shown.err

@@ -213,7 +213,12 @@ def test_the_plot_fits_val_and_names_runs_by_their_settings(root, capsys, monkey
                 for tag, factor in (("val_loss", 1), ("train/loss", 99), ("val_loss/cat", 1)):
                     writer.add_scalar(tag, factor * value, step)
     figures: list[Any] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args: figures.append(args[0]))
+    monkeypatch.chdir(root)
+
+    def keep(figure: Any, *_: Any, **__: Any) -> None:
+        figures.append(figure)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
     call(root, "mlp", "--plot", "x.svg")
     assert capsys.readouterr().out.startswith("Curves of 3 runs: x.svg\n")
     (axes,) = figures[0].axes  # none for a class

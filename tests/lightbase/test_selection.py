@@ -9,7 +9,7 @@ import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningModule
-from paths import argv
+from paths import ACCELERATOR, argv
 from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
@@ -102,7 +102,8 @@ class Plain(LightningModule):
 def plain(tmp_path: Path) -> str:
     """A config without what the Classifier takes."""
     config = tmp_path / "plain.yaml"
-    config.write_text("""
+    config.write_text(
+        """
 name: plain
 model: test_selection.Plain
 data:
@@ -111,8 +112,9 @@ data:
 device_monitor: false
 step_timer: false
 figures_every_n_epochs: 0
-trainer: {accelerator: cpu, max_epochs: 4, log_every_n_steps: 5}
-""")
+trainer: {accelerator: CPU, max_epochs: 4, log_every_n_steps: 5}
+""".replace("CPU", ACCELERATOR)
+    )
     return str(config)
 
 

@@ -9,7 +9,7 @@ import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningDataModule, LightningModule
-from paths import Train
+from paths import ACCELERATOR, Train
 from test_training import checkpoint, curves, equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -100,8 +100,8 @@ def test_several_steps_at_once_change_nothing(train, trained, tmp_path, name, ca
 def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_path: Path) -> None:
     config = tmp_path / "plain.yaml"
     config.write_text(
-        "model: test_steps.Plain\ndata: test_steps.PlainData\ntrainer: {accelerator: cpu, "
-        "max_epochs: 3}"
+        "model: test_steps.Plain\ndata: test_steps.PlainData\n"
+        f"trainer: {{accelerator: {ACCELERATOR}, max_epochs: 3}}"
     )
     flags = "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false"
     for name, num_steps in (("one", 1), ("several", 4)):

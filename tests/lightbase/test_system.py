@@ -12,7 +12,7 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Trainer, seed_everything
-from paths import Train, script
+from paths import ACCELERATOR, Train, script
 from test_training import Terminate, curves, equal, weights
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -230,7 +230,8 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
     )
     model, _ = make_classifier()
     options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    options |= {"accelerator": "cpu", "default_root_dir": tmp_path, "enable_model_summary": False}
+    options |= {"accelerator": ACCELERATOR, "devices": 1, "enable_model_summary": False}
+    options |= {"default_root_dir": tmp_path}
     trainer = Trainer(max_epochs=2, **options)
     trainer.fit(model, data)
     assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()

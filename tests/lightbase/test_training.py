@@ -19,7 +19,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from paths import HERE, TINY, Train, Trained, argv, script, words
+from paths import HERE, TINY, Train, Trained, argv, fails, script, words
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -34,7 +34,8 @@ from lightbase.data.batches import EpochBatchSampler, ResumableLoader
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
@@ -97,11 +98,9 @@ def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_pa
         RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
     )
     names = [info.name for info in experiment.hparam_infos]
-    assert names == ["data.batch_size", "model.lr", "seed"]
+    assert names[:3] == ["data.batch_size", "model.lr", "seed"]
     tags = [info.name.tag for info in experiment.metric_infos]
     assert tags[:5] == words("train/acc train/loss val/acc val/loss view/test/acc")
-    (layout,) = runs.Tensors("tiny/version_0", "custom_scalars__config__")
-    assert re.findall(r"val\)/(\w+)\$", str(layout.tensor_proto)) == ["acc", "loss"]
 
 
 @pytest.mark.parametrize(("max_steps", "later"), [(5, 57), (19, -1), (30, -1)])
@@ -185,24 +184,28 @@ class Noisy(nn.Module):
         return self.layers(x)
 
 
-CONTINUED = [
-    "--model.optimizer Adam --model.scheduler CosineAnnealingLR",
-    # moves the momentum too, which is elsewhere in Adam
-    "--model.optimizer Adam --model.scheduler OneCycleLR",
-    "--model.optimizer SGD --model.scheduler WarmupCosineLR --model.scheduler_args.warmup_steps 5",
-    "--model.optimizer Adam --model.scheduler FinalDecayLR",
-]
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "WarmupCosineLR"])
+def test_a_schedule_that_is_made_for_a_length_refuses_another_one(train, tmp_path, capsys, name):
+    flags = f"--model.scheduler {name} --trainer.max_epochs"
+    train(flags, 1)
+    folder = tmp_path / "tiny" / "version_0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    error = fails(capsys, 2, lambda: train(flags, 3, "--ckpt_path last"))
+    assert f"model.scheduler {name} is made for" in error
+    assert "--model.weights" in error
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    events = {path for path in after if "tfevents" in path.name}
+    assert {path: after[path] for path in after.keys() - events} == {
+        path: before[path] for path in before.keys() - events
+    }
 
 
-@pytest.mark.parametrize("flags", CONTINUED)
-@pytest.mark.slow
-def test_a_finished_run_goes_on_with_the_learning_rates_of_the_longer_run(train, tmp_path, flags):
-    train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 1")
-    train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 3 --ckpt_path last")
-    train(flags, "--trainer.log_every_n_steps 1 --trainer.max_epochs 3 --name whole")
-    found, expected = (curves(tmp_path / name / "version_0")["lr"] for name in ("tiny", "whole"))
-    assert [step for step, _ in found] == list(range(57))
-    assert [rate for _, rate in found[19:]] == pytest.approx([rate for _, rate in expected[19:]])
+def test_a_schedule_that_knows_no_length_goes_on_for_longer(train, tmp_path):
+    flags = "--model.scheduler StepLR --model.scheduler_args.step_size 1 --trainer.max_epochs"
+    train(flags, 1)
+    train(flags, 2, "--ckpt_path last")
+    train(flags, 2, "--name whole")
+    assert equal(weights(tmp_path / "tiny" / "version_0"), weights(tmp_path / "whole/version_0"))
 
 
 def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from paths import ACCELERATOR
 
 from lightbase.folder import PROJECT
 
@@ -82,7 +83,7 @@ def run(command: str, folder: Path) -> Any:
         args += ["--trainer.limit_train_batches", "3", "--figures_every_n_epochs", "0"]
         args += ["--step_timer", "false"]
     if name == "train":
-        args += ["--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", "1"]
+        args += ["--trainer.accelerator", ACCELERATOR, "--trainer.log_every_n_steps", "1"]
         args += ["--trainer.max_epochs", "2" if "--ckpt_path" in args else "1"]
         config = args[args.index("--config") + 1] if "--config" in args else GENERATED[0]
         if config in GENERATED and "--data" not in args:

@@ -35,7 +35,7 @@ def test_cifar10_equals_torchvisions_own_pipeline(cifar10_dir, packed_anew, caps
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     reference = datasets.CIFAR10(cifar10_dir, train=False, transform=transform)
     torch.testing.assert_close(
-        data.normalize(inputs), torch.stack([reference[i][0] for i in range(64)])
+        data.normalize(inputs).cpu(), torch.stack([reference[i][0] for i in range(64)])
     )
     assert targets.tolist() == [reference[i][1] for i in range(64)]
 

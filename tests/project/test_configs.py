@@ -6,6 +6,7 @@ import pytest
 import yaml
 from attached import refuse_network
 from pages import REPO
+from paths import ACCELERATOR
 
 import lightbase
 
@@ -17,13 +18,14 @@ SMALLER = {
     "project.data.discs.Discs": FEW,
     "project.data.mnist.MNIST": FILES,
     "project.data.cifar10.CIFAR10": FILES,
-    "lightbase.Features": "--data.num_samples 400",
+    "project.data.features.Features": "--data.num_samples 400",
 }
 """Flags for data sets; the fixtures make the files. Another data set is used as it is on this
 machine; the test is skipped if the folder of its data is not here."""
 TWO_STEPS = (
     "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.log_every_n_steps 1 "
-    "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1 --trainer.accelerator cpu "
+    "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
+    f"--trainer.accelerator {ACCELERATOR} "
     "--trainer.default_root_dir {folder}/logs --step_timer false --device_monitor false"
 )
 

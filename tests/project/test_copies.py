@@ -1,6 +1,7 @@
 """scripts/rename.py in copies of the repository; then a network and a data set are deleted, and a
 newer version of the library takes the place of the older one."""
 
+import importlib
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PACKAGE, REPO, commands, script
+from pages import PACKAGE, REPO, commands
 
 import lightbase
 from lightbase.errors import UserError
@@ -119,7 +120,7 @@ def test_mentions_change_and_nothing_else(copy: Path) -> None:
 def test_a_bad_name_is_refused(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     with pytest.raises(UserError, match=f"^'{name}' (cannot name a package|is taken)"):
-        script("rename").check_name(name)
+        importlib.import_module("rename").check_name(name)
 
 
 @pytest.mark.slow
@@ -143,7 +144,7 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     mine = copy / NEW / "models" / "mine.py"
     mine.write_text("from torch.nn import Linear\n\n\nclass Mine(Linear):\n    pass\n")
     commit(copy)
-    flags = f"--model {NEW}.classifier.Classifier --data lightbase.Features --name mine"
+    flags = f"--model {NEW}.classifier.Classifier --data {NEW}.data.features.Features --name mine"
     flags += f" --model.net {NEW}.models.mine.Mine --model.net.in_features 10"
     flags += " --model.net.out_features 2 --trainer.accelerator cpu --trainer.max_epochs"
     train = [sys.executable, "scripts/train.py", *flags.split()]

@@ -27,10 +27,16 @@ def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None
     assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
 
 
-def test_the_page_installs_as_ci_does() -> None:
-    install = 'uv pip install --compile-bytecode -c constraints.txt -e ".[dev]"'
-    assert install in commands(text_of("docs/install.md"))
-    assert install in text_of(".ci/run")
+def test_two_commands_install_train_and_test_and_ci_runs_them_as_they_stand() -> None:
+    start = README.split("## Start\n")[1].split("## What you see\n")[0]
+    typed = commands(start)
+    assert typed[0].startswith("git clone ")
+    install = [command for command in typed if command.startswith("pip install ")]
+    assert install == typed[-2:]
+    assert install[0].endswith(" && python scripts/train.py")
+    assert install[1].endswith(" && pytest")
+    lines = "sed -n '/^## Start$/,/^## What you see$/p' README.md | grep '^pip install'"
+    assert lines in text_of(".ci/run")
 
 
 def test_the_project_imports_public_names_only() -> None:

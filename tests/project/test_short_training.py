@@ -28,8 +28,9 @@ def train(folder: Path, model: str) -> dict[str, float]:
 
 def test_the_classifier_learns(tmp_path: Path) -> None:
     pytest.importorskip("project.classifier")
+    pytest.importorskip("project.data.features")
     net = "--model.net torch.nn.Linear --model.net.in_features 10 --model.net.out_features 2"
-    data = "--data lightbase.Features --data.num_samples 1000"
+    data = "--data project.data.features.Features --data.num_samples 1000"
     result = train(tmp_path, f"--model project.classifier.Classifier {net} {data}")
     assert result["test/acc"] > 0.9  # chance is 0.5
 

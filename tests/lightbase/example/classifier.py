@@ -42,11 +42,11 @@ class Classifier(BaseModule):
         self.num_classes = num_classes
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, _ = self._step("train", self.net(batch[0]), batch[1])
+        loss, _ = self._step("train", self(batch[0]), batch[1])
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        _, logits = self._step("val", self.net(batch[0]), batch[1])
+        _, logits = self._step("val", self(batch[0]), batch[1])
         return logits
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -24,11 +24,11 @@ class Regressor(BaseModule):
         super().__init__(net, criterion or nn.MSELoss(), metrics, **system)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, _ = self._step("train", self.net(batch[0]), batch[1])
+        loss, _ = self._step("train", self(batch[0]), batch[1])
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        _, predicted = self._step("val", self.net(batch[0]), batch[1])
+        _, predicted = self._step("val", self(batch[0]), batch[1])
         return predicted
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -90,8 +90,7 @@ def stopped_and_resumed(module, stops, root, monkeypatch, flags=()) -> Path:
     return root / "cut" / "version_0"
 
 
-def test_an_optimizer_that_is_never_built_is_not_tried(tmp_path, capsys):
+def test_an_optimizer_that_is_never_built_is_not_tried(tmp_path):
     """A subclass may have names of its own for its optimizers and schedules."""
     flags = ("--model.optimizer", "mine", "--model.scheduler", "yours", "--trainer.max_epochs", "1")
-    main(["--config", str(write_config("Plateau", tmp_path)), *flags])
-    assert "a resume with another length does not stretch the schedule" in capsys.readouterr().out
+    assert main(["--config", str(write_config("Plateau", tmp_path)), *flags])["epochs"] == 1

@@ -11,9 +11,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from lightbase.data.batches import Batch, TensorBatches
-from lightbase.data.module import BaseDataModule
-from lightbase.errors import UserError
+from lightbase import BaseDataModule, Batch, UserError
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -37,7 +35,7 @@ class Features(BaseDataModule):
 
     def __init__(
         self,
-        csv_path: str | None = None,
+        csv_path: Path | None = None,
         label_column: str = "label",
         num_features: PositiveInt = 10,
         num_classes: PositiveInt = 2,
@@ -99,9 +97,9 @@ class Features(BaseDataModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        train = self.splits.get("train")
-        if isinstance(train, TensorBatches) and self.mean is None:
-            std, mean = torch.std_mean(train.inputs.double(), dim=0)
+        if "train" in self.splits and self.mean is None:
+            inputs, _ = self.splits["train"].values  # type: ignore[union-attr]
+            std, mean = torch.std_mean(inputs.double(), dim=0)
             is_constant = std <= 1e-6 * mean.abs()  # this column becomes 0 for every sample
             self.mean, self.std = mean.float(), std.masked_fill(is_constant, 1).float()
 
@@ -120,7 +118,7 @@ class Features(BaseDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.mean, self.std = state_dict["mean"], state_dict["std"]
-        self.columns = state_dict.get("columns", [])  # version 0.2 did not save them
+        self.columns = state_dict["columns"]
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """The rows of a CSV file with the columns of the training. Other columns, such as the
@@ -128,7 +126,9 @@ class Features(BaseDataModule):
         header, rows = read_rows(path, str(path))
         columns = self.columns or [name for name in header if name != self.label_column]
         if not {*columns} <= {*header} or len(columns) != len(self.mean):
-            raise UserError(f"it has not the {len(self.mean)} columns {', '.join(columns)[:60]}")
+            raise UserError(
+                f"it does not have the {len(self.mean)} columns {', '.join(columns)[:60]}"
+            )
         for line, row in rows:
             yield f"{path}:{line}", torch.tensor(numbers_in(row, columns, f"line {line}"))
 

@@ -1,11 +1,16 @@
+import csv
 from pathlib import Path
 
 import pytest
 import torch
 from attached import attach
 
-from lightbase.data.tables import Features
-from lightbase.errors import UserError
+import lightbase
+from lightbase import UserError
+from lightbase.tools import predict
+
+features = pytest.importorskip("project.data.features")
+Features = features.Features
 
 
 def test_generated_features_come_in_overlapping_clusters() -> None:
@@ -86,3 +91,26 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once_and_must_b
     for read in (lambda: data.load("train"), lambda: data.num_classes):
         with pytest.raises(UserError, match=r"data.csv_path .*x\.csv cannot be read"):
             read()
+
+
+def test_predictions_for_rows_of_a_file_by_their_columns(tmp_path, capsys):
+    rows = "".join(f"{i % 2},{(i % 2) * 9 + i % 3},{'ab'[i % 2]}\n" for i in range(60))
+    (tmp_path / "x.csv").write_text("p,q,label\n" + rows)
+    flags = (
+        f"--data project.data.features.Features --data.csv_path {tmp_path / 'x.csv'} --name rows"
+    )
+    flags += " --model project.classifier.Classifier --model.net torch.nn.Linear"
+    flags += " --model.net.in_features 2 --model.net.out_features 2 --model.lr 0.1"
+    flags += " --trainer.max_epochs 4 --trainer.accelerator cpu --data.batch_size 16"
+    root = f"--trainer.default_root_dir {tmp_path}".split()
+    lightbase.main([*flags.split(), *root])
+    (tmp_path / "new.csv").write_text("q,more,p\n10,x,1\n0,y,0\n")
+    command = ["--ckpt_path", "rows", *root, str(tmp_path / "new.csv")]
+    predict.main([*command, "--output", str(tmp_path / "out.csv")])
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [row["class"] for row in csv.DictReader(file)] == ["b", "a"]
+    for text, reason in (("q,r\n1,2\n", "not have the 2 columns p, q"), ("p,q\n1,z\n", "line 2")):
+        (tmp_path / "new.csv").write_text(text)
+        with pytest.raises(SystemExit):
+            predict.main(command)
+        assert reason in capsys.readouterr().err
