@@ -1,6 +1,6 @@
 """Measure the speed of training, beside other ways to train the same network."""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 if __name__ == "__main__":  # before the imports below, which take seconds
     with starting(__file__, default_model="project.classifier.Classifier"):
@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from lightbase import Batch, MayMissSteps
-from lightbase.cli import arguments
-from lightbase.compat import quiet_lightning
-from lightbase.devices.devices import cpu_threads
-from lightbase.run import train
-from lightbase.run.record import describe_environment
+from lightbase.commands import arguments
+from lightbase.core import run as train
+from lightbase.core.compat import quiet_lightning
+from lightbase.core.devices import cpu_threads
+from lightbase.core.record import describe_environment
 
 REPO = Path(__file__).parents[1]
 DATA = "project.data.synthetic.SyntheticImages"

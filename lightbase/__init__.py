@@ -8,32 +8,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightbase.curves import MayMissSteps, run_folder
-    from lightbase.data.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
-    from lightbase.data.downloads import open_or_download, read_arrays, short_download_errors
-    from lightbase.data.images import ImageFolder
-    from lightbase.data.module import BaseDataModule
-    from lightbase.errors import UserError, say
-    from lightbase.metrics import Metrics, collection
-    from lightbase.module import BaseModule
-    from lightbase.optim import FinalDecayLR, WarmupCosineLR
-    from lightbase.run.python import load, train
-    from lightbase.run.train import main
+    from lightbase.commands.python import load, train
+    from lightbase.core.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
+    from lightbase.core.curves import MayMissSteps, run_folder
+    from lightbase.core.data import BaseDataModule
+    from lightbase.core.errors import UserError, say
+    from lightbase.core.metrics import Metrics, collection
+    from lightbase.core.module import BaseModule
+    from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
+    from lightbase.core.run import main
+    from lightbase.extras.downloads import open_or_download, read_arrays, short_download_errors
+    from lightbase.extras.image_folder import ImageFolder
 
 __version__ = "0.3.0"
 
 NAMES = {
-    "curves": ("MayMissSteps", "run_folder"),
-    "data.batches": ("Batch", "EpochBatchSampler", "ResumableLoader", "at_least_float32"),
-    "data.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
-    "data.images": ("ImageFolder",),
-    "data.module": ("BaseDataModule",),
-    "errors": ("UserError", "say"),
-    "metrics": ("Metrics", "collection"),
-    "module": ("BaseModule",),
-    "optim": ("FinalDecayLR", "WarmupCosineLR"),
-    "run.python": ("load", "train"),
-    "run.train": ("main",),
+    "commands.python": ("load", "train"),
+    "core.batches": ("Batch", "EpochBatchSampler", "ResumableLoader", "at_least_float32"),
+    "core.curves": ("MayMissSteps", "run_folder"),
+    "core.data": ("BaseDataModule",),
+    "core.errors": ("UserError", "say"),
+    "core.metrics": ("Metrics", "collection"),
+    "core.module": ("BaseModule",),
+    "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
+    "core.run": ("main",),
+    "extras.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
+    "extras.image_folder": ("ImageFolder",),
 }
 """The public names of each module."""
 MODULES = {name: module for module, names in NAMES.items() for name in names}

@@ -1,9 +1,9 @@
 """Test a checkpoint again: python scripts/evaluate.py --ckpt_path FILE"""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.tools.evaluate import main
+    from lightbase.commands.evaluate import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,9 @@
 """Predict for image files: python scripts/predict.py --ckpt_path FILE IMAGE ..."""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.tools.predict import main
+    from lightbase.commands.predict import main
 
 if __name__ == "__main__":
     main()

@@ -10,15 +10,15 @@ import re
 import subprocess
 from pathlib import Path
 
-from lightbase.cli.arguments import ScriptParser
-from lightbase.cli.script import short_errors, starting
-from lightbase.errors import UserError
-from lightbase.folder import PROJECT
+from lightbase.commands.arguments import ScriptParser
+from lightbase.commands.script import short_errors, starting
+from lightbase.core.errors import UserError
+from lightbase.core.folder import PROJECT
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     pass  # it knows the folder of the repository now
 
-SKIPPED = ("lightbase/", "tests/lightbase/", "CHANGELOG.md", "logs/", "data/")
+SKIPPED = ("lightbase/", "CHANGELOG.md", "logs/", "data/")
 
 
 def main() -> None:

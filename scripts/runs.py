@@ -1,9 +1,9 @@
 """Show runs side by side: python scripts/runs.py"""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.tools.runs import main
+    from lightbase.commands.runs import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,9 @@
 """Search the flags of train.py: python scripts/sweep.py --search model.lr=0.001,0.01"""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.tools.sweep import main
+    from lightbase.commands.sweep import main
 
 if __name__ == "__main__":
     main()

@@ -4,10 +4,10 @@ python scripts/train.py
 python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
 """
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.run.train import main
+    from lightbase.core.run import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,9 @@
 """Find a batch size and a learning rate: python scripts/tune.py --config configs/mnist_mlp.yaml"""
 
-from lightbase.cli.script import starting
+from lightbase.commands.script import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.tools.tune import main
+    from lightbase.commands.tune import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision import datasets
 
 from lightbase import BaseDataModule, Batch, UserError, open_or_download, read_arrays, say
-from lightbase.data.transforms import alternating_flip, crop_and_flip, to_float
+from lightbase.extras.transforms import alternating_flip, crop_and_flip, to_float
 
 # size in bytes of the published files (A. Krizhevsky: Learning multiple layers of features, 2009)
 TRAIN = {"data_batch_1": 31_035_704, "data_batch_2": 31_035_320, "data_batch_3": 31_035_999}

@@ -7,7 +7,7 @@ from torch import Tensor
 from torchvision import datasets
 
 from lightbase import BaseDataModule, Batch, open_or_download
-from lightbase.data.transforms import random_crop, to_float
+from lightbase.extras.transforms import random_crop, to_float
 
 # size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
 FILES = {

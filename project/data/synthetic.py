@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from lightbase import BaseDataModule, Batch
-from lightbase.data.transforms import to_float
+from lightbase.extras.transforms import to_float
 
 
 class SyntheticImages(BaseDataModule):

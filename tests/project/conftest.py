@@ -8,7 +8,7 @@ import pytest
 from generated import cifar10_dir, mnist_dir  # noqa: F401  # fixtures
 from pages import REPO
 
-from lightbase.folder import PROJECT
+from lightbase.core.folder import PROJECT
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from paths import ACCELERATOR
 
-from lightbase.folder import PROJECT
+from lightbase.core.folder import PROJECT
 
 REPO = Path(__file__).parents[2]
 PACKAGE = "project.classifier".partition(".")[0]  # scripts/rename.py changes it
@@ -20,7 +20,7 @@ GENERATED = ("configs/default.yaml", "configs/discs_mlp.yaml")
 def script(name: str) -> ModuleType:
     """The module that scripts/NAME.py calls."""
     return importlib.import_module(
-        "lightbase.run.train" if name == "train" else f"lightbase.tools.{name}"
+        "lightbase.core.run" if name == "train" else f"lightbase.commands.{name}"
     )
 
 

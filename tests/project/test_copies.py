@@ -14,11 +14,11 @@ import pytest
 from pages import PACKAGE, REPO, commands
 
 import lightbase
-from lightbase.errors import UserError
+from lightbase.core.errors import UserError
 
 NEW = f"my_{PACKAGE}"
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
-UNCHANGED = ("lightbase/", "tests/lightbase/", "logs/", "data/", "CHANGELOG.md")
+UNCHANGED = ("lightbase/", "logs/", "data/", "CHANGELOG.md")
 # PKG stands for the package's name
 MENTIONS = r"""
 import PKG
@@ -133,7 +133,7 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     init = copy / "lightbase" / "__init__.py"
     new = init.read_text()
     init.write_text(new.replace(f'"{lightbase.__version__}"', '"0.2.9"'))
-    gone = [copy / "lightbase" / "gone.py", copy / "tests" / "lightbase" / "test_gone.py"]
+    gone = [copy / "lightbase" / "gone.py", copy / "lightbase" / "tests" / "test_gone.py"]
     for path in gone:
         path.write_text("")
     for module in ("data.cifar10", "models.cnn"):
@@ -165,5 +165,5 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     (copy / "blocks" / "block.py").write_text(f"import sys\nsys.modules[{PACKAGE!r}] = None\n")
     pytest_options = ["-p", "block", "-o", "addopts=", "-m", "not slow", "-q"]
     names = ("test_house.py", "test_config.py", "test_system.py", "test_restart.py")
-    tests = ["tests/project", *(f"tests/lightbase/{name}" for name in names)]
+    tests = ["tests/project", *(f"lightbase/tests/{name}" for name in names)]
     call(copy, sys.executable, "-m", "pytest", *pytest_options, *tests)

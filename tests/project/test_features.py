@@ -7,7 +7,7 @@ from attached import attach
 
 import lightbase
 from lightbase import UserError
-from lightbase.tools import predict
+from lightbase.commands import predict
 
 features = pytest.importorskip("project.data.features")
 Features = features.Features

@@ -42,7 +42,7 @@ def test_two_commands_install_train_and_test_and_ci_runs_them_as_they_stand() ->
 def test_the_project_imports_public_names_only() -> None:
     for path in (REPO / PACKAGE).rglob("*.py"):
         names = re.findall(r"^\s*(?:from|import) (lightbase[\w.]*)", path.read_text(), re.M)
-        assert {*names} <= {"lightbase", "lightbase.data.transforms"}, path
+        assert {*names} <= {"lightbase", "lightbase.extras.transforms"}, path
 
 
 def test_the_layout_names_the_scripts_and_the_pages() -> None:

@@ -7,7 +7,7 @@ from attached import attach, refuse_network
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from lightbase.errors import UserError
+from lightbase.core.errors import UserError
 
 module = pytest.importorskip("project.data.mnist")
 FILES, MNIST = module.FILES, module.MNIST

@@ -7,7 +7,7 @@ import torch
 from pages import PACKAGE
 
 import lightbase
-from lightbase.tools import evaluate
+from lightbase.commands import evaluate
 
 FLAGS = (
     "--model.optimizer Adam --model.lr 0.02 --trainer.max_epochs 3 --trainer.accelerator cpu "

@@ -42,7 +42,7 @@ class Interrupt(MayMissSteps, Callback):
 @pytest.fixture
 def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightbase.folder.Project.logs", tmp_path / "logs")  # of this user
+    monkeypatch.setattr("lightbase.core.folder.Project.logs", tmp_path / "logs")  # of this user
     modules = {*sys.modules}
     yield tmp_path
     for name in {*sys.modules} - modules:

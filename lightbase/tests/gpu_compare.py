@@ -1,0 +1,87 @@
+"""Checks of gpu_checks.py that are more than a command: an assertion fails where a GPU differs.
+
+python gpu_compare.py augment cuda           # the random transforms, against those of the CPU
+python gpu_compare.py killed FOLDER --trainer.accelerator gpu    # kill -9, and the same weights
+python gpu_compare.py memory --trainer.accelerator gpu           # a full memory is two lines
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from example.models.cnn import CIFAR10CNN
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightbase.extras.transforms import alternating_flip, random_crop, random_flip
+
+TRAIN = [sys.executable, "scripts/train.py", "--config"]
+
+
+class Noisy(CIFAR10CNN):
+    """With dropout, whose random numbers must go on where they were."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, 0.1, self.training))
+
+
+class Full(nn.Module):
+    """Needs more memory than there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(2**50, device=x.device)
+
+
+def augment(device: str) -> None:
+    images = torch.randint(256, (500, 3, 8, 8), dtype=torch.uint8)
+    for mode in ("constant", "reflect"):
+        padded = functional.pad(images, [2] * 4, mode)
+        places = [(top, left) for top in range(5) for left in range(5)]
+        crops = torch.stack([padded[..., y : y + 8, x : x + 8] for y, x in places])
+        check_one_of(random_crop(images.to(device), 2, mode), crops)
+    check_one_of(random_flip(images.to(device)), torch.stack([images, images.flip(-1)]))
+    for epoch in range(2):
+        flipped = alternating_flip(images.to(device), epoch).cpu()
+        assert torch.equal(flipped, alternating_flip(images, epoch))
+
+
+def check_one_of(images: Tensor, candidates: Tensor) -> None:
+    """Each image (N, ...) is one of its candidates (M, N, ...), and each candidate occurs."""
+    is_equal = (images.cpu() == candidates).flatten(2).all(2)
+    assert is_equal.any(0).all()
+    assert is_equal.any(1).all()
+
+
+def killed(folder: str, *flags: str) -> None:
+    command = [*TRAIN, "configs/default.yaml", "--trainer.deterministic", "true", *flags]
+    command += ["--trainer.max_epochs", "6", "--data.num_train", "1500", "--data.num_test", "100"]
+    command += ["--model.net", "gpu_compare.Noisy"]
+    command += ["--trainer.default_root_dir", folder, "--name"]
+    subprocess.run([*command, "expected"], check=True)
+    process = subprocess.Popen([*command, "killed"])
+    last = Path(folder, "killed", "version_0", "checkpoints", "last.ckpt")
+    while not last.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -9
+    subprocess.run([*command, "killed", "--ckpt_path", "last"], check=True)
+    expected = torch.load(str(last).replace("killed", "expected"), weights_only=True)["state_dict"]
+    for name, value in torch.load(last, weights_only=True)["state_dict"].items():
+        assert torch.equal(value, expected[name]), name
+
+
+def memory(*flags: str) -> None:
+    command = [*TRAIN, "tiny.yaml", "--model.net", "gpu_compare.Full", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stderr)
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert "memory" in first
+    assert "--data.batch_size" in second
+
+
+if __name__ == "__main__":
+    {"augment": augment, "killed": killed, "memory": memory}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,50 @@
+"""Imports all modules of the library. Prints how many, and what the imports have changed in other
+packages and in this process."""
+
+import importlib
+import inspect
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import _common
+from lightning import Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.strategies import StrategyRegistry
+
+import lightbase
+
+OTHERS = ("lightning.pytorch.cli", "torch.utils.tensorboard", "torchvision", "matplotlib.figure")
+
+
+def state() -> dict[str, Any]:
+    return {
+        "excepthooks": (sys.excepthook, threading.excepthook),
+        "streams": (sys.stdout, sys.stderr, *sys.argv, *sys.path),
+        "warnings": list(warnings.filters),
+        "environment": dict(os.environ),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "threads": threading.active_count(),
+        "Trainer": {**vars(Trainer), "signature": inspect.signature(Trainer)},
+        "strategies": StrategyRegistry.available_strategies(),
+        "accelerators": AcceleratorRegistry.available_accelerators(),
+        "jsonargparse": dict(_common.parsing_settings),
+    }
+
+
+if __name__ == "__main__":
+    for name in OTHERS:
+        importlib.import_module(name)  # these may change what they like
+    before = state()
+    folder = Path(lightbase.__path__[0])
+    files = [file for file in folder.rglob("*.py") if folder / "tests" not in file.parents]
+    paths = [file.relative_to(folder.parent).with_suffix("") for file in files]
+    names = [".".join(path.parts) for path in paths]
+    for name in names:
+        importlib.import_module(name)
+    after = state()
+    print(len(names), [key for key in before if before[key] != after[key]])

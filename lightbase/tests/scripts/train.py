@@ -1,0 +1,13 @@
+"""Train a network, then test its best checkpoint.
+
+python scripts/train.py
+python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
+"""
+
+from lightbase.commands.script import starting
+
+with starting(__file__, default_model="example.classifier.Classifier"):
+    from lightbase.core.run import main
+
+if __name__ == "__main__":
+    main()

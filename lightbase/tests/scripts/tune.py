@@ -1,0 +1,9 @@
+"""Find a batch size and a learning rate: python scripts/tune.py --config configs/default.yaml"""
+
+from lightbase.commands.script import starting
+
+with starting(__file__, default_model="example.classifier.Classifier"):
+    from lightbase.commands.tune import main
+
+if __name__ == "__main__":
+    main()

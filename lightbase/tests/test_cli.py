@@ -1,0 +1,419 @@
+"""Mistakes on the command line and in configs, and what --help and --print_config show."""
+
+import inspect
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import yaml
+from lightning import Trainer
+from paths import HERE, TINY, Train, fails, words
+from torch import nn
+
+from lightbase.commands.arguments import FLAGS, TRAINER, arguments_in_source, help_of_train
+from lightbase.core.config import parser_of
+from lightbase.core.run import main, parse
+
+TEXT = Path(TINY).read_text()
+EARLY_STOPPING = """\
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.EarlyStopping
+      init_args: {monitor: val/loss, patience: 3}
+"""
+
+
+def script(name: str) -> Callable[..., Any]:
+    """The main function of a script."""
+    return runpy.run_path(str(HERE / "scripts" / f"{name}.py"))["main"]
+
+
+# a command line, and what its error names
+WRONG_FLAGS = """
+--data.split_seed 99999999999999999999999 | data.split_seed: 9999 | out of range
+--data.batchsize 3 | data.batchsize | batch_size?
+--model.net.size [1] | model.net.size | sizes?
+--modle.lr 1 | --modle.lr | --model.lr?
+--model.parameter_groups.layers.1.lr 0.1 | layers.1.lr 0.1: | --model.parameter_groups.bias "{
+stray | unknown argument 'stray'
+--config nowhere.yaml | config nowhere.yaml: No such file
+--data.batch_size -3 | data.batch_size: | -3 | >0
+--data lightbase.BaseDataModule | BaseDataModule has no method load
+--trainer.barebones true | the trainer flags do not fit | barebones
+--model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
+--monitor= | --monitor '' is no metric's name
+--data.pin_memory 5 | data.pin_memory: '5' | bool
+--model.lr null | model.lr: | null
+--model.lr inf | model.lr: inf | out of range
+--model.scheduler_interval batch | batch | 'epoch', 'step'
+--model.optimizer Addam | Addam | Adam?
+--model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
+--model.optimizer_args.fused true --model.optimizer_args.foreach true | fused | foreach
+--model.compile_mode default | compile_mode default | --model.compile_net inductor
+--model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
+--model.net example.models.mlp.MPL | MPL | MLP?
+--model.net example.model.mlp.MLP | example.model' | did you mean
+--model.net nowhere.Net | model.net: | 'nowhere'
+--model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
+--data.help Disc | did you mean example.data.discs.Discs?
+--learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
+--batch_size 1 | did you mean --data.batch_size?
+--epochs 1 | did you mean --trainer.max_epochs?
+--sizes 784,10 | did you mean --model.net.sizes?
+--trainer.max_epoch 1 | did you mean --trainer.max_epochs?
+--model.net.sizes 192,4 | a list has brackets: [192,4]
+--model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
+--model.net.activation foo | foo | relu
+--model.optimizer_args.betas [0.9] | Adam | betas
+--trainer.devices 0 --trainer.accelerator cpu | devices='0'
+--trainer.min_epochs -1 | trainer.min_epochs: '-1' | >=0
+--trainer.val_check_interval 0 | val_check_interval 0
+--trainer.max_epochs | --trainer.max_epochs
+--config | --config | expected one argument
+--trainer 5 | trainer: | '5'
+--trainer.accelerator foo | foo | cpu
+--trainer.callbacks Foo | Foo
+--monitor val/f1 | val/f1 | val/acc
+--name ../x | ../x
+--name=a/version_0 | no name for a folder below
+--trainer.accelerator tpu | trainer flags
+--model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
+--monitor train/foo --patience 2 | train/foo
+--model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
+--patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
+--model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
+"""
+
+
+@pytest.mark.parametrize("line", WRONG_FLAGS.strip().splitlines())
+def test_a_wrong_flag(train: Train, tmp_path: Path, capsys: Any, line: str) -> None:
+    flags, *expected = line.split(" | ")
+    error = fails(capsys, 2, lambda: train(*flags.split()))
+    for part in expected:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+# a command line, and what its error names
+DOES_NOT_FIT = """
+--trainer.accelerator gpu | gpu | cpu
+--trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
+--trainer.devices 999 --trainer.strategy ddp | 999
+--ckpt_path last | last | tiny
+--ckpt_path none.ckpt | none.ckpt
+--model.weights none.pth | none.pth cannot be read
+--model.num_classes 9 | 4 outputs | model.num_classes 9
+--data.batch_size 1000 | 1000 | 315
+--model.net.sizes [191,4] | MLP | (3, 8, 8)
+--model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
+--model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
+"""
+
+
+@pytest.mark.parametrize("line", DOES_NOT_FIT.strip().splitlines())
+def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkeypatch):
+    flags, *expected = line.split(" | ")
+    if "--trainer.accelerator" in flags:
+        monkeypatch.setattr("lightbase.core.devices.num_gpus", lambda: 0)
+    error = fails(capsys, 1, lambda: train(*flags.split()))
+    for part in expected:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
+F1 = "{a: {class_path: torchmetrics.F1Score, init_args: {num_classes: 4}}}"
+COLLECTION = f"{{class_path: torchmetrics.MetricCollection, init_args: {{metrics: {F1}}}}}"
+CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "is empty"),
+        ("a: [1\nb: }", "line 2"),
+        ("a: &a [*a]", "more than 50 levels"),
+        (BOMB, "more than 100,000 values"),
+        ("trainer: {max_time: {hours: -1}}", "trainer.max_time: | -1"),
+        ("trainer: 5\n", "trainer | 5"),
+        (b"\x00\x01\x02", "YAML"),
+        (TEXT.replace("sizes:", "size:"), "size | sizes?"),
+        (TEXT + "modle: 3\n", "modle | model?"),
+        (TEXT + "trainer: {max_epochs: 9}\n", "'trainer' stands twice | line 27"),
+        (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), "trainer.callbacks.monitr | monitor?"),
+        (TEXT + EARLY_STOPPING.replace("3", "abc"), "trainer.callbacks.patience: | int | abc"),
+        ("model: {class_path: example.classifier.Classifier, lr: 3}", "model.class_path: | init_"),
+        (TEXT.replace("0.01", ""), "model.lr: | null"),
+        (TEXT + "seed_everything:\n", "seed_everything: | null"),
+        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "give it a dirpath"),
+        (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
+        (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
+        (TEXT.split("data:")[0], "required: data"),
+        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give metrics by name"),
+    ],
+)
+def test_a_wrong_config(train, tmp_path, capsys, text, expected):
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    error = fails(capsys, 2, lambda: train(config=str(path)))
+    for part in expected.split(" | "):
+        assert part in error
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
+@pytest.mark.linux
+def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
+    (tmp_path / "file").write_text("")
+    path = root if root.startswith("/") else str(tmp_path / root)
+    assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
+
+
+class Broken(nn.Module):
+    """A network with a bug of its own."""
+
+    def __init__(self, where: str = "forward") -> None:
+        super().__init__()
+        self.where = where
+        if where == "init":
+            raise KeyError("a bug")
+
+    def forward(self, x: Any) -> Any:
+        if self.where == "below":
+            return nn.Linear(5, 4)(x)
+        if self.where == "call":
+            return nn.functional.relu("x")  # type: ignore[arg-type]
+        raise ValueError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("where", "error"), [("init", KeyError), ("value", ValueError), ("call", TypeError)]
+)
+def test_a_bug_in_the_users_code_keeps_its_traceback(train, where, error):
+    with pytest.raises(error, match="a bug" if where != "call" else "relu") as caught:
+        train("--model.net", "test_cli.Broken", "--model.net.where", where)
+    assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
+
+
+def fetches(num_classes: int = 4, url: str = "") -> nn.Module:
+    """As torchvision's functions do, which build a network and fetch its weights."""
+    if url:
+        raise URLError(f"{url} cannot be reached")
+    return nn.Linear(no_such_name, num_classes)  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: Any) -> None:
+    """Two lines for torchvision's no and for files that cannot be fetched, a traceback for a bug of
+    the user's."""
+    resnet = ("--model.net", "torchvision.models.resnet18", "--model.net.weights", "DEFAULT")
+    error = fails(capsys, 2, lambda: train(*resnet))
+    assert ": The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    net = "--model.net test_cli.fetches"
+    error = fails(capsys, 1, lambda: train(net, "--model.net.url", "http://here"))
+    assert "is not there: <urlopen error http://here cannot be reached>" in error
+    with pytest.raises(NameError, match="no_such_name") as caught:
+        train(net)
+    assert Path(__file__) in [entry.path for entry in caught.traceback]
+    assert not list(tmp_path.iterdir())
+
+
+def printed(capsys: Any, *args: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as caught:
+        main([*args, "--print_config"])
+    assert not caught.value.code
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small default experiment."""
+    path = tmp_path / "default.yaml"
+    path.write_text(
+        TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}")
+    )
+    monkeypatch.setattr("lightbase.core.folder.Project.default_config", path)
+
+
+@pytest.mark.usefixtures("default")
+def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None:
+    assert printed(capsys)["model"]["init_args"]["optimizer_args"] == {"momentum": 0.9}
+    own = printed(capsys, "--config", TINY)
+    assert own["model"]["init_args"]["optimizer"] == "Adam"
+    assert not own["model"]["init_args"].get("optimizer_args")
+    assert own["name"] == "tiny"
+
+
+def test_flags_win_over_configs_and_later_configs_over_earlier(capsys, tmp_path):
+    more = tmp_path / "more.yaml"
+    more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
+    flags = words("--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run")
+    args = words("--model.optimizer_args.betas=[0,1] --data.batch_size 256 --model.scheduler null")
+    config = printed(capsys, *flags, "--config", TINY, "--config", str(more), *args)
+    model, trainer = config["model"]["init_args"], config["trainer"]
+    assert (model["lr"], model["optimizer"], model["scheduler"]) == (0.5, "Adam", None)
+    assert model["optimizer_args"] == {"betas": [0, 1]}
+    assert model["net"]["init_args"]["sizes"] == [2, 3]
+    assert config["data"]["init_args"]["batch_size"] == 256
+    assert trainer["max_epochs"] == 9
+    assert trainer["fast_dev_run"] is True  # a switch needs no true
+
+
+@pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
+def test_callbacks_of_a_second_config_replace_the_firsts_or_are_added(tmp_path, key):
+    stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
+    stop.write_text("trainer:\n" + EARLY_STOPPING)
+    save.write_text(f"trainer: {{{key}: [{{class_path: ModelCheckpoint}}]}}")
+    cli = parse(["--config", TINY, "--config", str(stop), "--config", str(save)])
+    names = [type(callback).__name__ for callback in cli.config_init.trainer.callbacks]
+    assert names == ["EarlyStopping"] * (key == "callbacks+") + ["ModelCheckpoint"]
+
+
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path, capsys):
+    config = tmp_path / "both.yaml"
+    text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
+    config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val/loss, save_top_k: 2}
+""")  # fmt: skip
+    assert train("--patience", 3, config=str(config))["epochs"] == 2
+    files = {path.name for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()}
+    assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
+    config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
+    assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
+
+
+def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
+    config = tmp_path / "one.yaml"
+    config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
+    flags = words("--trainer.limit_train_batches 1 --trainer.val_check_interval 0.5")
+    trainer = printed(capsys, "--config", TINY, "--config", str(config), *flags)["trainer"]
+    assert isinstance(trainer["limit_test_batches"], int)
+    assert isinstance(trainer["limit_val_batches"], float)
+    assert isinstance(trainer["limit_train_batches"], int)
+    assert trainer["val_check_interval"] == 0.5
+
+
+# a command without torch, and what it prints
+AT_ONCE = """
+train --help | --model.lr 0.01 | example.data.discs.Discs | --trainer.max_epochs
+train --model.lrr 1 | did you mean --model.lr?
+train tiny | unknown argument 'tiny'
+evaluate | required: --ckpt_path
+predict --help | --threshold
+export --ckpt_path x | --ckpt_path x: no such file
+tune --help | --min_lr
+sweep --lr 1 --search model.lr=1,2 | did you mean --model.lr?
+runs --help | --best
+"""
+
+
+@pytest.mark.parametrize("line", AT_ONCE.strip().splitlines())
+def test_help_and_mistakes_in_flags_do_not_wait_for_torch(line: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    command, *expected = line.split(" | ")
+    name, *flags = command.split()
+    path = os.pathsep.join(map(str, [tmp_path, HERE.parents[1]]))
+    env = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, str(HERE / "scripts" / f"{name}.py"), *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    text = done.stdout + done.stderr
+    assert len(text.splitlines()) <= 60
+    assert all(part in text for part in expected), text
+
+
+def test_the_arguments_of_a_class_are_those_that_the_parser_takes() -> None:
+    for path in ("example.classifier.Classifier", "example.data.discs.Discs"):
+        assert arguments_in_source(path) == {*parser_of(path).get_defaults().keys()}
+    assert arguments_in_source(TRAINER) == {*inspect.signature(Trainer).parameters}
+    assert arguments_in_source("torch.nn.Module") is None
+    assert arguments_in_source("nowhere.Net") is None
+    text = help_of_train()
+    assert all(f"\n--{name} " in text for name, *_ in FLAGS)
+
+
+@pytest.mark.usefixtures("default")
+def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_others(capsys, tmp_path):
+    main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
+    first = capsys.readouterr().out.splitlines()[:2]
+    assert first[0].endswith("default.yaml: For tests: trains in a second.")
+    assert "python scripts/train.py --config configs/" in first[1]
+
+
+MINE = """\
+import torch
+from lightning import LightningDataModule, LightningModule
+from pathlib import Path
+from torch import nn
+from torchvision import tv_tensors
+
+class Mine(LightningModule):
+    def __init__(self, lr: float = 0.1, where: Path = Path("x")):
+        super().__init__()
+        # safe loading refuses all three
+        self.save_hyperparameters("lr", "where")
+        self.save_hyperparameters({"mean": tv_tensors.Image(torch.rand(3, 1, 1))})
+        self.save_hyperparameters({"activations": [nn.ReLU().forward]})
+        self.layer, self.optimizer = nn.Linear(4, 1), torch.optim.Adam
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).mean()
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", self.layer(batch).mean())
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=self.hparams["lr"])
+
+class MyData(LightningDataModule):
+    def setup(self, stage):
+        assert self.trainer is not None
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=8)
+
+class WithTest(MyData):
+    test_dataloader = MyData.train_dataloader
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeypatch, capsys):
+    (tmp_path / "named_by_flags.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    flags = words(
+        "--model named_by_flags.Mine --trainer.default_root_dir runs --trainer.max_epochs"
+    )
+    main([*flags, "1", "--data=named_by_flags.MyData", "--device_monitor", "false"])
+    assert "No --config given" not in capsys.readouterr().out
+    folder = tmp_path / "runs" / "Mine" / "version_0"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["init_args"] == {"lr": 0.1, "where": str(tmp_path / "x")}
+    assert config["trainer"]["log_every_n_steps"] == 100  # the default experiment has 50
+    result = main([*flags, "2", "--data=named_by_flags.MyData", "--ckpt_path", "last"])
+    assert result["epochs"] == 2
+    assert "test/loss" not in result
+    path = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
+    assert "the data has none" in fails(capsys, 1, lambda: script("evaluate")(path))
+    fails(capsys, 2, lambda: script("predict")([*path, "x.png"]))
+    script("export")(path)
+    result = main([*flags, "1", "--data=named_by_flags.WithTest", "--name", "tested"])
+    path = ["--ckpt_path", str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt")]
+    assert script("evaluate")(path)["test/loss"] == result["test/loss"]
+
+
+def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
+    train()
+    config = tmp_path / "tiny" / "version_0" / "config.yaml"
+    before = config.read_text()
+    flags = words("--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001")
+    with pytest.raises(SystemExit):
+        train(*flags)
+    assert config.read_text() == before

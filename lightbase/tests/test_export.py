@@ -1,0 +1,157 @@
+"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and
+its refusals."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import argv, script
+from test_scripts import Plain, PlainImages, PlainWithStep, fails
+from torch import Tensor, nn
+
+from lightbase.core.errors import UserError
+from lightbase.core.resume import load_run
+
+export = script("export")
+KINDS = ("onnx", "pt2")
+NETWORKS = {  # flags beside tiny.yaml
+    "discs": "--model example.regressor.Regressor --data example.data.discs.Discs "
+    "--data.num_train 99 --data.num_test 20 --model.net.sizes [1024,8,1]",
+    "cnn": "--data.image_shape [3,32,32] --model.net example.models.cnn.CIFAR10CNN "
+    "--model.compile_net aot_eager",
+}
+REFUSED = {  # flags, and a part of the error
+    "branches": ("--model.net test_export.Branches", "the network cannot be exported as one graph"),
+    "random": ("--model.net test_export.AlwaysDrops", "the export is wrong and was not kept: its"),
+}
+
+
+class Branches(nn.Module):
+    def __init__(self, num_classes: int = 4) -> None:
+        super().__init__()
+        self.head = nn.Linear(192, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x * 2
+        return self.head(x.flatten(1))
+
+
+class AlwaysDrops(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(x.flatten(1)))
+
+
+def run_onnx(file: Path, inputs: Tensor) -> tuple[Tensor, list[str]]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(file)
+    (x,), (y,) = session.get_inputs(), session.get_outputs()
+    assert x.shape[0] == y.shape[0] == "batch"
+    outputs = torch.from_numpy(session.run(["outputs"], {"inputs": inputs.numpy()})[0])
+    return outputs, json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+
+
+def run_pt2(file: Path, inputs: Tensor) -> tuple[Tensor, list[str]]:
+    extra = {"classes.json": ""}
+    net = torch.export.load(file, extra_files=extra).module()
+    return net(inputs), json.loads(extra["classes.json"])
+
+
+RUN = {"onnx": run_onnx, "pt2": run_pt2}
+
+
+def compare(checkpoint: Path, output: Path, inputs: Callable[[int], Tensor]) -> list[str]:
+    """Export, run on batches of several sizes, compare with predict_step; returns the classes in
+    the file."""
+    flags = ["--format", output.suffix[1:], "--output", str(output)]
+    export.main(["--ckpt_path", str(checkpoint), *flags])
+    loaded: Any = load_run(checkpoint)
+    for size in (1, 2, 5):
+        batch = inputs(size)
+        with torch.no_grad():
+            x = loaded.datamodule.normalize(batch)
+            expected = loaded.model.eval().predict_step((x, None), 0)
+        outputs, classes = RUN[output.suffix[1:]](output, batch)
+        assert outputs.shape == expected.shape
+        assert (outputs - expected).abs().max() < 1e-5
+    folders_here = str(Path(__file__).parents[1]).encode()
+    assert folders_here not in output.read_bytes()
+    return classes
+
+
+def images(*shape: int) -> Callable[[int], Tensor]:
+    return lambda size: torch.randint(256, (size, *shape), dtype=torch.uint8)
+
+
+def test_a_file_takes_the_images_and_gives_the_probabilities(trained, tmp_path, capsys):
+    folder, _ = trained()
+    capsys.readouterr()
+    best = folder / "checkpoints" / "best.ckpt"
+    classes = compare(best, tmp_path / "x.pt2", images(3, 8, 8))
+    assert classes == [f"stripes_{i}" for i in range(4)]
+    output, error = capsys.readouterr()
+    assert error == ""
+    assert output.splitlines()[-1].startswith("MLP, outputs at most ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_every_kind(trained, tmp_path, name, kind, capsys):
+    folder, _ = trained(f"--name {name} --trainer.max_epochs 1", *argv(NETWORKS[name]))
+    capsys.readouterr()
+    inputs = images(1 if name == "discs" else 3, 32, 32)
+    classes = compare(folder / "checkpoints" / "best.ckpt", tmp_path / f"x.{kind}", inputs)
+    assert len(classes) == (0 if name == "discs" else 4)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("model", [Plain, PlainWithStep])
+def test_a_plain_module_with_data_of_any_kind(trained, tmp_path, model):
+    def outputs(data: Any, batch: Tensor) -> Tensor:
+        content, difference = export.graph_file(plain, data, "pt2")
+        assert difference == 0
+        (tmp_path / "x.pt2").write_bytes(content)
+        return run_pt2(tmp_path / "x.pt2", batch)[0]
+
+    plain = model()
+    batch, data = images(3, 8, 8)(2), load_run(trained()[0] / "checkpoints/best.ckpt").datamodule
+    expected = plain(data.normalize(batch)) + (model is PlainWithStep)
+    assert torch.equal(outputs(data, batch), expected)
+    with pytest.raises(UserError, match=r"set self.example_input_array of Plain"):
+        export.graph_file(plain, PlainImages(), "pt2")
+    plain.example_input_array = torch.zeros(1, 3, 8, 8)
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(outputs(PlainImages(), x), plain(x) + (model is PlainWithStep))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exported_leaves_no_file(trained, tmp_path, capfd, name, kind):
+    flags, text = REFUSED[name]
+    folder, _ = trained("--trainer.max_epochs 1", *argv(flags))
+    capfd.readouterr()
+    command = argv("--ckpt_path", folder / "checkpoints/best.ckpt", "--format", kind)
+    command += ["--output", str(tmp_path / f"x.{kind}")]
+    assert text in fails(capfd, 1, lambda: export.main(command))
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes(trained, tmp_path, capsys, monkeypatch):
+    copied = tmp_path / "x.pth"
+    copied.write_bytes((trained()[0] / "checkpoints" / "best.ckpt").read_bytes())
+
+    def error(*flags: str) -> str:
+        return fails(capsys, 2, lambda: export.main(["--ckpt_path", str(copied), *flags]))
+
+    assert "--output x.onx: give another .pth file, or --format" in error("--output", "x.onx")
+    assert f"--output {copied}: " in error()
+    assert "nowhere" in error("--output", "nowhere/x.pth")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert "onnxscript" in (missing := error("--format", "onnx"))
+    assert missing.endswith(': pip install -e ".[export]"')

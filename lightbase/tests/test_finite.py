@@ -1,0 +1,132 @@
+"""A loss or a weight that is NaN or infinite: the run ends, and what was saved stays finite."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example.classifier import Classifier
+from lightning import LightningModule
+from paths import ACCELERATOR, Train
+from test_steps import Plain
+from test_training import checkpoint
+from torch import Tensor
+
+from lightbase.core.curves import MayMissSteps
+
+
+class Breaks(Classifier):
+    """Its loss breaks in one batch of 19 an epoch, counted from 1 over all epochs."""
+
+    at_batch = 0
+    value = float("nan")
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        breaks = 19 * self.current_epoch + batch_idx + 1 == self.at_batch
+        return loss * self.value if breaks else loss
+
+
+class BreaksWeight(MayMissSteps):
+    """With finite losses: after the last step of the second epoch."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            next(pl_module.parameters()).data[0] = torch.inf
+
+
+class PlainByHand(Plain):
+    """Manual optimisation, of which no loss is handed on: it is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        optimizer.step()
+        if self.current_epoch == 1:
+            self.layer.weight.data.fill_(torch.nan)
+
+
+def assert_kept(folder: Path, epoch: int) -> None:
+    """Both checkpoints are finite and of this epoch."""
+    for name in ("best", "last"):
+        saved = checkpoint(folder, name)
+        assert all(value.isfinite().all() for value in saved["state_dict"].values())
+        assert saved["epoch"] == epoch
+
+
+@pytest.mark.parametrize(
+    ("at_batch", "value", "flags", "message"),
+    [
+        (
+            25,
+            "nan",
+            "--trainer.log_every_n_steps 5",
+            "the training loss is NaN or infinite after step 25, in epoch 2",
+        ),
+        # the last one of an epoch: no log step comes after it
+        (
+            38,
+            "inf",
+            "--trainer.log_every_n_steps 5",
+            "a weight is NaN or infinite after step 38, in epoch 2",
+        ),
+        (25, "nan", "--trainer.accumulate_grad_batches 4", "after step 10, in epoch 2"),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_the_run_on_the_next_log_step(
+    train, tmp_path, capsys, monkeypatch, at_batch, value, flags, message
+):
+    monkeypatch.setattr("test_finite.Breaks.at_batch", at_batch)
+    monkeypatch.setattr("test_finite.Breaks.value", float(value))
+    with pytest.raises(SystemExit) as stopped:
+        train("--model test_finite.Breaks --trainer.max_epochs 4", flags)
+    assert stopped.value.code == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "try a lower --model.lr" in error
+    assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
+
+
+def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_finite.Breaks.at_batch", 25)
+    assert train("--model", "test_finite.Breaks", "--stop_on_nan", "false")["epochs"] == 2
+
+
+def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train("--trainer.max_epochs 3 --trainer.callbacks test_finite.BreaksWeight")
+    assert stopped.value.code == 1
+    assert "a weight is NaN or infinite after step 38" in capsys.readouterr().err
+    assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
+
+
+def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
+    config = tmp_path / "plain.yaml"
+    config.write_text("model: test_finite.PlainByHand\ndata: test_steps.PlainData\n")
+    flags = f"--trainer.log_every_n_steps 5 --monitor val_loss --trainer.accelerator {ACCELERATOR}"
+    with pytest.raises(SystemExit):
+        train(flags, "--step_timer false --device_monitor false", config=str(config))
+    assert "is NaN or infinite after step 38, in epoch 2" in capsys.readouterr().err
+
+
+class Unknown(Classifier):
+    """A metric of the first validation, and a loss of training that is only looked at, are not
+    defined."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("train/other_loss", torch.tensor(torch.nan))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0))
+        return super().validation_step(batch, batch_idx)
+
+
+def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
+    train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
+    assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

@@ -1,0 +1,217 @@
+"""What a GPU computes, keeps and touches: a CPU's numbers, one resumed run, one loss everywhere.
+
+All tests need a GPU, and the last one two. A simulated GPU computes with the CPU's kernels, so
+numbers are equal to the bit there; a real one rounds in another way.
+"""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import torch
+from example.data.synthetic import SyntheticImages
+from lightning import Callback
+from paths import HERE, Train, argv
+from test_training import Interrupt, InterruptedRunError, checkpoint, curves, equal, weights
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightbase.commands.evaluate import main as evaluate
+
+pytestmark = pytest.mark.gpu
+IS_SIMULATED = "SIMGPU_FOLDER" in os.environ
+NUM_GPUS = torch.cuda.device_count()
+TWO_GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="one GPU")
+ON_GPU = "--trainer.accelerator gpu"
+DP = f"{ON_GPU} --trainer.strategy dp --trainer.devices 2"
+SGD = "--model.optimizer SGD --model.lr 0.1"
+METRICS = "--model.per_class true --model.top_k 2 --trainer.max_epochs 2"
+
+
+class Small(nn.Module):
+    """A convolution, a norm, and dropout in training. Its input has to be on the current GPU."""
+
+    def __init__(self, num_classes: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        conv = nn.Conv2d(3, 8, 3, stride=2, bias=False)
+        layers = [conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
+        self.layers = nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(72, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x + torch.zeros(1, device="cuda") if x.is_cuda else x)
+
+
+def small(dropout: float = 0.0) -> list[str]:
+    return argv("--model.net test_on_gpu.Small --model.net.dropout", dropout)
+
+
+def best_of(root: Path) -> Path:
+    return root / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+
+
+def check_close(one: Any, other: Any, tolerance: float = 0.0) -> None:
+    """tolerance: relative and absolute, of a real GPU."""
+    tolerance = 0 if IS_SIMULATED else tolerance
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("data", ["--data.resident true", "--data.resident false"])
+def test_a_gpu_computes_what_a_cpu_computes(train: Train, tmp_path: Path, data: str) -> None:
+    found = {}
+    for name in ("cpu", "gpu"):
+        flags = f"{METRICS} {SGD} --name {name} --trainer.accelerator {name}"
+        found[name] = train(flags, *small(), *([data] if name == "gpu" else []))
+        found[name] |= {"train_seconds": 0}
+    check_close(found["gpu"], found["cpu"], 0.1)  # an image may get another class
+    folders = [tmp_path / name / "version_0" for name in ("cpu", "gpu")]
+    check_close(*map(weights, folders), 0.02)
+    expected, points = map(curves, folders)
+    assert points.keys() == expected.keys()
+    for name in expected:
+        check_close(dict(points[name]), dict(expected[name]), 0.1)
+
+
+@pytest.mark.parametrize("devices", [ON_GPU, pytest.param(DP, marks=TWO_GPUS)])
+def test_dropout_of_a_gpu_goes_on_where_it_was(train, tmp_path, monkeypatch, devices):
+    monkeypatch.setattr(Interrupt, "at_epoch", None)
+    flags = [*argv(devices, METRICS, "--trainer.deterministic true"), *small(0.5)]
+    train(*flags, "--name whole")
+    cut = [*flags, *argv("--name cut --trainer.callbacks test_training.Interrupt")]
+    monkeypatch.setattr(Interrupt, "at_epoch", 1)
+    with pytest.raises(InterruptedRunError):
+        train(*cut)
+    monkeypatch.setattr(Interrupt, "at_epoch", None)
+    train(*cut, "--ckpt_path last")
+    assert equal(*(weights(tmp_path / name / "version_0") for name in ("cut", "whole")))
+
+
+class Steps(Callback):
+    """Keeps the network before the first step, and the batches of all steps."""
+
+    net: nn.Module
+    batches: list[tuple[Tensor, Tensor]]
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        type(self).net, type(self).batches = copy.deepcopy(pl_module.net), []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        self.batches.append(tuple(part.clone() for part in batch))
+
+
+def test_half_precision_clips_gradients_that_are_not_scaled(train: Train, tmp_path: Path) -> None:
+    """As a loop that is written by hand, with torch's GradScaler."""
+    flags = f"{ON_GPU} --trainer.precision 16-mixed --trainer.gradient_clip_val 0.1"
+    flags += " --model.optimizer SGD --model.lr 0.5 --trainer.callbacks test_on_gpu.Steps"
+    train(flags, "--trainer.max_epochs 1 --model.criterion test_on_gpu.Large", *small())
+    optimizer = torch.optim.SGD(Steps.net.parameters(), lr=0.5)
+    scaler, criterion, num_clipped = torch.amp.GradScaler("cuda"), Large(), 0
+    for images, targets in Steps.batches:
+        with torch.autocast("cuda", torch.float16):
+            logits = Steps.net(images)
+            loss = criterion(logits.float(), targets)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(Steps.net.parameters(), 0.1).item()
+        num_clipped += math.isfinite(norm) and norm > 0.1
+        scaler.step(optimizer)
+        scaler.update()
+    assert num_clipped > 5
+    assert scaler.get_scale() < 65536  # some steps were skipped
+    content = checkpoint(tmp_path / "tiny" / "version_0")
+    assert content["MixedPrecision"]["scale"] == scaler.get_scale()
+    expected = {f"net.{name}": value.cpu() for name, value in Steps.net.state_dict().items()}
+    check_close(content["state_dict"], expected, 0.01)
+
+
+class Large(nn.Module):
+    """A loss whose gradients, times 65536, do not fit into float16."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return 100 * functional.cross_entropy(logits, targets)
+
+
+class Noted(SyntheticImages):
+    """Notes where the loaders leave the images."""
+
+    places: set[str] = set()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.places.add("pinned" if batch[0].is_pinned() else batch[0].device.type)
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ("--data.resident true --data.pin_memory true", "cuda"),
+        ("--data.resident false", "pinned"),
+        ("--data.num_workers 1", "pinned"),
+    ],
+)
+def test_batches_lie_on_the_gpu_or_in_pinned_memory(train, flags, place):
+    Noted.places.clear()
+    train(ON_GPU, "--data test_on_gpu.Noted", flags, METRICS)
+    assert Noted.places == {place}
+
+
+WITHOUT_GPU = """
+import sys
+import torch
+from lightbase import load
+from lightbase.commands.evaluate import main
+
+assert not torch.cuda.is_available()
+module, _ = load(sys.argv[1], trust=True)
+assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
+main(["--ckpt_path", sys.argv[1], "--trainer.accelerator", "cpu", "--trust_checkpoint", "true"])
+"""
+
+
+def test_one_checkpoint_has_one_loss_on_all_devices(train, tmp_path, capfd):
+    expected = train(f"{ON_GPU} {METRICS}", *small())
+    expected = {name: value for name, value in expected.items() if name.startswith("test")}
+    flags = ["--trainer.accelerator cpu", f"{ON_GPU} --trainer.precision 32-true"]
+    if NUM_GPUS > 1:
+        flags += [f"{ON_GPU} --trainer.devices [1]", DP]
+    for line in flags:
+        found = evaluate(["--ckpt_path", str(best_of(tmp_path)), *line.split()])
+        assert found == pytest.approx(expected, rel=1e-4), line
+    if NUM_GPUS > 1:
+        out = capfd.readouterr().out
+        assert "Device: cuda:1," in out
+        assert "Device: cuda:0, cuda:1," in out
+
+
+def test_a_checkpoint_of_a_gpu_needs_none(train: Train, tmp_path: Path) -> None:
+    expected = train(f"{ON_GPU} --trainer.precision 16-mixed", *small())
+    script = tmp_path / "without_gpu.py"
+    script.write_text(WITHOUT_GPU)
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": f"{HERE.parents[1]}:{HERE}",
+    }
+    command = [sys.executable, str(script), str(best_of(tmp_path))]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with programs.start(command, cwd=HERE, env=environment, **options) as process:
+        printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, printed
+    assert f"{expected['test/acc']:.4f}" in printed
+
+
+@TWO_GPUS
+@pytest.mark.parametrize(
+    ("index", "data"), [(0, "--data.resident true"), (1, "--data.resident false")]
+)
+def test_a_run_leaves_the_other_gpu_alone(train: Train, index: int, data: str) -> None:
+    other = 1 - index
+    before = torch.cuda.memory_stats(other)["allocation.all.allocated"]
+    watched = "--figures_every_n_epochs 1 --device_monitor true --step_timer true"
+    train(ON_GPU, "--trainer.devices", f"[{index}]", data, METRICS, watched, *small())
+    assert torch.cuda.memory_stats(other)["allocation.all.allocated"] == before

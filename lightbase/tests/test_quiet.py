@@ -1,0 +1,41 @@
+"""What Lightning and torch say on a machine with a GPU, and need not; and that other words get
+through."""
+
+import warnings
+
+import pytest
+import torch
+
+from lightbase.core.compat import quiet_lightning
+
+STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
+grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
+bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""  # noqa: E501
+
+
+def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch asks the driver
+    warnings.simplefilter("error")  # without the line in pyproject.toml
+    train("--trainer.max_steps 1 --trainer.accelerator cpu")
+    shown = capsys.readouterr()
+    assert "GPUs found: 1" in shown.out
+    assert "GPU" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The AccumulateGrad node's stream does not match the stream of the node that produced "
+        "the incoming gradient.",
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.",
+        STRIDES.format(1),
+    ],
+)
+def test_known_warnings_of_gpus_are_left_out(text: str) -> None:
+    with pytest.raises(UserWarning):
+        warnings.warn(text, stacklevel=1)
+    quiet_lightning()
+    warnings.warn(text, stacklevel=1)
+    with pytest.raises(UserWarning):  # real ones
+        warnings.warn(STRIDES.format(3), stacklevel=1)

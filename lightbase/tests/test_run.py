@@ -1,0 +1,86 @@
+"""The folder of a run and what the run writes down about itself."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lightbase.core.errors import UserError
+from lightbase.core.folder import PROJECT, Run, root_of
+from lightbase.core.record import git_commit, hyper_parameters
+
+
+def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
+    runs = [Run(tmp_path, "a") for _ in range(3)]
+    assert [run.folder.name for run in runs] == ["version_0", "version_1", "version_2"]
+    for run in runs:
+        run.close()
+    (tmp_path / "a" / "version_1").rmdir()
+    (tmp_path / "a" / "version_9").mkdir()
+    (tmp_path / "a" / "version_x").mkdir()
+    assert Run(tmp_path, "a").folder.name == "version_10"
+    assert Run(tmp_path, "b/c").folder == tmp_path / "b" / "c" / "version_0"
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
+    first = Run(tmp_path, "a")
+    with pytest.raises(UserError, match="in use"):
+        Run(tmp_path, "a", first.folder)
+    first.close()
+    Run(tmp_path, "a", first.folder).close()
+    assert not list(first.folder.iterdir())
+
+
+def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    Run(tmp_path, "a").discard()
+    Run(tmp_path, "b/c").discard()
+    assert not list(tmp_path.iterdir())
+    kept = Run(tmp_path, "a")
+    Run(tmp_path, "a").discard()
+    assert kept.folder.is_dir()
+
+
+def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(tmp_path: Path) -> None:
+    last = tmp_path / "a" / "b" / "version_9" / "checkpoints" / "last.ckpt"
+    assert root_of(last, "a/b") == str(tmp_path)
+    assert root_of(last, "b") == str(tmp_path / "a")
+    for name in ("c", "", "..", "/a"):
+        assert root_of(last, name) is None
+
+
+def test_hyper_parameters_are_flat_and_plain() -> None:
+    net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
+    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
+    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
+    config = {
+        "seed_everything": 3,
+        "model": {"class_path": "x.Classifier", "init_args": model},
+        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
+        "trainer": dict.fromkeys(names, 7),
+    }
+    assert hyper_parameters(config) == {
+        "seed": 3,
+        "model": "x.Classifier",
+        "model.net": "x.Net",
+        "model.net.sizes": "[1, 2]",
+        "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
+        "data": "x.Data",
+        **{f"trainer.{name}": 7 for name in names},
+    }
+
+
+def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    git_commit.cache_clear()
+    assert git_commit() == commit
+    git_commit.cache_clear()
+    (tmp_path / "new.py").write_text("y = 3\n")
+    assert git_commit() == f"{commit}, with uncommitted changes"

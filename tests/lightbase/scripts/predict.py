@@ -1,9 +1,0 @@
-"""Predict for image files: python scripts/predict.py --ckpt_path FILE IMAGE ..."""
-
-from lightbase.cli.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.tools.predict import main
-
-if __name__ == "__main__":
-    main()

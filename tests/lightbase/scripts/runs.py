@@ -1,9 +1,0 @@
-"""Show runs side by side: python scripts/runs.py"""
-
-from lightbase.cli.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.tools.runs import main
-
-if __name__ == "__main__":
-    main()
