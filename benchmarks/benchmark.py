@@ -43,7 +43,8 @@ Rows = dict[str, list[float]]  # seconds for 100 batches in each round, by conte
 
 
 class Reference:
-    """Network, optimizer and flags of a shipped YAML, with `num_batches` batches of images."""
+    """Network, optimizer and flags of a shipped YAML, with `num_batches` batches of
+    images."""
 
     def __init__(self, name: str, num_batches: int, accelerator: str) -> None:
         self.is_mnist = name == "mnist"
@@ -52,7 +53,9 @@ class Reference:
         flags = f"--config {REPO}/configs/{CONFIGS[name]} --trainer.accelerator {accelerator} "
         flags += f"--data {DATA} --data.val_fraction 0 "
         flags += f"--data.image_shape {'[1,28,28]' if self.is_mnist else '[3,32,32]'} "
-        flags += f"--data.num_train {BATCH_SIZE * num_batches} --data.num_test {BATCH_SIZE}"
+        flags += (
+            f"--data.num_train {BATCH_SIZE * num_batches} --data.num_test {BATCH_SIZE}"
+        )
         self.flags = flags.split()
         self.cli = train.parse(self.flags)
         self.model: Any = self.cli.model
@@ -60,23 +63,35 @@ class Reference:
         self.images, self.targets = self.data.load("train")  # type: ignore[attr-defined]
 
     def torchvision_loader(self, num_workers: int = 0) -> DataLoader:
-        """torchvision's dataset of the same images: one PIL image, one transform per sample."""
-        kind: Any = torchvision.datasets.MNIST if self.is_mnist else torchvision.datasets.CIFAR10
+        """torchvision's dataset of the same images: one PIL image, one transform per
+        sample."""
+        kind: Any = (
+            torchvision.datasets.MNIST
+            if self.is_mnist
+            else torchvision.datasets.CIFAR10
+        )
         dataset = object.__new__(kind)  # its constructor would read files
         images, targets = self.images, self.targets
-        dataset.data = images[:, 0] if self.is_mnist else images.permute(0, 2, 3, 1).numpy()
+        dataset.data = (
+            images[:, 0] if self.is_mnist else images.permute(0, 2, 3, 1).numpy()
+        )
         dataset.targets = targets if self.is_mnist else targets.tolist()
         normalize = transforms.Normalize([0.5], [0.25])  # as in DATA
         dataset.transform = transforms.Compose([transforms.ToTensor(), normalize])
         dataset.target_transform = None
-        options: Any = {"num_workers": num_workers, "pin_memory": self.device.type == "cuda"}
+        options: Any = {
+            "num_workers": num_workers,
+            "pin_memory": self.device.type == "cuda",
+        }
         return DataLoader(dataset, BATCH_SIZE, shuffle=True, **options)
 
 
 class StepClock(MayMissSteps):
-    """Times an epoch, from the end of its first call, of one step or several, to its end."""
+    """Times an epoch, from the end of its first call, of one step or several, to its
+    end."""
 
-    newest: "StepClock"  # the clock of the latest run: train.py constructs the callback itself
+    # the clock of the latest run: train.py constructs the callback itself
+    newest: "StepClock"
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, int]] = []  # seconds, and steps so far
@@ -96,7 +111,9 @@ class StepClock(MayMissSteps):
         (start, first), (end, last) = self.marks
         return 100 * (end - start) / (last - first)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any
+    ) -> None:
         self.after_call(trainer.global_step, trainer.is_last_batch)
 
 
@@ -104,11 +121,16 @@ class StepClock(MayMissSteps):
 
 
 def raw(reference: Reference) -> float:
-    images, targets = reference.images.to(reference.device), reference.targets.to(reference.device)
+    images, targets = (
+        reference.images.to(reference.device),
+        reference.targets.to(reference.device),
+    )
     layout: Any = torch.contiguous_format if reference.is_mnist else torch.channels_last
 
     def batches() -> Iterator[Batch]:
-        for index in torch.randperm(len(images), device=reference.device).split(BATCH_SIZE):
+        for index in torch.randperm(len(images), device=reference.device).split(
+            BATCH_SIZE
+        ):
             inputs = reference.data.normalize(images[index])
             yield inputs.contiguous(memory_format=layout), targets[index]
 
@@ -140,9 +162,13 @@ def train_by_hand(
 
 def ours(reference: Reference) -> float:
     flags = "--trainer.max_epochs 1 --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 "
-    flags += "--trainer.enable_progress_bar true --trainer.callbacks benchmark.StepClock"
+    flags += (
+        "--trainer.enable_progress_bar true --trainer.callbacks benchmark.StepClock"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        train.main([*reference.flags, *flags.split(), "--trainer.default_root_dir", folder])
+        train.main(
+            [*reference.flags, *flags.split(), "--trainer.default_root_dir", folder]
+        )
     return StepClock.newest.seconds
 
 
@@ -165,14 +191,17 @@ def measure(name: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
 
 
 def print_table(title: str, rows: Rows) -> None:
-    """Medians, lowest and highest values, and the ratios of the medians to that of ours."""
+    """Medians, lowest and highest values, and the ratios of the medians to that of
+    ours."""
     print(f"| {title} | s for 100 batches of {BATCH_SIZE} | images/s | / ours |")
     print("|---|---|---|---|")
     for name, values in rows.items():
         median = statistics.median(values)
         seconds = f"{median:.3g} ({min(values):.3g} to {max(values):.3g})"
         speed = f"{100 * BATCH_SIZE / median:,.0f}"
-        print(f"| {name} | {seconds} | {speed} | {median / statistics.median(rows['ours']):.3g} |")
+        print(
+            f"| {name} | {seconds} | {speed} | {median / statistics.median(rows['ours']):.3g} |"
+        )
     print(flush=True)
 
 
@@ -182,7 +211,9 @@ def main(args: Sequence[str] | None = None) -> None:
     accelerators = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]
     trainer = Reference("mnist", 2, accelerators[-1]).cli.make_trainer(logger=False)
     print(f"# Speed\n\n```\n{describe_environment(trainer)}```\n")
-    print(f"Median (lowest to highest) of {options.rounds} rounds of {options.steps} steps.\n")
+    print(
+        f"Median (lowest to highest) of {options.rounds} rounds of {options.steps} steps.\n"
+    )
     for part in options.parts:
         medians = []
         for accelerator in accelerators:

@@ -1,7 +1,8 @@
-"""A library for training with PyTorch Lightning: what a project derives from, and its tools.
+"""A library for training with PyTorch Lightning: what a project derives from, and its
+tools.
 
-The names below are its public interface. They are imported when they are first used: scripts are
-to answer Ctrl-C before torch is imported, which takes seconds.
+The names below are its public interface. They are imported when they are first used:
+scripts are to answer Ctrl-C before torch is imported, which takes seconds.
 """
 
 import importlib
@@ -9,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightbase.commands.python import load, train
-    from lightbase.core.batches import Batch, EpochBatchSampler, ResumableLoader, at_least_float32
+    from lightbase.core.batches import (
+        Batch,
+        EpochBatchSampler,
+        ResumableLoader,
+        at_least_float32,
+    )
     from lightbase.core.curves import MayMissSteps, run_folder
     from lightbase.core.data import BaseDataModule
     from lightbase.core.errors import UserError, say
@@ -17,14 +23,23 @@ if TYPE_CHECKING:
     from lightbase.core.module import BaseModule
     from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
     from lightbase.core.run import main
-    from lightbase.extras.downloads import open_or_download, read_arrays, short_download_errors
+    from lightbase.extras.downloads import (
+        open_or_download,
+        read_arrays,
+        short_download_errors,
+    )
     from lightbase.extras.image_folder import ImageFolder
 
 __version__ = "0.3.0"
 
 NAMES = {
     "commands.python": ("load", "train"),
-    "core.batches": ("Batch", "EpochBatchSampler", "ResumableLoader", "at_least_float32"),
+    "core.batches": (
+        "Batch",
+        "EpochBatchSampler",
+        "ResumableLoader",
+        "at_least_float32",
+    ),
     "core.curves": ("MayMissSteps", "run_folder"),
     "core.data": ("BaseDataModule",),
     "core.errors": ("UserError", "say"),

@@ -1,1 +1,2 @@
-"""Your project: the LightningModules, the networks in models/, the data sets in data/."""
+"""Your project: the LightningModules, the networks in models/, the data sets in
+data/."""

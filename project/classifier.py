@@ -15,12 +15,15 @@ class Classifier(BaseModule):
 
     Args:
         net: The network.
-        criterion: The loss of logits and labels, a mean over the batch; cross-entropy unless given.
-        metrics: By name, {f1: {class_path: torchmetrics.classification.MulticlassF1Score}};
-            accuracy unless given.
-        num_classes: Filled in from the data, here and wherever a network, loss or metric takes it.
+        criterion: The loss of logits and labels, a mean over the batch; cross-entropy
+            unless given.
+        metrics: By name, {f1: {class_path:
+            torchmetrics.classification.MulticlassF1Score}}; accuracy unless given.
+        num_classes: Filled in from the data, here and wherever a network, loss or
+            metric takes it.
         per_class: Add the accuracy of each class, as curves val_class_acc/NAME.
-        top_k: Add the share of samples whose class is among the k likeliest, as val/top5 with 5.
+        top_k: Add the share of samples whose class is among the k likeliest, as
+            val/top5 with 5.
         system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
@@ -37,9 +40,13 @@ class Classifier(BaseModule):
         **system: Any,
     ) -> None:
         if num_classes == 1:
-            raise ValueError("num_classes 1: there is nothing to tell apart; give more classes")
+            raise ValueError(
+                "num_classes 1: there is nothing to tell apart; give more classes"
+            )
         if top_k and num_classes and top_k > num_classes:
-            raise ValueError(f"top_k {top_k}: there are {num_classes} classes; give fewer")
+            raise ValueError(
+                f"top_k {top_k}: there are {num_classes} classes; give fewer"
+            )
 
         def accuracy(**options: Any) -> Metric:
             # validate_args would wait for the GPU

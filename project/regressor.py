@@ -9,10 +9,11 @@ from lightbase import BaseModule, Batch, Metrics, UserError, at_least_float32
 
 
 class Regressor(BaseModule):
-    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or (N,) if D is
-    1.
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or
+    (N,) if D is 1.
 
-    criterion: mean squared error unless given. metrics: mean absolute error, `mae`, unless given.
+    criterion: mean squared error unless given. metrics: mean absolute error, `mae`,
+        unless given.
     """
 
     task = "regression"
@@ -50,6 +51,10 @@ class Regressor(BaseModule):
         x, y = batch
         predicted = at_least_float32(self(x))
         if predicted.numel() != y.numel():
-            raise UserError(f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}")
-        predicted = predicted.view_as(y)  # (N, 1) against (N,) would be compared as (N, N)
+            raise UserError(
+                f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}"
+            )
+        predicted = predicted.view_as(
+            y
+        )  # (N, 1) against (N,) would be compared as (N, N)
         return self.criterion(predicted, y), predicted

@@ -1,4 +1,5 @@
-"""Write a trained network for other programs: python scripts/export.py --ckpt_path FILE"""
+"""Write a trained network for other programs: python scripts/export.py --ckpt_path
+FILE"""
 
 from lightbase.commands.script import starting
 

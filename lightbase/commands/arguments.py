@@ -1,4 +1,5 @@
-"""The arguments of the scripts, checked before torch is imported, which takes seconds."""
+"""The arguments of the scripts, checked before torch is imported, which takes
+seconds."""
 
 import argparse
 import ast
@@ -12,7 +13,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+)
 
 from lightbase.core.command_line import (
     CommandLine,
@@ -24,8 +30,12 @@ from lightbase.core.command_line import (
 from lightbase.core.errors import UserError, did_you_mean, say_once
 from lightbase.core.folder import PROJECT, flatten, short, versions
 
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])  # the range of NumPy's seeds
-NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])  # 100000 crash
+Seed = restricted_number_type(
+    "Seed", int, [(">=", 0), ("<", 2**32)]
+)  # the range of NumPy's seeds
+NumThreads = restricted_number_type(
+    "NumThreads", int, [(">", 0), ("<=", 1024)]
+)  # 100000 crash
 FLAGS: list[tuple[str, Any, Any]] = [
     ("name", str | None, None),
     ("ckpt_path", str | None, None),
@@ -42,8 +52,13 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("figures_every_n_epochs", NonNegativeInt, 5),
     ("keep_every_epoch", bool, False),
 ]
-"""Name, type and default of the flags of train.py that are not Lightning's, see help/train.txt."""
-TRAINER_DEFAULTS = {"max_epochs": 10, "log_every_n_steps": 100, "enable_model_summary": False}
+"""Name, type and default of the flags of train.py that are not Lightning's, see
+help/train.txt."""
+TRAINER_DEFAULTS = {
+    "max_epochs": 10,
+    "log_every_n_steps": 100,
+    "enable_model_summary": False,
+}
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 SYNONYMS = {  # words of other tools, and the last words of the flags that are meant
     "learning_rate": "lr",
@@ -54,25 +69,33 @@ SYNONYMS = {  # words of other tools, and the last words of the flags that are m
     "resume": "ckpt_path",
     "seed": "seed_everything",
 }
-OF_OPTIMIZER = ["--model.optimizer_args.momentum", "--model.optimizer_args.weight_decay"]
+OF_OPTIMIZER = [
+    "--model.optimizer_args.momentum",
+    "--model.optimizer_args.weight_decay",
+]
 GROUPS = ("model", "data", "trainer")
 OF_CLASS = ("class_path", "init_args", "dict_kwargs", "help")
 parsed = functools.cache(lambda file, changed: ast.parse(file.read_bytes()))
 ALL_FLAGS = ("-",)
-CONFIG_FLAGS = ("--config", "--data.", "--trainer.")  # of scripts that open a checkpoint
+CONFIG_FLAGS = (
+    "--config",
+    "--data.",
+    "--trainer.",
+)  # of scripts that open a checkpoint
 SEE_HELP = "see --help, or --print_config for every argument"
 
 
 def first_look(script: str, args: Sequence[str]) -> None:
-    """Answer --help and mistakes in the names of flags. script: its name, such as "train"."""
+    """Answer --help and mistakes in the names of flags. script: its name, such as
+    "train"."""
     _, flags = PARSERS[script]().read(args) if script in PARSERS else (None, [*args])
     if script in ("train", "tune", "sweep"):
         read_command(flags)
 
 
 def read_command(args: Sequence[str]) -> CommandLine:
-    """The command line of train.py, or its help. Raise UserError for a flag that there is not. What
-    the source of a class does not tell, jsonargparse checks later."""
+    """The command line of train.py, or its help. Raise UserError for a flag that there
+    is not. What the source of a class does not tell, jsonargparse checks later."""
     line = CommandLine(args)
     classes = classes_of(line)
     groups = {group: arguments_in_source(path) for group, path in classes.items()}
@@ -80,7 +103,9 @@ def read_command(args: Sequence[str]) -> CommandLine:
         print(help_of_train())
         raise SystemExit(0)
     top = [*(name for name, *_ in FLAGS), "seed_everything", "print_config", *GROUPS]
-    keys = [f"{group}.{name}" for group in groups for name in sorted(groups[group] or ())]
+    keys = [
+        f"{group}.{name}" for group in groups for name in sorted(groups[group] or ())
+    ]
     flags = [f"--{key}" for key in (*reversed(keys), "config", *top)]  # the last wins
     if line.value("ckpt_path"):
         groups = {"trainer": groups["trainer"]}  # the classes are in the checkpoint
@@ -92,51 +117,81 @@ def read_command(args: Sequence[str]) -> CommandLine:
         name = rest.removeprefix("init_args.").partition(".")[0].rstrip("+")
         names = groups.get(group)
         is_there = group in GROUPS if rest else group.rstrip("+") in top
-        if not is_there or (rest and names is not None and name not in (*names, *OF_CLASS)):
-            raise UserError(f"unknown argument {flag}{meant(flag, flags)}\n{SEE_HELP}", 2)
+        if not is_there or (
+            rest and names is not None and name not in (*names, *OF_CLASS)
+        ):
+            raise UserError(
+                f"unknown argument {flag}{meant(flag, flags)}\n{SEE_HELP}", 2
+            )
     helps = {f"--{group}.help": path for group, path in classes.items()}
-    line.flags = [(flag, helps.get(flag) if value is None else value) for flag, value in line.flags]
+    line.flags = [
+        (flag, helps.get(flag) if value is None else value)
+        for flag, value in line.flags
+    ]
     return line
 
 
 def meant(flag: str, flags: Iterable[str]) -> str:
-    """`; did you mean --model.lr?` for --lr, --learning_rate or --modle.lr; empty if none of the
-    flags is similar."""
-    by_word = {name.lstrip("-").rpartition(".")[2]: name for name in (*OF_OPTIMIZER, *flags)}
-    by_word |= {word: by_word[name] for word, name in SYNONYMS.items() if name in by_word}
-    return did_you_mean(flag.lstrip("-").rpartition(".")[2], by_word) or did_you_mean(flag, flags)
+    """`; did you mean --model.lr?` for --lr, --learning_rate or --modle.lr; empty if
+    none of the flags is similar."""
+    by_word = {
+        name.lstrip("-").rpartition(".")[2]: name for name in (*OF_OPTIMIZER, *flags)
+    }
+    by_word |= {
+        word: by_word[name] for word, name in SYNONYMS.items() if name in by_word
+    }
+    return did_you_mean(flag.lstrip("-").rpartition(".")[2], by_word) or did_you_mean(
+        flag, flags
+    )
 
 
 def classes_of(line: CommandLine) -> dict[str, str]:
-    """The import paths of the classes whose arguments a command sets, by the flags of these."""
+    """The import paths of the classes whose arguments a command sets, by the flags of
+    these."""
     settings: dict[str, Any] = {"model": PROJECT.default_model}
     if not line.names_experiment and PROJECT.default_config:
         settings |= flatten(read_config(PROJECT.default_config))
     for content in line.configs.values():
         settings |= flatten(content)
-    settings |= {flag.removeprefix("--").removesuffix(".class_path"): x for flag, x in line.flags}
+    settings |= {
+        flag.removeprefix("--").removesuffix(".class_path"): x for flag, x in line.flags
+    }
     settings |= {"model": line.model or settings["model"], "trainer": TRAINER}
     names = ("model", "model.net", "data", "trainer")
     return {name: path_of_class(str(settings.get(name))) for name in names}
 
 
 def arguments_in_source(path: str) -> set[str] | None:
-    """The arguments of a class, read from its source without importing it. None where the source
-    does not tell them: it is no class, or does not only pass its **kwargs to its base."""
+    """The arguments of a class, read from its source without importing it. None where
+    the source
+    does not tell them: it is no class, or does not only pass its **kwargs to its
+        base."""
     module, _, name = path.rpartition(".")
     try:
         file = source_file(module)
         tree = parsed(file, file.stat().st_mtime)
-    except (OSError, SyntaxError, ValueError):  # the import of the class will show what is wrong
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+    ):  # the import of the class will show what is wrong
         return None
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
+        if (
+            isinstance(node, ast.ClassDef)
+            and node.name == name
+            and not node.decorator_list
+        ):
             bases = [ast.unparse(x) for x in node.bases]
             base = f"{module}.{bases[0]}" if len(bases) == 1 and bases != [name] else ""
             inits = [x for x in node.body if getattr(x, "name", "") == "__init__"]
             return arguments_of(inits[-1], base) if inits else arguments_in_source(base)
-    imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and not x.level]
-    paths = {y.asname or y.name: f"{x.module}.{y.name}" for x in imports for y in x.names}
+    imports = [
+        x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and not x.level
+    ]
+    paths = {
+        y.asname or y.name: f"{x.module}.{y.name}" for x in imports for y in x.names
+    }
     return arguments_in_source(paths[name]) if name in paths else None
 
 
@@ -146,7 +201,10 @@ def arguments_of(init: Any, base: str) -> set[str] | None:
     names = {argument.arg for argument in taken[1:]}  # without self
     if init.args.kwarg is None:
         return names
-    code, kwargs = ast.unparse(init), init.args.kwarg.arg  # each call is a line of this code
+    code, kwargs = (
+        ast.unparse(init),
+        init.args.kwarg.arg,
+    )  # each call is a line of this code
     is_for_base = re.search(rf"super\(\)\.__init__\(.*\*\*{kwargs}\b", code)
     is_used_again = len(re.findall(rf"\b{kwargs}\b", code)) > 2
     inherited = arguments_in_source(base) if is_for_base and not is_used_again else None
@@ -167,7 +225,13 @@ def source_file(module: str) -> Path:
 
 
 def help_text(script: str) -> str:
-    return Path(__file__).with_name("help").joinpath(f"{script}.txt").read_text("utf-8").rstrip()
+    return (
+        Path(__file__)
+        .with_name("help")
+        .joinpath(f"{script}.txt")
+        .read_text("utf-8")
+        .rstrip()
+    )
 
 
 def help_of_train() -> str:
@@ -177,11 +241,15 @@ def help_of_train() -> str:
         "configs": [*config_files(PROJECT.configs)],
         "networks": [path for path, base in classes if base.endswith("nn.Module")],
         "data": [path for path, base in classes if base.endswith("DataModule")],
-        "models": [path for path, base in classes if base in ("BaseModule", "LightningModule")],
+        "models": [
+            path for path, base in classes if base in ("BaseModule", "LightningModule")
+        ],
     }
     indent = " " * 30
     columns = {
-        kind: textwrap.fill(", ".join(words), 80, initial_indent=indent, subsequent_indent=indent)
+        kind: textwrap.fill(
+            ", ".join(words), 80, initial_indent=indent, subsequent_indent=indent
+        )
         for kind, words in names.items()
     }
     texts = {kind: text.strip() for kind, text in columns.items()}
@@ -200,7 +268,9 @@ class ScriptParser(argparse.ArgumentParser):
     def __init__(self, name: str, passes_on: tuple[str, ...] = ()) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         text = help_text(name)
-        super().__init__(description=text, allow_abbrev=False, formatter_class=formatter)
+        super().__init__(
+            description=text, allow_abbrev=False, formatter_class=formatter
+        )
         self.passes_on = passes_on
 
     def read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -231,9 +301,11 @@ class ScriptParser(argparse.ArgumentParser):
         raise UserError(f"{message}\nsee --help", 2)
 
 
-def split(args: Sequence[str], beginnings: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """All other arguments, and the flags that begin so, with their values: argparse would take a
-    value for a file."""
+def split(
+    args: Sequence[str], beginnings: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
+    """All other arguments, and the flags that begin so, with their values: argparse
+    would take a value for a file."""
     others: list[str] = []
     flags: list[str] = []
     is_value = False  # of the flag before
@@ -248,20 +320,26 @@ def split(args: Sequence[str], beginnings: tuple[str, ...]) -> tuple[list[str], 
 
 
 def checkpoint_file(text: str, root: str | None = None) -> Path:
-    """A file; `last` or `best` of the newest run of all; best.ckpt of a run's folder, of
-    NAME/version_N, or of the newest run of NAME. Raises UserError.
+    """A file; `last` or `best` of the newest run of all; best.ckpt of a run's folder,
+    of NAME/version_N, or of the newest run of NAME. Raises UserError.
 
     root: The folder of runs; logs/ unless given.
     """
     path, logs = Path(text), Path(root) if root else PROJECT.logs
     if text in ("last", "best"):
-        path = max(logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path)
+        path = max(
+            logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path
+        )
     elif not path.exists() or path.is_dir():
         folder = logs / text if (logs / text).is_dir() else path
         path = [folder, *versions(folder).values()][-1] / "checkpoints" / "best.ckpt"
     if not path.exists():
-        names = [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]
-        what = f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
+        names = (
+            [] if (logs / text).exists() else [folder.name for folder in logs.glob("*")]
+        )
+        what = (
+            f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
+        )
         way_out = "python scripts/runs.py lists the runs; --best NAME the best of them"
         raise UserError(f"--ckpt_path {text}: {what}\n{way_out}")
     if path != Path(text):
@@ -272,7 +350,9 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
 def output_file(text: str) -> Path:
     """For add_argument(type=...): a path whose folder is there."""
     if Path(text).is_dir() or not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder, or in none that is there")
+        raise argparse.ArgumentTypeError(
+            f"{text} is a folder, or in none that is there"
+        )
     return Path(text)
 
 
@@ -288,7 +368,12 @@ def predict() -> ScriptParser:
     parser = ScriptParser("predict", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     add = parser.add_argument
-    add("--split", choices=["train", "val", "test"], default="test", help="the set without files")
+    add(
+        "--split",
+        choices=["train", "val", "test"],
+        default="test",
+        help="the set without files",
+    )
     add("--output", type=Path, help="FILE.csv, FILE.npz, or a folder for masks")
     add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
     add("--probabilities", action="store_true", help="a column for each class")
@@ -311,7 +396,11 @@ def tune() -> ScriptParser:
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
-    add("--max_batch_size", type=PositiveInt, help="default: 1024 on a CPU, 8192 on a GPU")
+    add(
+        "--max_batch_size",
+        type=PositiveInt,
+        help="default: 1024 on a CPU, 8192 on a GPU",
+    )
     add("--min_lr", type=PositiveFloat, default=1e-5, help="the first learning rate")
     add("--max_lr", type=PositiveFloat, default=1.0, help="the last learning rate")
     add("--num_steps", type=PositiveInt, default=500, help="steps from first to last")
@@ -321,10 +410,24 @@ def tune() -> ScriptParser:
 def sweep() -> ScriptParser:
     parser = ScriptParser("sweep", ALL_FLAGS)
     add = parser.add_argument
-    add("--search", action="append", required=True, metavar="FLAG=VALUES", help="repeatable")
+    add(
+        "--search",
+        action="append",
+        required=True,
+        metavar="FLAG=VALUES",
+        help="repeatable",
+    )
     add("--trials", type=PositiveInt, help="how many; of a grid at most so many")
-    add("--name", help="the sweep is in ROOT/NAME; the config's name and _sweep unless given")
-    add("--num_workers", type=PositiveInt, default=1, help="processes that share the trials")
+    add(
+        "--name",
+        help="the sweep is in ROOT/NAME; the config's name and _sweep unless given",
+    )
+    add(
+        "--num_workers",
+        type=PositiveInt,
+        default=1,
+        help="processes that share the trials",
+    )
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -339,6 +442,7 @@ def benchmark() -> ScriptParser:
 
 
 PARSERS: dict[str, Callable[[], ScriptParser]] = {
-    function.__name__: function for function in (evaluate, predict, export, tune, sweep, benchmark)
+    function.__name__: function
+    for function in (evaluate, predict, export, tune, sweep, benchmark)
 }
 """By the names of the scripts whose import takes seconds."""

@@ -39,7 +39,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             if not folder.is_dir():
                 raise UserError(f"--report {folder}: there is no such folder", 2)
             callbacks.append(report := ClassReport(folder))
-        trainer = run.make_trainer(logger=False, enable_checkpointing=False, callbacks=callbacks)
+        trainer = run.make_trainer(
+            logger=False, enable_checkpointing=False, callbacks=callbacks
+        )
         say(describe_devices(trainer))
         if rank() == 0 and isinstance(run.datamodule, BaseDataModule):
             run.datamodule.prepare_data()
@@ -52,7 +54,13 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         if reason:
             raise UserError(reason)
     names = sorted(metrics, key=is_of_class)
-    say("\n".join(as_table([("metric", "value"), *((x, as_text(metrics[x], x)) for x in names)])))
+    say(
+        "\n".join(
+            as_table(
+                [("metric", "value"), *((x, as_text(metrics[x], x)) for x in names)]
+            )
+        )
+    )
     if options.report is not None:
         say("\n".join(report.lines))
     say(json_text(metrics))
@@ -60,9 +68,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 class ClassReport(PredictionKeeper):
-    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a test. They
-    cover the samples of all processes, as test_step gives them to `track`. lines: A table of the
-    first."""
+    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a
+    test. They cover the samples of all processes, as test_step gives them to `track`.
+    lines: A table of the first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,8 +79,12 @@ class ClassReport(PredictionKeeper):
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
         if task not in TASKS or isinstance(trainer.test_dataloaders, list):
-            what = f"--report: the attribute task of {type(pl_module).__name__} is {task}"
-            raise UserError(f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2)
+            what = (
+                f"--report: the attribute task of {type(pl_module).__name__} is {task}"
+            )
+            raise UserError(
+                f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2
+            )
         self.start(trainer, pl_module)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
@@ -92,5 +104,10 @@ class ClassReport(PredictionKeeper):
             counts = zip(self.names, *self.confusion.T.tolist(), strict=True)
             text = as_csv([("true / predicted", *self.names), *counts])
             write_whole(self.folder / "confusion_matrix.csv", text)
-        cells = [(name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows]
-        self.lines = [*as_table([header, *cells]), f"Report: {short(self.folder / 'report.csv')}"]
+        cells = [
+            (name, *(f"{x:.4f}" for x in values), str(n)) for name, *values, n in rows
+        ]
+        self.lines = [
+            *as_table([header, *cells]),
+            f"Report: {short(self.folder / 'report.csv')}",
+        ]

@@ -27,7 +27,9 @@ from lightbase.core.resume import load_run
 TOLERANCE = 1e-4
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
 
-Graph = tuple[bytes, Callable[[Tensor], Tensor]]  # a file's content, and what runs it on a batch
+Graph = tuple[
+    bytes, Callable[[Tensor], Tensor]
+]  # a file's content, and what runs it on a batch
 
 
 def main(args: Sequence[str] | None = None) -> Path:
@@ -38,13 +40,17 @@ def main(args: Sequence[str] | None = None) -> Path:
         kind, checkpoint = options.format, options.ckpt_path
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")
         if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
-            raise UserError(f"--output {output}: give another .{kind} file, or --format", 2)
+            raise UserError(
+                f"--output {output}: give another .{kind} file, or --format", 2
+            )
         run = load_run(checkpoint, flags, options.trust)
         print(f"Exporting {checkpoint}", flush=True)
         net = run.model.net if isinstance(run.model, BaseModule) else run.model
         if kind == "pth":
             buffer, text = io.BytesIO(), "weights"
-            torch.save({name: x.detach().cpu() for name, x in net.state_dict().items()}, buffer)
+            torch.save(
+                {name: x.detach().cpu() for name, x in net.state_dict().items()}, buffer
+            )
             content = buffer.getvalue()
         else:
             content, difference = graph_file(run.model, run.datamodule, kind)
@@ -55,9 +61,12 @@ def main(args: Sequence[str] | None = None) -> Path:
 
 
 @torch.no_grad()
-def graph_file(model: LightningModule, data: LightningDataModule, kind: str) -> tuple[bytes, float]:
-    """A file with the graph and its weights, and its largest difference from the checkpoint. Raises
-    UserError if there is no such graph, or if the file gives other outputs than the checkpoint."""
+def graph_file(
+    model: LightningModule, data: LightningDataModule, kind: str
+) -> tuple[bytes, float]:
+    """A file with the graph and its weights, and its largest difference from the
+    checkpoint. Raises UserError if there is no such graph, or if the file gives other
+    outputs than the checkpoint."""
     ours = data if isinstance(data, BaseDataModule) else None
     like = ours.empty_batch if ours else model.example_input_array
     if not isinstance(like, Tensor):
@@ -72,7 +81,10 @@ def graph_file(model: LightningModule, data: LightningDataModule, kind: str) -> 
             what = f"predict_step of {type(model).__name__} has to return a tensor"
             raise UserError(f"{what} with a row for each input")
     # what torch logs and warns of during an export is long, and of no use
-    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         program = trace(predictor, batches[0])
         write = as_onnx if kind == "onnx" else as_pt2
         content, run_file = write(program, ours.classes if ours else [])
@@ -89,9 +101,12 @@ def graph_file(model: LightningModule, data: LightningDataModule, kind: str) -> 
 
 
 class Predictor(nn.Module):
-    """From samples (N, ...) as the data module loads them to what predict_step returns."""
+    """From samples (N, ...) as the data module loads them to what predict_step
+    returns."""
 
-    def __init__(self, model: LightningModule, normalize: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, model: LightningModule, normalize: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.model = model.eval()
         self.normalize = normalize
@@ -100,12 +115,14 @@ class Predictor(nn.Module):
 
     def forward(self, samples: Tensor) -> Any:
         inputs = for_network(self.normalize(samples), self.model)
-        return self.model.predict_step((inputs, None) if self.takes_batches else inputs, 0)
+        return self.model.predict_step(
+            (inputs, None) if self.takes_batches else inputs, 0
+        )
 
 
 def random_batches(like: Tensor) -> list[Tensor]:
-    """Batches of BATCH_SIZES. Images have all values, other integers are 0 and 1, which are indices
-    of any embedding. Floats are standard normal."""
+    """Batches of BATCH_SIZES. Images have all values, other integers are 0 and 1, which
+    are indices of any embedding. Floats are standard normal."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(size, *like.shape[1:]) for size in BATCH_SIZES]
     if like.is_floating_point():
@@ -117,13 +134,18 @@ def random_batches(like: Tensor) -> list[Tensor]:
 
 
 def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
-    """Raises UserError if the network branches on numbers in its inputs or on the batch size."""
+    """Raises UserError if the network branches on numbers in its inputs or on the batch
+    size."""
     try:
-        with torch.compiler.set_stance("force_eager"):  # traces a compiled part as it is written
+        with torch.compiler.set_stance(
+            "force_eager"
+        ):  # traces a compiled part as it is written
             program = torch.export.export(
                 predictor, (inputs,), dynamic_shapes=({0: Dim("batch")},), strict=False
             )
-    except Exception as error:  # of many types; the predictor itself has taken these inputs
+    except (
+        Exception
+    ) as error:  # of many types; the predictor itself has taken these inputs
         what = "the network cannot be exported as one graph for batches of any size"
         raise UserError(f"{what}\ntorch.export: {first_line(error)}") from error
     for node in program.graph.nodes:
@@ -133,7 +155,9 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
 
 def as_pt2(program: ExportedProgram, classes: list[str]) -> Graph:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"classes.json": json.dumps(classes)})
+    torch.export.save(
+        program, buffer, extra_files={"classes.json": json.dumps(classes)}
+    )
     return buffer.getvalue(), torch.export.load(io.BytesIO(buffer.getvalue())).module()
 
 
@@ -142,7 +166,9 @@ def as_onnx(program: ExportedProgram, classes: list[str]) -> Graph:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession
     except ImportError as error:
-        raise UserError(f'--format onnx: {error}: pip install -e ".[export]"', 2) from error
+        raise UserError(
+            f'--format onnx: {error}: pip install -e ".[export]"', 2
+        ) from error
     try:
         onnx: Any = torch.onnx.export(
             program,
@@ -156,9 +182,13 @@ def as_onnx(program: ExportedProgram, classes: list[str]) -> Graph:
         onnx.model.metadata_props["classes"] = json.dumps(classes)
         content = onnx.model_proto.SerializeToString()
         session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of torch, or of ONNX Runtime: it has no convolution of float64
+    except (
+        Exception
+    ) as error:  # of torch, or of ONNX Runtime: it has no convolution of float64
         # the message of the outer error is advice
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         what = "the network cannot be written as ONNX; --format pt2 may do"
         raise UserError(f"{what}\n{first_line(cause)}") from error
-    return content, lambda x: torch.from_numpy(session.run(None, {"inputs": x.numpy()})[0])
+    return content, lambda x: torch.from_numpy(
+        session.run(None, {"inputs": x.numpy()})[0]
+    )

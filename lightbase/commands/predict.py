@@ -23,7 +23,12 @@ from lightbase.commands.script import short_errors
 from lightbase.core.batches import as_it_is, inputs_of, targets_of
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
-from lightbase.core.devices import ONE_DEVICE, cpu_threads, num_devices, short_device_errors
+from lightbase.core.devices import (
+    ONE_DEVICE,
+    cpu_threads,
+    num_devices,
+    short_device_errors,
+)
 from lightbase.core.errors import UserError, printable
 from lightbase.core.folder import write_whole
 from lightbase.core.resume import load_run
@@ -34,11 +39,17 @@ from lightbase.extras.image_folder import find_images
 BATCH_SIZE = 256  # of files
 MAX_COLUMNS = 100  # of numbers in a table
 # (256, 3): colours of the classes in masks, as of torchvision's draw_segmentation_masks
-PALETTE = torch.arange(256)[:, None] * torch.tensor([2**25 - 1, 2**15 - 1, 2**21 - 1]) % 255
-NO_ROWS = "predict_step has to return tensors, in a dict or tuple, with a row for each input"
+PALETTE = (
+    torch.arange(256)[:, None] * torch.tensor([2**25 - 1, 2**15 - 1, 2**21 - 1]) % 255
+)
+NO_ROWS = (
+    "predict_step has to return tensors, in a dict or tuple, with a row for each input"
+)
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 Cells = list[tuple[str, str]]  # columns and texts
-Rows = dict[str, list[Tensor]]  # of each sample, by the name in what predict_step returns
+Rows = dict[
+    str, list[Tensor]
+]  # of each sample, by the name in what predict_step returns
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -62,7 +73,10 @@ def main(args: Sequence[str] | None = None) -> None:
         collector = Collector(has_masks)
         predict(run, batches, collector)
         outputs, true = collector.outputs, collector.true
-        if run.config.trainer.fast_dev_run or run.config.trainer.limit_predict_batches is not None:
+        if (
+            run.config.trainer.fast_dev_run
+            or run.config.trainer.limit_predict_batches is not None
+        ):
             names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(NO_ROWS)
@@ -75,7 +89,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.output is not None:
             print(f"{len(names)} predictions in {options.output}")
         for file, reason in unreadable:
-            print(f"error: cannot read {printable(str(file))}: {reason}", file=sys.stderr)
+            print(
+                f"error: cannot read {printable(str(file))}: {reason}", file=sys.stderr
+            )
         if unreadable:
             sys.exit(1)
 
@@ -108,7 +124,11 @@ class FileBatches:
     """Batches of what the files hold. Iterating adds to `names` and `unreadable`."""
 
     def __init__(
-        self, data: Any, paths: list[Path], names: list[str], unreadable: list[tuple[Path, str]]
+        self,
+        data: Any,
+        paths: list[Path],
+        names: list[str],
+        unreadable: list[tuple[Path, str]],
     ) -> None:
         if not isinstance(data, BaseDataModule):
             what = f"files need a BaseDataModule, which {type(data).__name__} is not"
@@ -133,8 +153,8 @@ class FileBatches:
 
 
 class Collector(Callback):
-    """Keeps what predict_step returns for each sample and, as far as they are tensors, the
-    targets, on the CPU.
+    """Keeps what predict_step returns for each sample and, as far as they are tensors,
+    the targets, on the CPU.
 
     has_masks: Keep the class of each pixel, not its probabilities.
     """
@@ -150,34 +170,48 @@ class Collector(Callback):
         for name, rows in rows_by_name(outputs).items():
             if self.has_masks and isinstance(rows, Tensor) and rows.dim() == 4:
                 rows = predicted_masks(rows)
-            self.outputs[name] += move_data_to_device(rows, "cpu")  # one copy for a batch
+            self.outputs[name] += move_data_to_device(
+                rows, "cpu"
+            )  # one copy for a batch
         targets = targets_of(batch)
         self.true += targets.cpu() if isinstance(targets, Tensor) else []
 
 
 def predict(run: TrainingCLI, batches: Any, collector: Collector) -> None:
-    """Predict the batches with the precision of the run, by Lightning's loop, as evaluate.py
-    tests."""
+    """Predict the batches with the precision of the run, by Lightning's loop, as
+    evaluate.py tests."""
     model, data = run.model, run.datamodule
-    if not is_overridden("predict_step", model):  # Lightning's own hands the batch to forward
+    if not is_overridden(
+        "predict_step", model
+    ):  # Lightning's own hands the batch to forward
         model.predict_step = lambda batch, *_: model(inputs_of(batch))  # type: ignore[method-assign]
     data.predict_dataloader = lambda: batches  # type: ignore[method-assign]
     # A split is set up by now, and files need no data set.
     data.prepare_data = lambda: None  # type: ignore[method-assign]
     data.setup = lambda stage: None  # type: ignore[method-assign]
     trainer_flags = run.config.trainer
-    if num_devices(trainer_flags.devices) != 1 or trainer_flags.strategy not in ONE_DEVICE:
+    if (
+        num_devices(trainer_flags.devices) != 1
+        or trainer_flags.strategy not in ONE_DEVICE
+    ):
         what = f"trainer.devices {trainer_flags.devices}, strategy {trainer_flags.strategy}"
-        raise UserError(f"{what}: predictions are made on one device\nleave the strategy out", 2)
-    options: Any = {"logger": False, "enable_checkpointing": False, "callbacks": [collector]}
+        raise UserError(
+            f"{what}: predictions are made on one device\nleave the strategy out", 2
+        )
+    options: Any = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "callbacks": [collector],
+    }
     trainer = run.make_trainer(**options)
     with short_device_errors(), cpu_threads(run.config.num_threads):
         trainer.predict(model, datamodule=data, return_predictions=False)
 
 
 def rows_by_name(outputs: Any) -> dict[str, Any]:
-    """What predict_step returns for a batch: the tensors of a dict or tuple by their names. A list
-    of dicts has a dict for each sample. Raises UserError for anything else."""
+    """What predict_step returns for a batch: the tensors of a dict or tuple by their
+    names. A list of dicts has a dict for each sample. Raises UserError for anything
+    else."""
     if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
         return {name: [sample[name] for sample in outputs] for name in outputs[0]}
     if isinstance(outputs, tuple | list):
@@ -208,7 +242,9 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
     paths = [(folder / f"{Path(name).stem}.png").resolve() for name in names]
     if len({*paths, *(Path(name).resolve() for name in names)}) < 2 * len(names):
         what = "two inputs have one name, or an input is in this folder"
-        raise UserError(f"--output {folder}: {what}\ngive another folder, or FILE.npz", 2)
+        raise UserError(
+            f"--output {folder}: {what}\ngive another folder, or FILE.npz", 2
+        )
     for path, mask in zip(paths, single(outputs), strict=True):
         if mask.dim() != 2 or (mask.byte() != mask).any():
             what = f"predict_step returns {mask.dtype} {tuple(mask.shape)} for a sample, no mask"
@@ -233,11 +269,16 @@ def write_table(
 ) -> None:
     """A CSV file, or a table on stdout."""
     rows = single(outputs)
-    if options.task == "multilabel" and rows:  # all together say whether they are logits
+    if (
+        options.task == "multilabel" and rows
+    ):  # all together say whether they are logits
         rows = list(probabilities(torch.stack(rows)))
     table: list[tuple[str, ...]] = []
     for i, (name, values) in enumerate(zip(names, rows, strict=True)):
-        cells = [("file" if options.files else "sample", name), *cells_of(values, data, options)]
+        cells = [
+            ("file" if options.files else "sample", name),
+            *cells_of(values, data, options),
+        ]
         if options.task == "multiclass" and true:
             cells.append(("true", class_names(data, int(true[i]) + 1)[int(true[i])]))
         if options.task == "regression" and true:
@@ -254,18 +295,28 @@ def write_table(
 def cells_of(values: Tensor, data: Any, options: Any) -> Cells:
     """The columns of a prediction, and their texts."""
     names = class_names(data, values.numel())
-    if options.task not in ("multiclass", "multilabel") or values.shape != (len(names),):
+    if options.task not in ("multiclass", "multilabel") or values.shape != (
+        len(names),
+    ):
         if options.top_k != 1 or options.probabilities:
             what = "--top_k and --probabilities need classes, and (N, classes) of predict_step"
-            raise UserError(f"{what}, which returned {tuple(values.shape)} for a sample", 2)
+            raise UserError(
+                f"{what}, which returned {tuple(values.shape)} for a sample", 2
+            )
         is_text = options.task == "text" and not values.is_floating_point()
-        return [("text", data.to_text(values))] if is_text else number_cells(values, "prediction")
+        return (
+            [("text", data.to_text(values))]
+            if is_text
+            else number_cells(values, "prediction")
+        )
     if options.task == "multilabel":
         cells = [("labels", labels(values > options.threshold, names))]
     else:
         cells = class_cells(values, names, options.top_k)
     if options.probabilities:
-        cells += [(f"probability_{n}", f"{v:.4f}") for n, v in zip(names, values, strict=True)]
+        cells += [
+            (f"probability_{n}", f"{v:.4f}") for n, v in zip(names, values, strict=True)
+        ]
     return cells
 
 

@@ -39,12 +39,12 @@ def load(
 ) -> tuple[LightningModule, LightningDataModule]:
     """The module and the data of a checkpoint, with its weights, on the CPU.
 
-    module, data: Objects that take the weights and the state of the checkpoint. Unless both are
-        given, they are built from the config in it, which names classes: it has to be a file in
-        your folder of runs.
+    module, data: Objects that take the weights and the state of the checkpoint. Unless
+        both are given, they are built from the config in it, which names classes: it
+        has to be a file in your folder of runs.
     trust: Take another file for one of yours.
-    Raises UserError for a file that is no sound checkpoint, is somebody else's, or fits other
-    classes.
+    Raises UserError for a file that is no sound checkpoint, is somebody else's, or fits
+    other classes.
     """
     find_project()
     path = Path(path)
@@ -60,26 +60,37 @@ def load(
 
 
 def train(
-    module: LightningModule, data: LightningDataModule, trust: bool = False, **flags: Any
+    module: LightningModule,
+    data: LightningDataModule,
+    trust: bool = False,
+    **flags: Any,
 ) -> dict[str, Any]:
-    """Train and test these objects as `python scripts/train.py` does, with the same folder, curves
-    and checkpoints. Return what metrics.json holds; `module` has the best weights then.
+    """Train and test these objects as `python scripts/train.py` does, with the same
+    folder, curves and checkpoints. Return what metrics.json holds; `module` has the
+    best weights then.
 
     trust: Continue a training also from a file that is not in your folder of runs.
-    flags: Those of train.py by their last names, and the arguments of Lightning's Trainer:
-        max_epochs=3, name="try", monitor="val/loss", ckpt_path="last", callbacks=[EMA()].
-    Raises UserError for a mistake; after Ctrl-C, when the state is saved, KeyboardInterrupt.
+    flags: Those of train.py by their last names, and the arguments of Lightning's
+        Trainer: max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
+            callbacks=[EMA()].
+    Raises UserError for a mistake; after Ctrl-C, when the state is saved,
+    KeyboardInterrupt.
     """
     find_project()
     quiet_lightning()
-    flags = {key: str(value) if isinstance(value, Path) else value for key, value in flags.items()}
+    flags = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in flags.items()
+    }
     objects = {name: value for name, value in flags.items() if not is_plain(value)}
     of_trainer = inspect.signature(Trainer).parameters
     args = []
     for name, value in flags.items():
         if name not in objects:
             flag = f"trainer.{name}" if name in of_trainer else name
-            args.append(f"--{flag}={value if isinstance(value, str) else json.dumps(value)}")
+            args.append(
+                f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"
+            )
     if trust:
         args.append("--trust_checkpoint=true")
     if "name" not in flags:
@@ -116,20 +127,29 @@ class ObjectCLI(TrainingCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(Trainer, "trainer")
-        parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+        parser.set_defaults(
+            {f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()}
+        )
         for name in ("model", "data"):
             parser.add_argument(f"--{name}", type=dict)
 
     def before_instantiate_classes(self) -> None:
         module, self.datamodule = self.objects
-        self.config.model, self.config.data = config_of(module), config_of(self.datamodule)
+        self.config.model, self.config.data = (
+            config_of(module),
+            config_of(self.datamodule),
+        )
         make_plain(self.config)
         settle_devices(self.config.trainer)
         self.validate(self.config)
         config = {"model": self.config.model, "data": self.config.data}
-        names = [key for key, text in flatten(config).items() if str(text).startswith(LOST)]
+        names = [
+            key for key, text in flatten(config).items() if str(text).startswith(LOST)
+        ]
         if names := [*names, *self.trainer_objects]:
-            what = "evaluate.py and a resume cannot build them; in Python give them again"
+            what = (
+                "evaluate.py and a resume cannot build them; in Python give them again"
+            )
             say(f"Objects that the config cannot hold: {', '.join(names)}: {what}")
 
     def instantiate_classes(self) -> None:

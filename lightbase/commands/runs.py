@@ -1,4 +1,5 @@
-"""Runs side by side: their progress, their results, and the settings in which they differ."""
+"""Runs side by side: their progress, their results, and the settings in which they
+differ."""
 
 import csv
 import fnmatch
@@ -31,7 +32,8 @@ from lightbase.core.folder import (
     write_whole,
 )
 
-# No torch here, and matplotlib and TensorBoard for --plot only: the table appears at once.
+# No torch here, and matplotlib and TensorBoard for --plot only: the table appears at
+# once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 Row = dict[str, Any]
 
@@ -47,20 +49,30 @@ class RunInfo(NamedTuple):
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
-    """The runs that one of the names selects, or all. Raises UserError for a name without a run."""
+    """The runs that one of the names selects, or all. Raises UserError for a name
+    without a run."""
     paths = []
     for parent, folders, _ in os.walk(root):
         numbered = versions(Path(parent)).values()
         folders[:] = sorted(set(folders) - {folder.name for folder in numbered})
         for run in numbered:  # other programs have such folders, too
-            if any((run / name).exists() for name in ("progress.json", "environment.txt", ".lock")):
+            if any(
+                (run / name).exists()
+                for name in ("progress.json", "environment.txt", ".lock")
+            ):
                 paths.append(run.relative_to(root).as_posix())
     selected = set()
     for name in names or ["*"]:
-        matching = {path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")}
+        matching = {
+            path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")
+        }
         if not matching:
             near = did_you_mean(name, [path.rpartition("/")[0] for path in paths])
-            what = f" is named {name}{near}" if names else ": python scripts/train.py trains one"
+            what = (
+                f" is named {name}{near}"
+                if names
+                else ": python scripts/train.py trains one"
+            )
             raise UserError(f"no run below {short(root)}{what}", 2)
         selected |= matching
     return [read_run(root, path) for path in paths if path in selected]
@@ -70,8 +82,12 @@ def read_run(root: Path, path: str) -> RunInfo:
     """path: NAME/version_N."""
     folder = root / path
     name, _, version = path.rpartition("version_")
-    status = "running" if is_running(folder) else "stopped"  # first: it may be ending now
-    config = read_file(folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER)))
+    status = (
+        "running" if is_running(folder) else "stopped"
+    )  # first: it may be ending now
+    config = read_file(
+        folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER))
+    )
     progress = read_file(folder / "progress.json", json.loads)
     result = read_file(folder / "metrics.json", json.loads)
     if result and status == "stopped":
@@ -79,12 +95,17 @@ def read_run(root: Path, path: str) -> RunInfo:
     latest = progress | result
     results: Row = {"name": name.rstrip("/"), "version": int(version), "status": status}
     seconds = latest.get("train_seconds")
-    results |= {"epochs": latest.get("epochs"), "minutes": seconds and round(seconds / 60, 2)}
+    results |= {
+        "epochs": latest.get("epochs"),
+        "minutes": seconds and round(seconds / 60, 2),
+    }
     if "monitor" in progress:
         results[f"best {progress['monitor']}"] = progress.get("best")
     tested = sorted(key for key in result if key.startswith("test/"))
     results |= {key: result[key] for key in tested if key != "test/num_samples"}
-    settings = {key: value for key, value in flatten(config).items() if key not in PLACE}
+    settings = {
+        key: value for key, value in flatten(config).items() if key not in PLACE
+    }
     return RunInfo(folder, path, progress, results, settings)
 
 
@@ -104,12 +125,15 @@ def read_file(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
-    """best.ckpt of the run with the best validation, never by the test. Raises UserError."""
+    """best.ckpt of the run with the best validation, never by the test. Raises
+    UserError."""
     measured = [run for run in runs if run.progress.get("best") is not None]
     goals = sorted({"{monitor} ({mode})".format_map(run.progress) for run in measured})
     if len(goals) != 1:
         metrics = " and ".join(goals) or "no value of any"
-        raise UserError(f"--best needs runs with one monitored metric; these have {metrics}", 2)
+        raise UserError(
+            f"--best needs runs with one monitored metric; these have {metrics}", 2
+        )
     choose = max if measured[0].progress["mode"] == "max" else min
     best = choose(measured, key=lambda run: run.progress["best"])
     return best.folder / "checkpoints" / "best.ckpt"
@@ -119,20 +143,27 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
     """Rows with the same columns; None where a run has no value."""
     columns = dict.fromkeys([name for run in runs for name in run.results])
     rows = [run.settings | run.results for run in runs]
-    return [{name: row.get(name) for name in [*columns, *setting_columns(runs)]} for row in rows]
+    return [
+        {name: row.get(name) for name in [*columns, *setting_columns(runs)]}
+        for row in rows
+    ]
 
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
-    """The settings in which runs differ, those that all have first, of them model and data."""
+    """The settings in which runs differ, those that all have first, of them model and
+    data."""
     configs = [run.settings for run in runs if run.settings]
     keys = dict.fromkeys(key for config in configs for key in config)
-    columns = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    columns = [
+        key for key in keys if len({repr(config.get(key)) for config in configs}) > 1
+    ]
     columns.sort(key=lambda key: not key.startswith(("model", "data")))
     return sorted(columns, key=lambda key: any(key not in config for config in configs))
 
 
 def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
-    """Rows by a column: the best metric or the smallest value first, runs without a value last."""
+    """Rows by a column: the best metric or the smallest value first, runs without a
+    value last."""
     rows = as_rows(runs)
     if column not in rows[0]:
         raise UserError(f"--sort {column}: the columns are {', '.join(rows[0])}", 2)
@@ -146,7 +177,8 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
 
 
 def as_text(value: Any, column: str = "") -> str:
-    """A cell for people: metrics with four decimals, classes without their module, short texts."""
+    """A cell for people: metrics with four decimals, classes without their module,
+    short texts."""
     if isinstance(value, float):
         has_decimals = "/" in column and 1e-3 <= abs(value) < 1e4
         return f"{value:.4f}" if has_decimals else f"{value:.4g}"
@@ -157,22 +189,28 @@ def as_text(value: Any, column: str = "") -> str:
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """rows: The names of the columns first. None is an empty cell."""
     text = io.StringIO()
-    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    cells = [
+        ["" if cell is None else printable(str(cell)) for cell in row] for row in rows
+    ]
     csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
 
 
 def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns. rows: The names of the columns first, so one row at least."""
+    """Lines with aligned columns. rows: The names of the columns first, so one row at
+    least."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    cells = [
+        [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        for row in rows
+    ]
     return ["  ".join(row).rstrip() for row in cells]
 
 
 def as_lines(rows: Sequence[Row]) -> list[str]:
-    """The table. A terminal without room gets no columns that are equal in all rows, and then
-    none from the right."""
+    """The table. A terminal without room gets no columns that are equal in all rows,
+    and then none from the right."""
     width = os.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     columns = {name: [as_text(row[name], name) for row in rows] for name in rows[0]}
     _, *others = columns
@@ -183,7 +221,11 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
             break
         columns.pop(name, None)
     missing = ", ".join(name for name in others if name not in columns)
-    return [*lines, f"More columns with | less -S: {missing}"[:width]] if missing else lines
+    return (
+        [*lines, f"More columns with | less -S: {missing}"[:width]]
+        if missing
+        else lines
+    )
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
@@ -192,12 +234,20 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     from matplotlib.figure import Figure
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of points before a resume
-    curves: dict[tuple[str, str], list[Any]] = {}  # by metric and stage: run, steps and values
+    logging.getLogger("tensorboard").setLevel(
+        logging.ERROR
+    )  # it warns of points before a resume
+    curves: dict[
+        tuple[str, str], list[Any]
+    ] = {}  # by metric and stage: run, steps and values
     # TensorBoard would wait for a pipe
-    runs = [run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))]
+    runs = [
+        run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))
+    ]
     for i, run in enumerate(runs):
-        events = EventAccumulator(str(run.folder), size_guidance={"scalars": 0}).Reload()
+        events = EventAccumulator(
+            str(run.folder), size_guidance={"scalars": 0}
+        ).Reload()
         for tag in events.Tags()["scalars"]:
             # train_loss is common, too; val_acc/cat is of a class
             if match := re.fullmatch(r"(train|val)(?:/|_(?!.*/))(.+)", tag):
@@ -207,8 +257,12 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     metrics = sorted({metric for metric, _ in curves})
     if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
         needs = "runs with curves train/ or val/ in TensorBoard's files"
-        raise UserError(f"--plot {file} needs {needs},\nand a file .png, .pdf or .svg", 2)
-    figure = Figure((9, 3 * len(metrics) + 0.2 * len(runs)), dpi=100, layout="constrained")
+        raise UserError(
+            f"--plot {file} needs {needs},\nand a file .png, .pdf or .svg", 2
+        )
+    figure = Figure(
+        (9, 3 * len(metrics) + 0.2 * len(runs)), dpi=100, layout="constrained"
+    )
     grid: Any = figure.subplots(len(metrics), squeeze=False, sharex=True)
     colors = matplotlib.colormaps["turbo"].resampled(len(runs) + 1)
     for metric, axes in zip(metrics, grid[:, 0], strict=True):
@@ -216,11 +270,17 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
         for stage, style in (("val", ".-"), ("train", "--")):
             for i, steps, values in curves.get((metric, stage), []):
                 axes.plot(steps, values, style, color=colors(i))
-            if axes.dataLim.width > 0:  # fits val: the first values of train/loss may be large
+            if (
+                axes.dataLim.width > 0
+            ):  # fits val: the first values of train/loss may be large
                 axes.set_ylim(axes.get_ylim())
     for i, run in enumerate(runs):
-        settings = [f"{x} {as_text(run.settings.get(x))}" for x in setting_columns(runs)[:3]]
-        grid[0, 0].plot([], [], color=colors(i), label=printable(", ".join([run.path, *settings])))
+        settings = [
+            f"{x} {as_text(run.settings.get(x))}" for x in setting_columns(runs)[:3]
+        ]
+        grid[0, 0].plot(
+            [], [], color=colors(i), label=printable(", ".join([run.path, *settings]))
+        )
     figure.legend(title="solid: val, dashed: train", loc="outside upper left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format=file.suffix[1:])
@@ -235,10 +295,24 @@ def main(args: Sequence[str] | None = None) -> None:
     root = "--trainer.default_root_dir"
     add(root, dest="root", type=Path, default=PROJECT.logs, help="as of train.py")
     add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    add("--plot", type=output_file, metavar="FILE", help="draw the curves, as .png, .pdf or .svg")
+    add(
+        "--plot",
+        type=output_file,
+        metavar="FILE",
+        help="draw the curves, as .png, .pdf or .svg",
+    )
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--best", action="store_true", help="print the path of the best checkpoint, by validation")
-    add("--csv", type=output_file, metavar="FILE", help="write the table, with all digits")
+    add(
+        "--best",
+        action="store_true",
+        help="print the path of the best checkpoint, by validation",
+    )
+    add(
+        "--csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the table, with all digits",
+    )
     with short_errors():
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)

@@ -1,4 +1,5 @@
-"""What all scripts share: a start in which Ctrl-C and mistakes end in one or two lines."""
+"""What all scripts share: a start in which Ctrl-C and mistakes end in one or two
+lines."""
 
 import atexit
 import contextlib
@@ -20,8 +21,8 @@ from lightbase.core.errors import UserError, rank, say
 from lightbase.core.folder import PROJECT
 from lightbase.core.signals import SIGNALS, Stopped
 
-# a disk that is full or over quota, a file system without permission or read-only, a file too
-# large, a path too long, a folder in place of a file
+# a disk that is full or over quota, a file system without permission or read-only, a
+# file too large, a path too long, a folder in place of a file
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.EISDIR),
@@ -29,8 +30,9 @@ DISK_ERRORS = (
 
 
 class LastingOutput(io.FileIO):
-    """stdout or stderr, whose other end, a pipe's reader or a terminal, may vanish: what is written
-    after that is lost. An error would end a training before its state is saved."""
+    """stdout or stderr, whose other end, a pipe's reader or a terminal, may vanish:
+    what is written after that is lost. An error would end a training before its state
+    is saved."""
 
     def write(self, data: Any) -> int:
         try:
@@ -43,30 +45,39 @@ class LastingOutput(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Let this process continue when its output is closed. Output that a test captures stays."""
+    """Let this process continue when its output is closed. Output that a test captures
+    stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
-            lasting = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+            lasting = io.TextIOWrapper(
+                raw, stream.encoding, stream.errors, line_buffering=True
+            )
             setattr(sys, name, lasting)
 
 
 @contextlib.contextmanager
 def starting(script: str, default_model: str) -> Iterator[None]:
-    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line, and
-    mistakes in the names of flags are found before them.
+    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line,
+    and mistakes in the names of flags are found before them.
 
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
-    PROJECT.root, PROJECT.default_model = Path(script).resolve().parents[1], default_model
+    PROJECT.root, PROJECT.default_model = (
+        Path(script).resolve().parents[1],
+        default_model,
+    )
     name = Path(script).stem
     # it may be imported, by find_project or by a process that a training has started
     main_file = getattr(sys.modules["__main__"], "__file__", None) or ""
     is_command = Path(main_file).resolve() == Path(script).resolve()
-    if "torch" not in sys.modules:  # in a notebook gc.freeze would keep what the user has made
-        gc.disable()  # searching the million objects of the imports for garbage takes 0.8 s
+    if (
+        "torch" not in sys.modules
+    ):  # in a notebook gc.freeze would keep what the user has made
+        # searching the million objects of the imports for garbage takes 0.8 s
+        gc.disable()
     with short_errors():
         if is_command and multiprocessing.parent_process() is None:
             first_look(name, sys.argv[1:])
@@ -80,7 +91,8 @@ def starting(script: str, default_model: str) -> Iterator[None]:
 
 
 def find_project() -> None:
-    """Outside of a script, such as in a notebook: run scripts/train.py, which names the project."""
+    """Outside of a script, such as in a notebook: run scripts/train.py, which names the
+    project."""
     script = PROJECT.root / "scripts" / "train.py"
     if not PROJECT.default_model and script.is_file():
         runpy.run_path(str(script))
@@ -105,15 +117,17 @@ def python_errors(way_out: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Around a script: print a UserError, or an error of the disk, in two lines and exit. Other
-    errors keep their traceback. In a notebook all errors stay what they are."""
+    """Around a script: print a UserError, or an error of the disk, in two lines and
+    exit. Other errors keep their traceback. In a notebook all errors stay what they
+    are."""
     if is_interactive():
         with python_errors():
             yield
         return
     outlive_terminal()
     hook = threading.excepthook
-    # TensorBoard's writing thread hands an error of the disk on to the next call of the main thread
+    # TensorBoard's writing thread hands an error of the disk on to the next call of the
+    # main thread
     threading.excepthook = lambda args: is_of_disk(args.exc_value) or hook(args)
     try:
         with SIGNALS.handled():
@@ -125,7 +139,9 @@ def short_errors() -> Iterator[None]:
         raise
     except UserError as error:
         if rank() > 0:
-            time.sleep(2)  # if the first process has the same error, this process ends with it
+            time.sleep(
+                2
+            )  # if the first process has the same error, this process ends with it
         where = f"on rank {rank()}: " if rank() > 0 else ""
         print(f"error: {where}{error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
@@ -133,8 +149,14 @@ def short_errors() -> Iterator[None]:
         if not is_of_disk(error):
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; what was saved before is whole", file=sys.stderr)
-        print("make room or choose another folder, then start the command again", file=sys.stderr)
+        print(
+            f"error: {where}{error.strerror}; what was saved before is whole",
+            file=sys.stderr,
+        )
+        print(
+            "make room or choose another folder, then start the command again",
+            file=sys.stderr,
+        )
         sys.exit(1)
     finally:
         threading.excepthook = hook

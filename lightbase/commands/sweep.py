@@ -51,7 +51,10 @@ from lightbase.core.signals import SIGNALS, Stopped
 NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
 RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
 NOT_SEARCHED = (*PLACE, "monitor", "monitor_mode")  # the monitor compares the trials
-REPEATS = ("data.fold", "seed_everything")  # flags that repeat a training: the mean counts
+REPEATS = (
+    "data.fold",
+    "seed_everything",
+)  # flags that repeat a training: the mean counts
 
 
 class Dimension(NamedTuple):
@@ -70,7 +73,9 @@ def read_search(search: str) -> Dimension:
     """Read FLAG=log:1e-4..1e-1, FLAG=16..512 or FLAG=a,b,c. Raises UserError."""
     flag, _, values = (part.strip() for part in search.partition("="))
     # --model.init_args.lr is model.lr
-    flag = flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
+    flag = (
+        flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
+    )
     if flag in NOT_SEARCHED:
         raise UserError(f"--search {search}: {flag} cannot be searched", 2)
     if match := RANGE.fullmatch(values):
@@ -87,7 +92,9 @@ def read_search(search: str) -> Dimension:
     if not flag or not items:
         forms = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
         raise UserError(f"--search {search!r}: give {forms}", 2)
-    return Dimension(flag, [text[item.start_mark.index : item.end_mark.index] for item in items])
+    return Dimension(
+        flag, [text[item.start_mark.index : item.end_mark.index] for item in items]
+    )
 
 
 def read_range(log: str | None, low: str, high: str) -> Any:
@@ -103,7 +110,9 @@ class Trial:
     """A trial as trial.json in its folder records it."""
 
     folder: Path
-    values: dict[str, Any]  # by flag; of a list the text that is typed, of a range a number
+    values: dict[
+        str, Any
+    ]  # by flag; of a list the text that is typed, of a range a number
     state: str = "running"  # also after a kill; or finished, or failed
     reason: str = ""
 
@@ -111,7 +120,9 @@ class Trial:
     def read(cls, folder: Path) -> "Trial":
         record = read_json(folder / "trial.json")
         if [*map(type, record.values())] != [dict, str, str]:
-            raise UserError(f"{folder / 'trial.json'} is damaged: delete the folder of the trial")
+            raise UserError(
+                f"{folder / 'trial.json'} is damaged: delete the folder of the trial"
+            )
         return cls(folder, **record)
 
     def write(self) -> None:
@@ -138,8 +149,8 @@ class Trial:
 class Sweep:
     """The trials in a folder, which several processes may train at once.
 
-    A process holds the lock of a trial's folder while it trains the trial. A trial that is running
-    and that no process holds was interrupted; it is continued.
+    A process holds the lock of a trial's folder while it trains the trial. A trial that
+    is running and that no process holds was interrupted; it is continued.
     """
 
     dimensions: list[Dimension]
@@ -158,16 +169,23 @@ class Sweep:
         return list(itertools.product(*texts))[: self.num_trials or None]
 
     def trials(self) -> list[Trial]:
-        return [Trial.read(file.parent) for file in sorted(self.folder.glob("trial_*/trial.json"))]
+        return [
+            Trial.read(file.parent)
+            for file in sorted(self.folder.glob("trial_*/trial.json"))
+        ]
 
     def best(self, groups: Iterable[list[Trial]]) -> list[Trial]:
-        """The group with the best mean of the monitored metric; empty if there is none."""
+        """The group with the best mean of the monitored metric; empty if there is
+        none."""
         choose = max if self.record["monitor_mode"] == "max" else min
         compared = groups if self.record["monitor"] else []
-        return choose(compared, key=lambda group: fmean(x.best or 0.0 for x in group), default=[])
+        return choose(
+            compared, key=lambda group: fmean(x.best or 0.0 for x in group), default=[]
+        )
 
     def open_trials(self) -> Generator[Trial, None, None]:
-        """Yield each trial to train, locked. Waits for those of other processes: they may die."""
+        """Yield each trial to train, locked. Waits for those of other processes: they
+        may die."""
         is_waiting = True
         while is_waiting:
             is_waiting = False
@@ -187,7 +205,8 @@ class Sweep:
             time.sleep(0.5 * is_waiting)
 
     def choose_values(self, number: int) -> dict[str, Any]:
-        """The values follow from the seed, the number and the results of the other trials."""
+        """The values follow from the seed, the number and the results of the other
+        trials."""
         if self.grid:
             flags = [dimension.flag for dimension in self.dimensions]
             return dict(zip(flags, self.grid[number], strict=True))
@@ -195,8 +214,12 @@ class Sweep:
         from optuna.distributions import CategoricalDistribution
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        seed = int(SeedSequence([self.record["seed_everything"], number]).generate_state(1)[0])
-        direction: Any = "maximize" if self.record["monitor_mode"] == "max" else "minimize"
+        seed = int(
+            SeedSequence([self.record["seed_everything"], number]).generate_state(1)[0]
+        )
+        direction: Any = (
+            "maximize" if self.record["monitor_mode"] == "max" else "minimize"
+        )
         sampler = optuna.samplers.TPESampler(seed=seed)
         study = optuna.create_study(direction=direction, sampler=sampler)
         ranges: dict[str, Any] = {
@@ -205,16 +228,28 @@ class Sweep:
         }
         for trial in self.trials():
             if trial.state == "finished":
-                past: Any = {"params": trial.values, "distributions": ranges, "value": trial.best}
+                past: Any = {
+                    "params": trial.values,
+                    "distributions": ranges,
+                    "value": trial.best,
+                }
                 study.add_trial(optuna.trial.create_trial(**past))
         return dict(study.ask(ranges).params)
 
 
 @contextlib.contextmanager
 def workers(args: Sequence[str], num: int) -> Iterator[None]:
-    """While this lasts, `num` more processes, each with the next GPU, share the trials."""
-    command = [sys.executable, str(PROJECT.root / "scripts" / "sweep.py"), *args, "--worker"]
-    env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (num + 1)))} | os.environ
+    """While this lasts, `num` more processes, each with the next GPU, share the
+    trials."""
+    command = [
+        sys.executable,
+        str(PROJECT.root / "scripts" / "sweep.py"),
+        *args,
+        "--worker",
+    ]
+    env = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (num + 1)))
+    } | os.environ
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(i) for i in range(num_gpus())]
     started = []
@@ -239,7 +274,9 @@ def train_trials(sweep: Sweep) -> None:
         for num_trained, trial in enumerate(trials, start=1):
             with (
                 SIGNALS.handled(),
-                (trial.folder / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
+                (trial.folder / "output.txt").open(
+                    "a", buffering=1, encoding="utf-8"
+                ) as output,
                 contextlib.redirect_stdout(output),
                 contextlib.redirect_stderr(output),
             ):
@@ -249,25 +286,40 @@ def train_trials(sweep: Sweep) -> None:
             print(printable(describe_progress(sweep, trial, seconds)), flush=True)
             gc.collect()  # frees the memory of the GPU
             if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # raises if the trial has left the GPU unusable
+                # raises if the trial has left the GPU unusable
+                torch.cuda.synchronize()
                 torch.cuda.empty_cache()
-            if SIGNALS.received:  # during a failed training or gc.collect, where it raises nothing
+            if (
+                SIGNALS.received
+            ):  # during a failed training or gc.collect, where it raises nothing
                 raise Stopped(SIGNALS.received)
 
 
 def describe_progress(sweep: Sweep, ended: Trial, seconds: float) -> str:
-    """A line for a trial that has ended. seconds: For a trial, the mean of this process."""
+    """A line for a trial that has ended. seconds: For a trial, the mean of this
+    process."""
     trials = sweep.trials()
     running = [trial for trial in trials if trial.state == "running"]
     best = sweep.best([trial] for trial in trials if trial.state == "finished")
     num_ended = len(trials) - len(running)
     num_processes = 1 + sum(is_running(trial.folder) for trial in running)
-    left = str(timedelta(seconds=round(seconds * (sweep.num_trials - num_ended) / num_processes)))
+    left = str(
+        timedelta(
+            seconds=round(seconds * (sweep.num_trials - num_ended) / num_processes)
+        )
+    )
     text = f"Trial {num_ended} of {sweep.num_trials}"
-    text += f", best {sweep.record['monitor']} {as_text(best[0].best, '/')}" if best else ""
-    values = [f"{flag.rpartition('.')[2]} {as_text(value)}" for flag, value in ended.values.items()]
+    text += (
+        f", best {sweep.record['monitor']} {as_text(best[0].best, '/')}" if best else ""
+    )
+    values = [
+        f"{flag.rpartition('.')[2]} {as_text(value)}"
+        for flag, value in ended.values.items()
+    ]
     text += f", {left.removeprefix('0:').removeprefix('0')} left; {', '.join(values)}"
-    return f"{text}: " + (f"failed, {ended.reason}" if ended.reason else as_text(ended.best, "/"))
+    return f"{text}: " + (
+        f"failed, {ended.reason}" if ended.reason else as_text(ended.best, "/")
+    )
 
 
 def train_trial(sweep: Sweep, trial: Trial) -> None:
@@ -277,7 +329,9 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
     name = f"--name={sweep.folder.name}/{trial.folder.name}"
     args = [name, f"--trainer.default_root_dir={sweep.folder.parent}"]
     can_go_on = (trial.run / "checkpoints" / "last.ckpt").is_file()
-    args += ["--ckpt_path=last"] if can_go_on else flags  # a resume has the run's config
+    args += (
+        ["--ckpt_path=last"] if can_go_on else flags
+    )  # a resume has the run's config
     try:
         if not (trial.run / "metrics.json").is_file():
             if trial.run != trial.folder and not can_go_on:
@@ -295,7 +349,8 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the trials, the means over folds or seeds, the best flags, and the next command."""
+    """Print the trials, the means over folds or seeds, the best flags, and the next
+    command."""
     trials = sweep.trials()
     compared = [item for item in sweep.dimensions if item.flag not in REPEATS]
     groups: dict[tuple[Any, ...], list[Trial]] = {}
@@ -309,31 +364,47 @@ def show_results(sweep: Sweep) -> None:
         mark = "best" if trial in best else trial.state.removeprefix("finished")
         first = {"": mark, "trial": trial.folder.name}
         metric = {str(sweep.record["monitor"]): trial.best}
-        rows.append(first | metric | trial.values | {"state": trial.reason or trial.state})
+        rows.append(
+            first | metric | trial.values | {"state": trial.reason or trial.state}
+        )
     print("\n".join(as_lines(rows)))
     if not groups:
-        raise UserError(f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}")
+        raise UserError(
+            f"no trial finished: see {short(sweep.folder / 'trial_000/output.txt')}"
+        )
     if len(compared) < len(sweep.dimensions):
         print_means(groups, [item.flag for item in compared])
     if best:
-        flags = [*sweep.flags, *(item.argument(best[0].values[item.flag]) for item in compared)]
+        flags = [
+            *sweep.flags,
+            *(item.argument(best[0].values[item.flag]) for item in compared),
+        ]
         if "data.fold" in best[0].values:
             flags.append("--data.num_folds=null")
         print(f"Best flags: {shlex.join(flags)}")
     where = [sweep.folder.name]
     if sweep.folder.parent != PROJECT.logs:
         where.append(f"--trainer.default_root_dir={short(sweep.folder.parent)}")
-    print(f"Tests and curves: python scripts/runs.py {shlex.join(where)} --plot curves.png")
+    print(
+        f"Tests and curves: python scripts/runs.py {shlex.join(where)} --plot curves.png"
+    )
 
 
-def print_means(groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]) -> None:
-    """Print mean, standard deviation and standard error of each test metric of each group."""
+def print_means(
+    groups: dict[tuple[Any, ...], list[Trial]], flags: Sequence[str]
+) -> None:
+    """Print mean, standard deviation and standard error of each test metric of each
+    group."""
     rows = [(*flags, "metric", "n", "mean", "spread", "standard error")]
     for values, trials in groups.items():
         tests = [trial.result("metrics.json") for trial in trials]
         for name in tests[0]:
             numbers = [test[name] for test in tests if test.get(name) is not None]
-            if name.startswith("test/") and name != "test/num_samples" and len(numbers) > 1:
+            if (
+                name.startswith("test/")
+                and name != "test/num_samples"
+                and len(numbers) > 1
+            ):
                 spread = stdev(numbers)
                 cells = (fmean(numbers), spread, spread / len(numbers) ** 0.5)
                 texts = [f"{cell:.4g}" for cell in cells]
@@ -353,7 +424,9 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
         sweep = Sweep(dimensions, flags, options.trials or 0)
         begin(sweep, options.name, options.search)
         if not options.worker:
-            print(f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt")
+            print(
+                f"{sweep.num_trials} trials in {short(sweep.folder)}, each with its output.txt"
+            )
         try:
             with workers(args, 0 if options.worker else options.num_workers - 1):
                 train_trials(sweep)
@@ -366,21 +439,30 @@ def main(args: Sequence[str] | None = None) -> list[Trial]:
 
 
 def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
-    """Check all values, prepare the data, and write or compare sweep.json. Raises UserError."""
+    """Check all values, prepare the data, and write or compare sweep.json. Raises
+    UserError."""
     sweep.num_trials = len(sweep.grid) or sweep.num_trials
     if not sweep.num_trials:
         raise UserError("--trials N: how many? a range has no end", 2)
-    if not sweep.grid and any(dimension.flag in REPEATS for dimension in sweep.dimensions):
-        raise UserError(f"{' and '.join(REPEATS)} repeat a training: search lists only, a grid", 2)
+    if not sweep.grid and any(
+        dimension.flag in REPEATS for dimension in sweep.dimensions
+    ):
+        raise UserError(
+            f"{' and '.join(REPEATS)} repeat a training: search lists only, a grid", 2
+        )
     num_values = max(len(dimension.texts) for dimension in sweep.dimensions)
     for i in reversed(range(num_values)):
-        values = [f"--{flag}={texts[i % len(texts)]}" for flag, texts, _ in sweep.dimensions]
+        values = [
+            f"--{flag}={texts[i % len(texts)]}" for flag, texts, _ in sweep.dimensions
+        ]
         cli = parse([*sweep.flags, *values])
         check_one_device(cli.config.trainer)
     # the last command has the first values
     selection = choose_selection(cli.config, cli.model, cli.datamodule)
     if selection is None and not sweep.grid:
-        raise UserError("a search compares trials by a validation, and there is none", 2)
+        raise UserError(
+            "a search compares trials by a validation, and there is none", 2
+        )
     cli.config.name = name or f"{cli.config.name}_sweep"
     sweep.folder = root_folder(cli.config).absolute() / cli.config.name
     if isinstance(cli.datamodule, BaseDataModule):
@@ -401,5 +483,7 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     before = read_json(file)
     for key in before | now:
         if before.get(key) != now.get(key):
-            what = f"--{key} {now.get(key)}: {short(sweep.folder)} has {before.get(key)}"
+            what = (
+                f"--{key} {now.get(key)}: {short(sweep.folder)} has {before.get(key)}"
+            )
             raise UserError(f"{what}\ngive the same, or another --name", 2)

@@ -28,15 +28,22 @@ def main(args: Sequence[str] | None = None) -> list[str]:
     with short_errors():
         options, flags = arguments.tune().read(args)
         quiet_lightning()
-        cli = parse([*flags, "--steps_per_execution", "1"])  # the finders look at each step
+        cli = parse(
+            [*flags, "--steps_per_execution", "1"]
+        )  # the finders look at each step
         check_one_device(cli.config.trainer)
         if "lr" in options.find:
             lr_name = argument(cli.config.model, "lr", "learning_rate")
         if "batch_size" in options.find:
             argument(cli.config.data, "batch_size")
-        cli.config_init.trainer.callbacks = None  # they would stop the training, or save
+        cli.config_init.trainer.callbacks = (
+            None  # they would stop the training, or save
+        )
         if isinstance(cli.model, BaseModule):
-            cli.model.scheduler, cli.model.scheduler_args = None, {}  # the finder has its own
+            cli.model.scheduler, cli.model.scheduler_args = (
+                None,
+                {},
+            )  # the finder has its own
         prepare(cli.model, cli.datamodule, cli.config)
         run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
         with contextlib.closing(run), cpu_threads(cli.config.num_threads):
@@ -58,7 +65,8 @@ def argument(config: Any, *names: str) -> str:
 
 
 def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
-    """A Trainer without end, which writes only the weights that a finder restores afterwards."""
+    """A Trainer without end, which writes only the weights that a finder restores
+    afterwards."""
     return cli.make_trainer(
         default_root_dir=run.folder,
         plugins=[AtomicCheckpointIO()],
@@ -74,22 +82,29 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
 
 
 def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
-    """Return the largest size that fits into memory, up to the limit. The data then has it."""
+    """Return the largest size that fits into memory, up to the limit. The data then has
+    it."""
     data: Any = cli.datamodule
     start = cli.config.data.init_args.batch_size
     trainer = make_trainer(cli, run)
     # Lightning's finder goes no further than 8192
-    limit = min(limit or (1024 if trainer.strategy.root_device.type == "cpu" else 8192), 8192)
+    limit = min(
+        limit or (1024 if trainer.strategy.root_device.type == "cpu" else 8192), 8192
+    )
     if isinstance(data, BaseDataModule):
         limit = min(limit, len(data.splits["train"]))
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
     if start > limit:
-        raise UserError(f"--max_batch_size {limit}: the search begins at batch_size {start}", 2)
+        raise UserError(
+            f"--max_batch_size {limit}: the search begins at batch_size {start}", 2
+        )
     # at its max_val Lightning ends the search without a trial
     options: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
     size = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options)
     if not size:
-        raise UserError(f"no batch size from {start} to {limit} fits: give other limits", 2)
+        raise UserError(
+            f"no batch size from {start} to {limit} fits: give other limits", 2
+        )
     if size > limit:
         size //= 2  # the next one, which was not tried
     lightning_setattr(cli.model, "batch_size", size)  # wherever the finder has set it
@@ -98,7 +113,8 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
 
 
 def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
-    """Return the rate at which the loss falls fastest, and draw the losses as lr.png."""
+    """Return the rate at which the loss falls fastest, and draw the losses as
+    lr.png."""
     finder: Any = Tuner(make_trainer(cli, run)).lr_find(
         cli.model,
         datamodule=cli.datamodule,
@@ -111,5 +127,7 @@ def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
     finder.plot(suggest=suggested is not None).savefig(run.folder / "lr.png")
     if suggested is None:
         what = f"no learning rate to suggest: see the plot in {short(run.folder)}"
-        raise UserError(f"{what}\ngive another --min_lr or --max_lr, or more --num_steps")
+        raise UserError(
+            f"{what}\ngive another --min_lr or --max_lr, or more --num_steps"
+        )
     return float(suggested)

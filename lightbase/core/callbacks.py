@@ -1,4 +1,5 @@
-"""The callbacks of a run, its end at a NaN or a signal, and how its processes end together."""
+"""The callbacks of a run, its end at a NaN or a signal, and how its processes end
+together."""
 
 import functools
 import multiprocessing
@@ -11,7 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -51,14 +56,20 @@ TRY = (
 def make_callbacks(
     cli: TrainingCLI, root: Path, run: Run | None, selection: tuple[str, str] | None
 ) -> list[Callback]:
-    """Build the callbacks of a run in the order in which Lightning calls them. The Trainer adds
-    those of the config. run: None in a fast_dev_run, and in all processes but the first."""
+    """Build the callbacks of a run in the order in which Lightning calls them. The
+    Trainer adds those of the config. run: None in a fast_dev_run, and in all processes
+    but the first."""
     config = cli.config
     check_callbacks(cli.config_init.trainer.callbacks)
     values, text = write_config(cli.parser, config)
     if run and run.is_new:
         run.write("config.yaml", text)  # a run that is killed soon can start again
-    callbacks: list[Callback] = [ResumedOptimizer(), WholeEpochs(), RandomState(), StopOnSignal()]
+    callbacks: list[Callback] = [
+        ResumedOptimizer(),
+        WholeEpochs(),
+        RandomState(),
+        StopOnSignal(),
+    ]
     callbacks.append(StopWithoutLoss())
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
@@ -71,23 +82,29 @@ def make_callbacks(
     callbacks.append(RunRecorder(values, text, run))
     if config.patience is not None and selection:
         options: Any = {"patience": int(config.patience), "mode": selection[1]}
-        callbacks.append(Patience(selection[0], check_on_train_epoch_end=False, **options))
+        callbacks.append(
+            Patience(selection[0], check_on_train_epoch_end=False, **options)
+        )
     if config.trainer.enable_checkpointing is not False:
         # Lightning gives all processes the folder of the first one
-        callbacks += checkpoint_callbacks(config, run.checkpoints if run else root, selection)
+        callbacks += checkpoint_callbacks(
+            config, run.checkpoints if run else root, selection
+        )
     return callbacks
 
 
 def checkpoint_callbacks(
     config: Any, folder: Path, selection: tuple[str, str] | None
 ) -> list[Callback]:
-    """Build the callbacks that write checkpoints. best.ckpt is written before last.ckpt, which then
-    holds the best value so far."""
+    """Build the callbacks that write checkpoints. best.ckpt is written before
+    last.ckpt, which then holds the best value so far."""
     every_n_epochs: int | None = 1
     if selection:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
-            every_n_epochs = None  # after every validation, also in the middle of an epoch
+            every_n_epochs = (
+                None  # after every validation, also in the middle of an epoch
+            )
     monitor, mode = selection or (None, "min")
     best = RunCheckpoint(folder, "best", monitor, mode, every_n_epochs=every_n_epochs)
     callbacks: list[Callback] = [PlateauFirst(), best]
@@ -97,8 +114,9 @@ def checkpoint_callbacks(
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Raise UserError for a ModelCheckpoint of the config that would write over best.ckpt or
-    last.ckpt, and for a finder, which trains with other settings than the run records.
+    """Raise UserError for a ModelCheckpoint of the config that would write over
+    best.ckpt or last.ckpt, and for a finder, which trains with other settings than the
+    run records.
 
     callbacks: the value of trainer.callbacks, an object, a list or None.
     """
@@ -114,17 +132,19 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 class StopOnNan(MayMissSteps):
-    """Stops all processes together when a loss of training or a weight is NaN or infinite, before a
-    checkpoint of it is written.
+    """Stops all processes together when a loss of training or a weight is NaN or
+    infinite, before a checkpoint of it is written.
 
-    It checks the loss of log steps, and the weights at the end of each epoch and before each
-    checkpoint. One process with a GPU does not wait for the loss: it looks at it after a later
-    batch, when it has arrived.
+    It checks the loss of log steps, and the weights at the end of each epoch and before
+    each checkpoint. One process with a GPU does not wait for the loss: it looks at it
+    after a later batch, when it has arrived.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.is_finite = torch.tensor(True)  # whether the loss is, on its way from the GPU
+        self.is_finite = torch.tensor(
+            True
+        )  # whether the loss is, on its way from the GPU
         self.arrival: torch.cuda.Event | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,10 +156,16 @@ class StopOnNan(MayMissSteps):
         if self.num_steps // every > before // every:
             loss = (outputs or {}).get("loss")
             # with manual optimization it may be anything
-            is_finite = loss.isfinite().all() if isinstance(loss, Tensor) else torch.tensor(True)
+            is_finite = (
+                loss.isfinite().all()
+                if isinstance(loss, Tensor)
+                else torch.tensor(True)
+            )
             if is_finite.is_cuda and trainer.world_size == 1:
                 self.is_finite = is_finite.to("cpu", non_blocking=True)
-                self.arrival = torch.cuda.current_stream(is_finite.device).record_event()
+                self.arrival = torch.cuda.current_stream(
+                    is_finite.device
+                ).record_event()
             else:
                 stop_if(not is_finite, trainer, "the training loss is")
         self._check_arrived(trainer)
@@ -159,12 +185,15 @@ class StopOnNan(MayMissSteps):
         stop_if(is_bad, trainer, "a weight is")
         self._check_arrived(trainer)  # the weights were waited for
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, _: Any) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, _: Any
+    ) -> None:
         self.on_train_epoch_end(trainer, pl_module)
 
 
 class StopWithoutLoss(MayMissSteps):
-    """Stops if training_step has returned None in each batch of an epoch: nothing was trained.
+    """Stops if training_step has returned None in each batch of an epoch: nothing was
+    trained.
 
     None for single batches skips these batches, as in Lightning.
     """
@@ -172,21 +201,29 @@ class StopWithoutLoss(MayMissSteps):
     has_loss = True
 
     # not called where a run resumes within an epoch, whose batches before are unknown
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         self.has_loss = not pl_module.automatic_optimization
 
     def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
         self.has_loss = self.has_loss or bool(outputs)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, _: Any) -> None:
-        if trainer.current_epoch == 0:  # in its middle, of weights that nothing has trained
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, _: Any
+    ) -> None:
+        if (
+            trainer.current_epoch == 0
+        ):  # in its middle, of weights that nothing has trained
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
             where = f"in all batches of epoch {trainer.current_epoch + 1}"
             what = f"training_step of {type(pl_module).__name__} returned None {where}"
-            raise UserError(f"{what}: nothing was trained\nlet it return the loss of the batch")
+            raise UserError(
+                f"{what}: nothing was trained\nlet it return the loss of the batch"
+            )
 
 
 def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
@@ -198,8 +235,8 @@ def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
 
 
 def end_with_parent(is_worker: bool = False) -> None:
-    """Let a process that the first one, torchrun or (is_worker) a sweep has started end with it,
-    even after kill -9."""
+    """Let a process that the first one, torchrun or (is_worker) a sweep has started end
+    with it, even after kill -9."""
 
     def watch() -> None:
         while os.getppid() == STARTED_BY:
@@ -211,14 +248,15 @@ def end_with_parent(is_worker: bool = False) -> None:
 
 
 class StopOnSignal(MayMissSteps):
-    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be saved.
+    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be
+    saved.
 
     Several processes stop before the same batch, whichever of them got the signal.
 
-    It takes the place of Lightning 2.6's own handling, which also stops between two batches of an
-    accumulation and within a validation. With several processes Lightning communicates in the
-    signal handler, even while another exchange is running, and before every batch, which waits for
-    the GPU.
+    It takes the place of Lightning 2.6's own handling, which also stops between two
+    batches of an accumulation and within a validation. With several processes Lightning
+    communicates in the signal handler, even while another exchange is running, and
+    before every batch, which waits for the GPU.
     """
 
     every_n_steps = 10
@@ -230,16 +268,22 @@ class StopOnSignal(MayMissSteps):
         if stage == "fit":
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_sanity_check_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         SIGNALS.install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         SIGNALS.install()
-        replace_signal_exchange(trainer, functools.partial(self._stop_together, trainer))
+        replace_signal_exchange(
+            trainer, functools.partial(self._stop_together, trainer)
+        )
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # After the last batch of an epoch the validation comes first: Lightning cannot continue
-        # with a validation.
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
+        # After the last batch of an epoch the validation comes first: Lightning cannot
+        # continue with a validation.
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
             return
         if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
@@ -250,7 +294,9 @@ class StopOnSignal(MayMissSteps):
         SIGNALS.waits = False  # there is nothing to save
         SIGNALS.install()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         # a process of ddp_spawn ends here and not at the end of the script
         if multiprocessing.parent_process() is not None:
             leave(trainer)
@@ -270,10 +316,14 @@ class StopOnSignal(MayMissSteps):
 
 
 def leave(trainer: Trainer) -> None:
-    """End the process group; raise UserError if a process that this one started has failed."""
+    """End the process group; raise UserError if a process that this one started has
+    failed."""
     if dist.is_initialized():
-        trainer.strategy.barrier()  # the first one holds the store that the others still use
+        # the first one holds the store that the others still use
+        trainer.strategy.barrier()
         dist.destroy_process_group()
     for process in started_processes(trainer):  # those of ddp_spawn have ended already
         if status := process.wait():
-            raise UserError(f"process {process.pid} of this run ended with status {status}")
+            raise UserError(
+                f"process {process.pid} of this run ended with status {status}"
+            )

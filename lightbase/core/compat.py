@@ -1,10 +1,11 @@
-"""Every private attribute of another package that this library reads or sets, and the messages of
-Lightning that it leaves out.
+"""Every private attribute of another package that this library reads or sets, and the
+messages of Lightning that it leaves out.
 
-Each docstring says why, with which version it was tested, and which issue of the other package
-would make the function unnecessary. lightbase/tests/test_compat.py fails when a package changes;
-test_house.py finds private attributes elsewhere. Tested with Lightning 2.6.6, torch 2.11 and 2.15,
-jsonargparse 4.52 and 4.53, torchvision 0.26 and 0.29, optuna 5.0 and wandb 0.31.
+Each docstring says why, with which version it was tested, and which issue of the other
+package would make the function unnecessary. lightbase/tests/test_compat.py fails when a
+package changes; test_house.py finds private attributes elsewhere. Tested with Lightning
+2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.26 and 0.29,
+optuna 5.0 and wandb 0.31.
 """
 
 import argparse
@@ -21,9 +22,10 @@ from jsonargparse import _typehints
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-# Log lines of Lightning that are left out: advertisements, lines about devices (ours say more), and
-# lines of the tuner that stand in the table of tune.py. The hint about Tensor Cores is left out
-# because float32 stays as exact as torch has it; our advice names bf16-mixed, which gains more.
+# Log lines of Lightning that are left out: advertisements, lines about devices (ours
+# say more), and lines of the tuner that stand in the table of tune.py. The hint about
+# Tensor Cores is left out because float32 stays as exact as torch has it; our advice
+# names bf16-mixed, which gains more.
 LOG_LINES = (
     r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|TPU available|LOCAL_RANK|"
     r"SLURM auto-requeueing|Found current_model_state|Seed set|Restor|Loaded|"
@@ -31,12 +33,13 @@ LOG_LINES = (
     r"Experiment with name|You are using a CUDA device .* that has Tensor Cores|"
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
-# Warnings about what is intended: no worker processes for data in memory, one process on a machine
-# of a cluster, a run that resumes in its folder or without one of its callbacks, no test data, a
-# CPU beside a GPU, a driver or GPU that is too old (our lines say so), Tensor Cores as above (from
-# inductor of torch 2.11). `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of
-# ddp on GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the layouts
-# of a 1 x 1 convolution for different ones (pytorch issue 157862).
+# Warnings about what is intended: no worker processes for data in memory, one process
+# on a machine of a cluster, a run that resumes in its folder or without one of its
+# callbacks, no test data, a CPU beside a GPU, a driver or GPU that is too old (our
+# lines say so), Tensor Cores as above (from inductor of torch 2.11). `LeafSpec` is a
+# deprecated call within Lightning 2.6. The last two are of ddp on GPUs: Lightning sets
+# it up on another stream (its issue 21567), and torch takes the layouts of a 1 x 1
+# convolution for different ones (pytorch issue 157862).
 WARNINGS = (
     r".*does not have many workers|The `srun` command is available|"
     r"Checkpoint directory .* exists and is not|Be aware that when using `ckpt_path`|"
@@ -58,15 +61,15 @@ def quiet_lightning() -> None:
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(lambda line: not re.match(LOG_LINES, line.getMessage()))
     warnings.filterwarnings("ignore", message=WARNINGS)
-    # Lightning sets this variable. Without a GPU, torch then looks for NVML in each step of Adam,
-    # which costs 0.1 ms.
+    # Lightning sets this variable. Without a GPU, torch then looks for NVML in each
+    # step of Adam, which costs 0.1 ms.
     if not torch.cuda.is_available():
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
 def counts_gpus_by_nvml() -> bool:
-    """Whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count them, and processes
-    that are forked after that cannot use CUDA.
+    """Whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count them,
+    and processes that are forked after that cannot use CUDA.
 
     No public function tells. Tested with torch 2.11 and 2.15; no issue known.
     """
@@ -82,7 +85,8 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call `parse`, a parse_* method of a jsonargparse parser, without its check of types and of
+    """Call `parse`, a parse_* method of a jsonargparse parser, without its check of
+    types and of
     required values: the data fills in some values after parsing.
 
     No issue known. An earlier jsonargparse 4 called the option `_skip_check`.
@@ -91,10 +95,11 @@ def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> 
 
 
 def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
-    """Let an argument whose type is a class take the bare name of a class that `path_of_class`
-    knows, in flags and in YAML files.
+    """Let an argument whose type is a class take the bare name of a class that
+    `path_of_class` knows, in flags and in YAML files.
 
-    jsonargparse finds a class by its name only after its module is imported. No issue known.
+    jsonargparse finds a class by its name only after its module is imported. No issue
+    known.
     """
 
     def resolve(base: Any, name: str) -> str:
@@ -104,9 +109,11 @@ def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
 
 
 def data_fetcher(trainer: Any) -> Any:
-    """The iterator over the training batches of this epoch, which knows whether one is left.
+    """The iterator over the training batches of this epoch, which knows whether one is
+    left.
 
-    SeveralSteps takes batches from it. RandomState starts it again after the random generators are
+    SeveralSteps takes batches from it. RandomState starts it again after the random
+    generators are
     restored: a stock DataLoader has drawn its order before. No issue known.
     """
     return trainer.fit_loop._data_fetcher
@@ -115,23 +122,28 @@ def data_fetcher(trainer: Any) -> Any:
 def forget_train_loader(trainer: Any) -> None:
     """Let Lightning make the training loader again at the start of training.
 
-    A loader that was made in `configure_optimizers` would not get its state from the checkpoint:
-    Lightning issue 20550. Lightning's finders of batch size and learning rate do the same.
+    A loader that was made in `configure_optimizers` would not get its state from the
+    checkpoint: Lightning issue 20550. Lightning's finders of batch size and learning
+        rate do the same.
     """
     trainer.fit_loop._combined_loader = None
 
 
 def logged_step(trainer: Any) -> int:
-    """The number of batches that ended in an optimizer step: the next x value of the loggers.
+    """The number of batches that ended in an optimizer step: the next x value of the
+    loggers.
 
-    No public name, and `global_step` counts each optimizer: Lightning issues 13752 and 20240.
+    No public name, and `global_step` counts each optimizer: Lightning issues 13752 and
+    20240.
     """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def logged_step_of(checkpoint: dict[str, Any]) -> int:
     """The same number in a checkpoint that was written between two batches."""
-    number: int = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+    number: int = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"][
+        "_batches_that_stepped"
+    ]
     return number
 
 
@@ -141,21 +153,23 @@ def increase_logged_step(trainer: Any) -> None:
 
 
 def logger_connector(trainer: Any) -> Any:
-    """What moves values from `self.log` to the loggers. SeveralSteps calls its methods of each
-    batch, as Lightning's loop does. No issue known."""
+    """What moves values from `self.log` to the loggers. SeveralSteps calls its methods
+    of each batch, as Lightning's loop does. No issue known."""
     return trainer._logger_connector
 
 
 def newest_batch(trainer: Any) -> Any:
-    """The batch that the step gets. `track` counts its samples if it is given nothing else to
-    count, as `self.log` does. No public name, and no issue known."""
+    """The batch that the step gets. `track` counts its samples if it is given nothing
+    else to count, as `self.log` does. No public name, and no issue known."""
     return trainer._results.batch
 
 
 def start_at_epoch_begin(trainer: Any) -> None:
-    """Let a training that resumes from the end of an epoch start the next epoch from its beginning.
+    """Let a training that resumes from the end of an epoch start the next epoch from
+    its beginning.
 
-    With max_steps, the public setter of `restarting` always sets True: Lightning issue 19617.
+    With max_steps, the public setter of `restarting` always sets True: Lightning issue
+    19617.
     """
     trainer.fit_loop._restarting = trainer.fit_loop.epoch_loop.restarting = False
 
@@ -163,22 +177,25 @@ def start_at_epoch_begin(trainer: Any) -> None:
 def replace_signal_exchange(trainer: Any, exchange: Callable[[], None]) -> None:
     """Let several processes call `exchange` before each batch, to agree on a stop.
 
-    Lightning's exchange waits for the GPU each time: its issue 21487. Its pull request 21640 adds
-    an option.
+    Lightning's exchange waits for the GPU each time: its issue 21487. Its pull request
+    21640 adds an option.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = exchange
 
 
 def stop_after_batch(trainer: Any) -> None:
-    """Let Lightning end the training at the end of this batch, as if SIGTERM had come now.
+    """Let Lightning end the training at the end of this batch, as if SIGTERM had come
+    now.
 
-    `trainer.should_stop` would end the epoch as if all its batches were done. No issue known.
+    `trainer.should_stop` would end the epoch as if all its batches were done. No issue
+    known.
     """
     trainer._signal_connector.received_sigterm = True
 
 
 def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
-    """The other processes of this machine if Lightning has started them by a command, as for ddp.
+    """The other processes of this machine if Lightning has started them by a command,
+    as for ddp.
 
     Lightning does not look at their exit status: its issue 17248.
     """

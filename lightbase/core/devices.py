@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.accelerators import (
+    CPUAccelerator,
+    CUDAAccelerator,
+    MPSAccelerator,
+)
+from lightning.pytorch.plugins.environments import (
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 
 from lightbase.core.compat import counts_gpus_by_nvml
 from lightbase.core.errors import UserError, say_once
@@ -50,7 +57,8 @@ def num_gpus() -> int:
 
 
 def num_processes_started() -> tuple[int, int]:
-    """(processes on each machine, machines) that torchrun or SLURM has started; (0, 0) without."""
+    """(processes on each machine, machines) that torchrun or SLURM has started; (0, 0)
+    without."""
     if TorchElasticEnvironment.detect():
         on_each = int(os.environ["LOCAL_WORLD_SIZE"])
         return on_each, int(os.environ["WORLD_SIZE"]) // on_each
@@ -64,8 +72,8 @@ def num_processes_started() -> tuple[int, int]:
 def settle_devices(trainer: Any) -> None:
     """Fill in the Trainer's flags that the user left open.
 
-    They follow torchrun or SLURM. Without them a run has one device; with a strategy it has all, as
-    in Lightning.
+    They follow torchrun or SLURM. Without them a run has one device; with a strategy it
+    has all, as in Lightning.
     """
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
@@ -80,13 +88,16 @@ def settle_devices(trainer: Any) -> None:
 
 
 def parse_devices(devices: Any) -> Any:
-    """The flag as a number, "auto" or a list of GPU indices, which may be text such as "0,1"."""
+    """The flag as a number, "auto" or a list of GPU indices, which may be text such as
+    "0,1"."""
     if not isinstance(devices, str) or devices == "auto":
         return devices
     try:
         indices = [int(part) for part in devices.split(",") if part.strip()]
     except ValueError as error:
-        raise UserError(f"trainer.devices {devices!r}: give a number, auto or [0,1]", 2) from error
+        raise UserError(
+            f"trainer.devices {devices!r}: give a number, auto or [0,1]", 2
+        ) from error
     return indices if "," in devices else indices[0]
 
 
@@ -99,7 +110,8 @@ def num_devices(devices: Any) -> int:
 
 
 def check_devices(trainer: Any) -> None:
-    """Raise UserError if the Trainer's flags ask for GPUs or processes that are not there.
+    """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
+    there.
 
     For an index twice Lightning raises an error.
     """
@@ -112,38 +124,54 @@ def check_devices(trainer: Any) -> None:
     forks = forks_processes(trainer)
     if accelerator in ("auto", "gpu", "cuda") and torch.version.cuda and not forks:
         check_driver(accelerator)
-    is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (accelerator == "auto" and num_gpus() > 0)
+    is_on_gpu = accelerator in ("gpu", "cuda", "mps") or (
+        accelerator == "auto" and num_gpus() > 0
+    )
     if trainer.num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
-        raise UserError(f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM")
+        raise UserError(
+            f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM"
+        )
     if trainer.strategy == "dp" and (not is_on_gpu or is_launched):
-        raise UserError("trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp")
+        raise UserError(
+            "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
+        )
     if forks and is_on_gpu and not counts_gpus_by_nvml():
         what = f"trainer.strategy {trainer.strategy}: processes forked here cannot use the GPUs"
-        raise UserError(f"{what}, because torch finds no NVML\nuse ddp, from a script", 2)
+        raise UserError(
+            f"{what}, because torch finds no NVML\nuse ddp, from a script", 2
+        )
     if is_on_gpu:
         check_gpus(accelerator, parse_devices(trainer.devices))
     elif accelerator in ("auto", "cpu"):
         if number > 1 and trainer.strategy == "auto":
-            raise UserError(f"trainer.devices {number} on CPUs needs --trainer.strategy ddp")
+            raise UserError(
+                f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
+            )
         if number > 2 * (os.cpu_count() or 1):
-            raise UserError(f"trainer.devices {number}: there are {os.cpu_count()} CPU cores")
+            raise UserError(
+                f"trainer.devices {number}: there are {os.cpu_count()} CPU cores"
+            )
 
 
 def forks_processes(trainer: Any) -> bool:
-    """Whether the Trainer's flags fork the processes that train from this one, which then must not
-    start CUDA."""
+    """Whether the Trainer's flags fork the processes that train from this one, which
+    then must not start CUDA."""
     return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
 
 
 def check_one_device(trainer: Any) -> None:
-    """Raise UserError for flags of the Trainer that name several devices, or a certain one."""
+    """Raise UserError for flags of the Trainer that name several devices, or a certain
+    one."""
     if trainer.strategy not in ONE_DEVICE or trainer.devices not in (1, "1"):
         what = "this command trains on one device"
-        raise UserError(f"{what}: leave --trainer.strategy and --trainer.devices out", 2)
+        raise UserError(
+            f"{what}: leave --trainer.strategy and --trainer.devices out", 2
+        )
 
 
 def check_driver(accelerator: str) -> None:
-    """Start CUDA. If the driver is too old for torch, raise UserError; with `auto` use no GPU."""
+    """Start CUDA. If the driver is too old for torch, raise UserError; with `auto` use
+    no GPU."""
     try:
         torch.cuda.init()
     except RuntimeError as error:  # it is raised without a GPU, too
@@ -153,13 +181,18 @@ def check_driver(accelerator: str) -> None:
         what = f"the NVIDIA driver is for CUDA {found[1]}.{int(found[2])}, which is too old"
         way_out = WAYS_OUT["NVIDIA driver"]
         if accelerator != "auto":
-            raise UserError(f"trainer.accelerator {accelerator}: {what}\n{way_out}") from error
+            raise UserError(
+                f"trainer.accelerator {accelerator}: {what}\n{way_out}"
+            ) from error
         say_once(f"No GPU is used: {what}; {way_out}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # NVML counts GPUs that torch cannot use
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # NVML counts GPUs that torch cannot use
+        )
 
 
 def check_gpus(accelerator: Any, devices: Any) -> None:
-    """Raise UserError if these GPUs are not there. devices: as `parse_devices` returns them."""
+    """Raise UserError if these GPUs are not there. devices: as `parse_devices` returns
+    them."""
     total = num_gpus()
     if not total:
         # torch's version may end with +cpu
@@ -167,20 +200,28 @@ def check_gpus(accelerator: Any, devices: Any) -> None:
             f"trainer.accelerator {accelerator}: no GPU was found by torch {torch.__version__}; "
             "use cpu"
         )
-    highest = max(devices, default=0) if isinstance(devices, list) else num_devices(devices) - 1
+    highest = (
+        max(devices, default=0)
+        if isinstance(devices, list)
+        else num_devices(devices) - 1
+    )
     if highest >= total:
-        raise UserError(f"trainer.devices {devices}: GPUs found: {total}; the first is [0]")
+        raise UserError(
+            f"trainer.devices {devices}: GPUs found: {total}; the first is [0]"
+        )
 
 
 @contextlib.contextmanager
 def short_device_errors() -> Iterator[None]:
-    """Put what torch says about a full memory, a missing compiler, a GPU that is too old or has
-    failed, or an NVIDIA driver that is missing or too old into two lines."""
+    """Put what torch says about a full memory, a missing compiler, a GPU that is too
+    old or has failed, or an NVIDIA driver that is missing or too old into two lines."""
     try:
         yield
     except RuntimeError as error:
         for pattern, way_out in WAYS_OUT.items():
-            lines = [line for line in str(error).splitlines() if re.search(pattern, line)]
+            lines = [
+                line for line in str(error).splitlines() if re.search(pattern, line)
+            ]
             if lines:
                 # what follows are links, and advice on torch's allocator
                 what = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
@@ -191,7 +232,8 @@ def short_device_errors() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """End the process before torch frees the tensors of a GPU that has failed, where it aborts."""
+    """End the process before torch frees the tensors of a GPU that has failed, where it
+    aborts."""
     sys.stdout.flush()
     os._exit(1)
 

@@ -1,5 +1,5 @@
-"""A user's mistake: the bad value, the way out, an exit status. Lines that only the first process
-prints. Scripts import this file before torch, which takes seconds."""
+"""A user's mistake: the bad value, the way out, an exit status. Lines that only the
+first process prints. Scripts import this file before torch, which takes seconds."""
 
 import difflib
 import functools
@@ -11,31 +11,43 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Noted before torch is imported, which takes seconds: the parent process may have ended by then.
+# Noted before torch is imported, which takes seconds: the parent process may have ended
+# by then.
 STARTED_BY = os.getppid()
 # where torchrun, SLURM, LSF and Lightning put the rank; there is no Trainer yet
-VARIABLES = ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+VARIABLES = (
+    "RANK",
+    "SLURM_PROCID",
+    "JSM_NAMESPACE_RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+)
 
 
 class UserError(Exception):
-    """A mistake in the input, not in the code. The message names the bad value and the way out, in
-    two lines at most.
+    """A mistake in the input, not in the code. The message names the bad value and the
+    way out, in two lines at most.
 
-    status: exit status of the script, 2 for a wrong command line or config, 1 for errors of the run
-        (files, data, devices).
+    status: exit status of the script, 2 for a wrong command line or config, 1 for
+        errors of the run (files, data, devices).
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
-        # Of an error in a worker of a DataLoader, torch makes one whose message is the traceback.
+        # Of an error in a worker of a DataLoader, torch makes one whose message is the
+        # traceback.
         message = message.rpartition("lightbase.core.errors.UserError: ")[2].rstrip()
         super().__init__(printable_lines(message))  # the message may quote a file
         self.status = status
 
 
 def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """`; did you mean X?` with the name next to `word`, in any case; empty if none is similar.
+    """`; did you mean X?` with the name next to `word`, in any case; empty if none is
+    similar.
     names: A dict has what is printed of each name. before: Printed before it."""
-    by_lower = {name.lower(): names[name] if isinstance(names, dict) else name for name in names}
+    by_lower = {
+        name.lower(): names[name] if isinstance(names, dict) else name for name in names
+    }
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {before}{by_lower[near[0]]}?" if near else ""
 
@@ -55,14 +67,18 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def imported(argument: str, path: str) -> Any:
-    """The object at an import path. argument: the model's argument that has this value. Raises
-    UserError if there is no such object."""
+    """The object at an import path. argument: the model's argument that has this value.
+    Raises UserError if there is no such object."""
     if not IMPORT_PATH.fullmatch(path):
-        raise UserError(f"model.{argument} {path!r} is no import path such as torch.optim.SGD", 2)
+        raise UserError(
+            f"model.{argument} {path!r} is no import path such as torch.optim.SGD", 2
+        )
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"model.{argument} {path!r} cannot be imported: {error}", 2) from error
+        raise UserError(
+            f"model.{argument} {path!r} cannot be imported: {error}", 2
+        ) from error
 
 
 def rank() -> int:
@@ -89,4 +105,6 @@ def printable_lines(text: str) -> str:
 
 def printable(text: str) -> str:
     """One line without control characters: a line break becomes \\n."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )

@@ -1,4 +1,5 @@
-"""The user's repository, the folder of a run, `ROOT/NAME/version_N`, and how files are written."""
+"""The user's repository, the folder of a run, `ROOT/NAME/version_N`, and how files are
+written."""
 
 import contextlib
 import errno
@@ -20,10 +21,12 @@ from lightbase.core.errors import UserError
 
 @dataclass
 class Project:
-    """The user's repository, which each script sets, see `lightbase.commands.script.starting`.
+    """The user's repository, which each script sets, see
+    `lightbase.commands.script.starting`.
 
     root: Its folder; without a script, the folder that holds lightbase/.
-    default_model: Import path of the LightningModule that trains where a command names none.
+    default_model: Import path of the LightningModule that trains where a command names
+        none.
     """
 
     root: Path = Path(__file__).parents[2]
@@ -57,14 +60,20 @@ PROJECT = Project()
 LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
 
 
-def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = "") -> None:
-    """Write a file completely or not at all: an earlier file survives a full disk or a crash.
+def write_whole(
+    path: Path, content: str | bytes | memoryview, way_out: str = ""
+) -> None:
+    """Write a file completely or not at all: an earlier file survives a full disk or a
+    crash.
 
-    Nothing is written through a link: a folder that came from somebody else may have some. Raises
-    UserError for a link, and if the file cannot be written, with the line `way_out` below it.
+    Nothing is written through a link: a folder that came from somebody else may have
+    some. Raises UserError for a link, and if the file cannot be written, with the line
+    `way_out` below it.
     """
     content = content.encode() if isinstance(content, str) else content
-    is_device = path.is_relative_to("/dev")  # such as the /dev/fd/63 of a shell's >(command)
+    is_device = path.is_relative_to(
+        "/dev"
+    )  # such as the /dev/fd/63 of a shell's >(command)
     if not is_device:
         refuse_links([path, *path.parents[:2]])
     # always the same name, so that the next write replaces what a crash has left
@@ -89,16 +98,19 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = ""
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths is a symbolic link, through which a file would be written
-    elsewhere."""
+    """Raise UserError if one of the paths is a symbolic link, through which a file
+    would be written elsewhere."""
     for path in paths:
         if path.is_symlink():
             what = f"nothing is written through a link: {path} leads to {os.path.realpath(path)}"
-            raise UserError(f"{what}\ngive the path that it leads to, or remove the link", 2)
+            raise UserError(
+                f"{what}\ngive the path that it leads to, or remove the link", 2
+            )
 
 
 def check_readable(path: Path, largest: int) -> None:
-    """Raise OSError for what is no regular file, such as a pipe or /dev/zero, or is too large.
+    """Raise OSError for what is no regular file, such as a pipe or /dev/zero, or is too
+    large.
 
     largest: The highest number of bytes.
     """
@@ -106,12 +118,15 @@ def check_readable(path: Path, largest: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
     if status.st_size > largest:
-        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and {largest:,} is the limit")
+        raise OSError(
+            errno.EFBIG,
+            f"it has {status.st_size:,} bytes, and {largest:,} is the limit",
+        )
 
 
 def is_own(path: Path, root: str | None = None) -> bool:
-    """Whether a file is the user's: it lies in the repository's logs/, or below the folder of runs
-    that the command names. Symbolic links are resolved.
+    """Whether a file is the user's: it lies in the repository's logs/, or below the
+    folder of runs that the command names. Symbolic links are resolved.
 
     root: The value of --trainer.default_root_dir.
     """
@@ -121,19 +136,27 @@ def is_own(path: Path, root: str | None = None) -> bool:
 
 
 def root_folder(config: Any) -> Path:
-    """The folder of all runs. Raises UserError where `name` is no folder below it, or one that
-    cannot be written as text, such as bytes of another encoding than the locale's."""
+    """The folder of all runs. Raises UserError where `name` is no folder below it, or
+    one that cannot be written as text, such as bytes of another encoding than the
+    locale's."""
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
     parts = Path(config.name).parts
     is_text = config.name.isprintable() and not Path(config.name).is_absolute()
     # runs.py would take version_N for a run, and .. and . for no name
-    if not parts or not is_text or any(re.fullmatch(r"\.\.|version_\d+", part) for part in parts):
-        raise UserError(f"--name {config.name!r} is no name for a folder below {root}", 2)
+    if (
+        not parts
+        or not is_text
+        or any(re.fullmatch(r"\.\.|version_\d+", part) for part in parts)
+    ):
+        raise UserError(
+            f"--name {config.name!r} is no name for a folder below {root}", 2
+        )
     return root
 
 
 class Run:
-    """The folder ROOT/NAME/version_N of a run, locked against other processes until `close`.
+    """The folder ROOT/NAME/version_N of a run, locked against other processes until
+    `close`.
 
     folder: An existing one; None makes a new one.
     """
@@ -164,7 +187,8 @@ class Run:
         return {**vars(self), "lock": None}
 
     def discard(self) -> None:
-        """Remove the folder, and the folders above it, below ROOT, that are empty then."""
+        """Remove the folder, and the folders above it, below ROOT, that are empty
+        then."""
         self.close()
         shutil.rmtree(self.folder)
         for parent in self.folder.parents:
@@ -177,14 +201,17 @@ class Run:
 
 
 def check_links(root: Path, parent: Path, folder: Path | None) -> None:
-    """Raise UserError for a link on the way from ROOT to a run, or in the folder of a run.
+    """Raise UserError for a link on the way from ROOT to a run, or in the folder of a
+    run.
 
     parent: ROOT/NAME. folder: Of a run that continues; None for a new run.
     """
     refuse_links(path for path in [parent, *parent.parents] if root in path.parents)
     if folder:
         # W&B makes links for itself
-        files = [file for file in folder.rglob("*") if folder / "wandb" not in file.parents]
+        files = [
+            file for file in folder.rglob("*") if folder / "wandb" not in file.parents
+        ]
         refuse_links([folder, *files])
         for file in files:
             if not file.is_file() and not file.is_dir():  # a pipe would be waited for
@@ -192,7 +219,8 @@ def check_links(root: Path, parent: Path, folder: Path | None) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object. Raises UserError for any other file."""
+    """The content of a JSON file that holds an object. Raises UserError for any other
+    file."""
     try:
         check_readable(path, LARGEST_TEXT)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -213,7 +241,8 @@ def json_text(values: dict[str, Any], indent: int | None = None) -> str:
 
 
 def make_version(folder: Path) -> Path:
-    """Make the next folder version_N; another process may do the same at this moment."""
+    """Make the next folder version_N; another process may do the same at this
+    moment."""
     folder.mkdir(parents=True, exist_ok=True)
     number = max(versions(folder), default=-1) + 1
     while True:
@@ -226,29 +255,41 @@ def make_version(folder: Path) -> Path:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the lock of this run. The file of a killed process does not count."""
+    """Whether a process holds the lock of this run. The file of a killed process does
+    not count."""
     if not (folder / ".lock").is_file() or (folder / ".lock").is_symlink():
         return False
     try:
         with FileLock(folder / ".lock", blocking=False):
             return False
-    except (Timeout, PermissionError):  # without permission to write there is no way to find out
+    except (
+        Timeout,
+        PermissionError,
+    ):  # without permission to write there is no way to find out
         return True
 
 
 def versions(folder: Path) -> dict[int, Path]:
     """The folders version_N below ROOT/NAME, by N, oldest first."""
-    paths = {path.name.removeprefix("version_"): path for path in folder.glob("version_*")}
-    return {int(number): paths[number] for number in sorted(filter(str.isdecimal, paths), key=int)}
+    paths = {
+        path.name.removeprefix("version_"): path for path in folder.glob("version_*")
+    }
+    return {
+        int(number): paths[number]
+        for number in sorted(filter(str.isdecimal, paths), key=int)
+    }
 
 
 def short(path: Path) -> str:
     """The path relative to the working folder if it lies below it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return str(
+        path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    )
 
 
 def root_of(checkpoint: Path, name: str) -> str | None:
-    """ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE; None where it lies elsewhere."""
+    """ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE; None where it lies
+    elsewhere."""
     folder = checkpoint.resolve().parent.parent
     root = Path(*folder.parent.parts[: -len(Path(name).parts)])
     is_run = folder.name.startswith("version_") and folder.parent == root / name
@@ -259,12 +300,14 @@ PLACE = ("ckpt_path", "name", "trainer.default_root_dir")
 """Settings that say where a run is, not what it does."""
 # last words of the names of metrics that do not say which values are better
 LOWER_IS_BETTER = re.compile("loss|error|err|mae|mse|rmse|nll|perplexity")
-HIGHER_IS_BETTER = re.compile("acc|accuracy|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr")
+HIGHER_IS_BETTER = re.compile(
+    "acc|accuracy|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr"
+)
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """A config by the names of flags: {"model.lr": 0.01, "model.net": "my.models.mlp.MLP",
-    "model.net.sizes": [2, 2]}."""
+    """A config by the names of flags: {"model.lr": 0.01, "model.net":
+    "my.models.mlp.MLP", "model.net.sizes": [2, 2]}."""
     if not isinstance(config, dict):
         return {key: config}
     flat: dict[str, Any] = {}

@@ -19,25 +19,27 @@ from lightbase.core.batches import to_host
 from lightbase.core.errors import UserError, first_line
 
 Metrics = dict[str, Metric] | MetricCollection
-# Batches wait until their outputs hold so many numbers: one update of the metrics for many batches
-# costs hardly more than an update for one batch.
+# Batches wait until their outputs hold so many numbers: one update of the metrics for
+# many batches costs hardly more than an update for one batch.
 KEEP = 2**20
 MAX_BATCHES = 1000  # that wait
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 
 
 class Accumulator:
-    """Means over samples of the loss and other values, and metrics of outputs and targets.
+    """Means over samples of the loss and other values, and metrics of outputs and
+    targets.
 
-    One process takes what waits to the CPU in one transfer, and computes there: on a GPU, accuracy
-    and that of the epoch are some fifty kernels. Many numbers, metrics with a network, and the sums
-    of several processes stay on the device.
+    One process takes what waits to the CPU in one transfer, and computes there: on a
+    GPU, accuracy and that of the epoch are some fifty kernels. Many numbers, metrics
+    with a network, and the sums of several processes stay on the device.
 
-    epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is reset
-        separately.
+    epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is
+        reset separately.
     classes: Names for metrics that have a value for each class.
     class_curves: Names of the curves of single classes in the newest result.
-    others: Values of metrics in the newest result that are no curves, such as a confusion matrix.
+    others: Values of metrics in the newest result that are no curves, such as a
+        confusion matrix.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Accumulator:
         self.num_broken: Any = 0
         self.metrics.reset()
 
-    def add(self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any) -> None:
+    def add(
+        self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any
+    ) -> None:
         """values: means over a batch of `size` samples."""
         names = self.names or (self.epoch.names if self.epoch else ())
         if names and names != tuple(values):
@@ -77,9 +81,13 @@ class Accumulator:
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
             # The clone: a compiled network may use the memory of its outputs again.
-            clone = apply_to_collection(outputs, Tensor, lambda tensor: tensor.detach().clone())
+            clone = apply_to_collection(
+                outputs, Tensor, lambda tensor: tensor.detach().clone()
+            )
             self.pairs.append((clone, targets))
-            self.num_waiting += outputs.numel() if isinstance(outputs, Tensor) else KEEP // 16
+            self.num_waiting += (
+                outputs.numel() if isinstance(outputs, Tensor) else KEEP // 16
+            )
         if self.num_waiting > KEEP or len(self.sizes) >= MAX_BATCHES:
             self.is_on_host = False  # from now on: a transfer would wait for the GPU
             self.flush()
@@ -90,7 +98,9 @@ class Accumulator:
             return
         values, pairs = torch.stack(self.values), self.pairs
         # a wrapper may count its updates, as Running does
-        if not any(isinstance(metric, WrapperMetric) for metric in self.metrics.values()):
+        if not any(
+            isinstance(metric, WrapperMetric) for metric in self.metrics.values()
+        ):
             pairs = concatenated(pairs)
         if self.is_on_host:
             values, pairs = to_host((values, pairs))
@@ -109,7 +119,8 @@ class Accumulator:
         self.pairs, self.num_waiting = [], 0
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
-        """Add a batch to the metrics, with targets of the type that each metric takes."""
+        """Add a batch to the metrics, with targets of the type that each metric
+        takes."""
         labels = targets
         if isinstance(targets, Tensor) and targets.is_floating_point():
             labels = targets.long()
@@ -120,12 +131,16 @@ class Accumulator:
                     self.num_broken = self.num_broken + (labels != targets).sum()
                 metric.update(outputs, labels if takes_labels(metric) else targets)
         except Exception as error:
-            pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
+            pair = apply_to_collection(
+                (outputs, targets), Tensor, lambda x: tuple(x.shape)
+            )
             shapes = [str(part)[:80] for part in pair]
             names = ", ".join(map(str, self.metrics))
             what = f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
             modules = [type(metric).__module__ for metric in self.metrics.values()]
-            are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+            are_torchmetrics = all(
+                module.startswith("torchmetrics.") for module in modules
+            )
             if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
                 raise UserError(f"{what}: {first_line(error)}") from error
             error.add_note(what)
@@ -134,14 +149,21 @@ class Accumulator:
     def _sums(self, values: Tensor) -> Tensor:
         """The sums of the batches that wait, as in `sums`."""
         values = values.view(len(self.sizes), -1)
-        values = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+        values = values.to(
+            torch.float32 if values.device.type == "mps" else torch.float64
+        )
         sizes: Any = self.sizes[0]
         if len(set(self.sizes)) > 1:  # rare; copying a list to the GPU waits for it
-            sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[:, None]
-        return torch.cat([(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))])
+            sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[
+                :, None
+            ]
+        return torch.cat(
+            [(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))]
+        )
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """The means and metrics over all processes, and `num_samples`; empty without a batch.
+        """The means and metrics over all processes, and `num_samples`; empty without a
+        batch.
 
         reduce: adds up a tensor over the processes."""
         self.flush()
@@ -151,17 +173,24 @@ class Accumulator:
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
         if isinstance(self.num_broken, Tensor) and reduce(self.num_broken.clone()) > 0:
             what = "a classification metric got targets that are no whole numbers"
-            raise UserError(f"{what}\ntake a metric of torchmetrics.regression, or round them")
+            raise UserError(
+                f"{what}\ntake a metric of torchmetrics.regression, or round them"
+            )
         metrics: dict[str, Tensor] = {}
         self.class_curves, self.others = set(), {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
             classes, value = self.classes, metric.compute()
             if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
-                classes, value = in_keys(metric.labels or classes), metric.metric.compute()
+                classes, value = (
+                    in_keys(metric.labels or classes),
+                    metric.metric.compute(),
+                )
             for key, part in numbers(name, value, classes).items():
                 is_curve = isinstance(part, Tensor) and part.dim() == 0
                 (metrics if is_curve else self.others)[key] = part
-            self.class_curves |= {f"{name}/{of_class}" for of_class in classes} & metrics.keys()
+            self.class_curves |= {
+                f"{name}/{of_class}" for of_class in classes
+            } & metrics.keys()
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
@@ -170,8 +199,12 @@ class Accumulator:
         self.flush()
         metrics: dict[str, Any] = {}
         for name, metric in self.metrics.items() if self.has_metrics else ():
-            is_merged = metric.full_state_update is False and not metric.dist_sync_on_step
-            if is_merged and not isinstance(metric, WrapperMetric):  # others start from zero
+            is_merged = (
+                metric.full_state_update is False and not metric.dist_sync_on_step
+            )
+            if is_merged and not isinstance(
+                metric, WrapperMetric
+            ):  # others start from zero
                 metrics[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
         return to_host(state)  # type: ignore[no-any-return]
@@ -191,7 +224,8 @@ class Accumulator:
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The batches as one batch, if they are tensors and their samples have the same shape."""
+    """The batches as one batch, if they are tensors and their samples have the same
+    shape."""
     if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
         return pairs
     shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
@@ -202,7 +236,8 @@ def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def takes_labels(metric: Metric) -> bool:
-    """Whether it is one of torchmetrics' metrics of classes or masks, or a wrapper around one."""
+    """Whether it is one of torchmetrics' metrics of classes or masks, or a wrapper
+    around one."""
     for part in metric.modules():
         if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
             return True
@@ -210,10 +245,11 @@ def takes_labels(metric: Metric) -> bool:
 
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
-    """The parts of a metric's value by name. Tensors float32 () are curves; others are no curves.
+    """The parts of a metric's value by name. Tensors float32 () are curves; others are
+    no curves.
 
-    A number is the curve NAME, a vector NAME/CLASS if it has a value for each class, and NAME_0,
-    NAME_1, ... otherwise. The values of a dict are NAME_KEY.
+    A number is the curve NAME, a vector NAME/CLASS if it has a value for each class,
+    and NAME_0, NAME_1, ... otherwise. The values of a dict are NAME_KEY.
     """
     if isinstance(value, dict):
         parts = [numbers(f"{name}_{key}", part, classes) for key, part in value.items()]
@@ -234,14 +270,19 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise UserError(f"two curves have the name {twice[0]!r}: rename the metric or the value", 2)
+        raise UserError(
+            f"two curves have the name {twice[0]!r}: rename the metric or the value", 2
+        )
 
 
 def in_keys(classes: Sequence[str]) -> list[str]:
-    """Names of classes as a logger, such as MLflow, and a file name can hold them: "a b/c" as
-    a_b_c."""
+    """Names of classes as a logger, such as MLflow, and a file name can hold them: "a
+    b/c" as a_b_c."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
-    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+    return [
+        name if names.count(name) == 1 else f"{name}_{i}"
+        for i, name in enumerate(names)
+    ]
 
 
 def collection(
@@ -253,13 +294,22 @@ def collection(
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}
-    # Compute groups would take two metrics for one, if their states are equal in the first batch.
+    # Compute groups would take two metrics for one, if their states are equal in the
+    # first batch.
     ordered = MetricCollection({}, compute_groups=False)
     for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
         if name in ordered:
-            raise UserError(f"model.metrics.{name}: another argument adds this metric", 2)
+            raise UserError(
+                f"model.metrics.{name}: another argument adds this metric", 2
+            )
         try:
-            ordered.add_metrics({name: metric})  # all at once they would be sorted by name
-        except KeyError as error:  # torch refuses a name with a dot, or of one of its methods
-            raise UserError(f"model.metrics: {name!r} cannot be a name: {error}", 2) from error
+            ordered.add_metrics(
+                {name: metric}
+            )  # all at once they would be sorted by name
+        except (
+            KeyError
+        ) as error:  # torch refuses a name with a dot, or of one of its methods
+            raise UserError(
+                f"model.metrics: {name!r} cannot be a name: {error}", 2
+            ) from error
     return ordered

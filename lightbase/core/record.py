@@ -1,5 +1,5 @@
-"""What a run writes down about itself: config, environment, progress, and the curves and
-hyperparameters in its loggers."""
+"""What a run writes down about itself: config, environment, progress, and the curves
+and hyperparameters in its loggers."""
 
 import datetime
 import functools
@@ -20,7 +20,12 @@ from typing import Any, Literal
 import torch
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import (
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
@@ -34,13 +39,23 @@ from lightbase.core.errors import UserError, first_line
 from lightbase.core.folder import PROJECT, Run, flatten, json_text
 from lightbase.core.training_cli import TrainingCLI
 
-PACKAGES = ["torch", "torchvision", "lightning", "torchmetrics", "tensorboard", "jsonargparse"]
+PACKAGES = [
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "tensorboard",
+    "jsonargparse",
+]
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard's logger, with tags for which it opens the curves of train/ and val/ first."""
+    """TensorBoard's logger, with tags for which it opens the curves of train/ and val/
+    first."""
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+    def log_metrics(
+        self, metrics: Mapping[str, float], step: int | None = None
+    ) -> None:
         tags = {}
         for name in metrics:  # TensorBoard sorts by name: train/ and val/ come first
             tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
@@ -51,18 +66,21 @@ class RunTensorBoard(TensorBoardLogger):
 
 class RunRecorder(Callback):
     """Writes config.yaml, environment.txt and progress.json into the run's folder, the
-    hyperparameters into its loggers, and the config into its checkpoints. Counts the seconds of
-    training, across resumes.
+    hyperparameters into its loggers, and the config into its checkpoints. Counts the
+    seconds of training, across resumes.
 
     config, text: the config, as values and as YAML. run: None where nothing is written.
     """
 
-    def __init__(self, config: dict[str, Any], text: str, run: Run | None = None) -> None:
+    def __init__(
+        self, config: dict[str, Any], text: str, run: Run | None = None
+    ) -> None:
         self.config, self.text, self.run = config, text, run
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
         self.first_step = 0  # of this start in the run's folder
-        # epochs, steps and seconds at the end; with ddp_spawn another process writes them
+        # epochs, steps and seconds at the end; with ddp_spawn another process writes
+        # them
         self.totals = torch.zeros(3, dtype=torch.float64).share_memory_()
 
     def state_dict(self) -> dict[str, float]:
@@ -93,11 +111,12 @@ class RunRecorder(Callback):
             logger.log_hyperparams(parameters)
             if self.run and isinstance(logger, TensorBoardLogger):
                 writer = logger.experiment.file_writer
-                # TensorBoard drops the points from this step on that are there now. It ignores the
-                # first such event of a run, so a new run needs one, too.
+                # TensorBoard drops the points from this step on that are there now. It
+                # ignores the first such event of a run, so a new run needs one, too.
                 restart = SessionLog(status=SessionLog.START)
                 writer.add_event(Event(step=self.first_step, session_log=restart))
-                # Its first summary would list columns. TensorBoard takes those that differ first.
+                # Its first summary would list columns. TensorBoard takes those that
+                # differ first.
                 for summary in hparams(parameters, {})[1:]:
                     writer.add_summary(summary)
 
@@ -106,13 +125,19 @@ class RunRecorder(Callback):
         if self.run and trainer.is_global_zero:
             self.run.write("config.yaml", self.text)
             folder = self.run.folder
-            (folder / "metrics.json").unlink(missing_ok=True)  # it marks a run that has finished
+            (folder / "metrics.json").unlink(
+                missing_ok=True
+            )  # it marks a run that has finished
             with (folder / "environment.txt").open("a", encoding="utf-8") as file:
                 file.write(describe_environment(trainer))  # each start adds to it
         self.write_progress(trainer)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.write_progress(trainer)  # here, because best.ckpt of the last epoch is written now
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        self.write_progress(
+            trainer
+        )  # here, because best.ckpt of the last epoch is written now
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         best, metrics = best_callback(trainer), trainer.callback_metrics
@@ -126,7 +151,8 @@ class RunRecorder(Callback):
             self.write_progress(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # before the epoch's checkpoint: a run that is killed after it has all points up to it
+        # before the epoch's checkpoint: a run that is killed after it has all points up
+        # to it
         for logger in trainer.loggers:
             logger.save()
 
@@ -154,7 +180,9 @@ class RunRecorder(Callback):
             return
         epochs: float = trainer.fit_loop.epoch_progress.current.ready
         num_batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        if 0 < num_batches < trainer.num_training_batches < math.inf:  # max_steps ended the epoch
+        if (
+            0 < num_batches < trainer.num_training_batches < math.inf
+        ):  # max_steps ended the epoch
             epochs -= 1 - num_batches / trainer.num_training_batches
         totals = (epochs, num_steps(trainer), self.train_seconds())
         self.totals.copy_(torch.tensor(totals, dtype=torch.float64))
@@ -177,8 +205,8 @@ class RunRecorder(Callback):
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
-    """Return the callback that writes best.ckpt and knows the best value so far; None with
-    --trainer.enable_checkpointing false."""
+    """Return the callback that writes best.ckpt and knows the best value so far; None
+    with --trainer.enable_checkpointing false."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback
@@ -186,8 +214,8 @@ def best_callback(trainer: Trainer) -> RunCheckpoint | None:
 
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what tells one experiment from another, by the names of flags and as plain values:
-    {"model.lr": 0.01, "model.net": "my.models.mlp.MLP", ...}."""
+    """Return what tells one experiment from another, by the names of flags and as plain
+    values: {"model.lr": 0.01, "model.net": "my.models.mlp.MLP", ...}."""
     names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     trainer = {name: config["trainer"][name] for name in names}
     parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
@@ -195,7 +223,9 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in flatten(parts).items():
         if value is None or key.rpartition(".")[2] in LOOKS_ON:
             continue
-        name = re.sub(r"[^\w/. -]", "_", key)  # MLflow refuses model.parameter_groups.*.bias.lr
+        name = re.sub(
+            r"[^\w/. -]", "_", key
+        )  # MLflow refuses model.parameter_groups.*.bias.lr
         is_plain = isinstance(value, bool | int | float | str)
         parameters[name] = value if is_plain else str(value)
     return parameters
@@ -210,7 +240,10 @@ def describe_environment(trainer: Trainer) -> str:
         f"command: {shlex.join(['python', *sys.argv])}",
         f"platform: {platform.platform()}",
         f"python: {platform.python_version()}",
-        *(f"{name}: {importlib.metadata.version(name)}" for name in (*PACKAGES, "numpy")),
+        *(
+            f"{name}: {importlib.metadata.version(name)}"
+            for name in (*PACKAGES, "numpy")
+        ),
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
         *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(num_gpus)),
@@ -223,8 +256,8 @@ def describe_environment(trainer: Trainer) -> str:
 
 @functools.cache  # a process keeps the code that it has imported
 def git_commit() -> str:
-    """Return the commit of the user's repository, and whether files have changed since; if git
-    fails or takes too long, why."""
+    """Return the commit of the user's repository, and whether files have changed since;
+    if git fails or takes too long, why."""
     command = ["git", "--no-optional-locks", "-C", str(PROJECT.root), "status"]
     try:
         result = subprocess.run(
@@ -246,14 +279,18 @@ def git_commit() -> str:
     return f"{commit}, with uncommitted changes" if has_changes else commit
 
 
-DEFAULT = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace())
+DEFAULT = Namespace(
+    class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace()
+)
 
 
-def make_loggers(cli: TrainingCLI, root: Path, run: Run | None) -> list[Logger] | Literal[False]:
+def make_loggers(
+    cli: TrainingCLI, root: Path, run: Run | None
+) -> list[Logger] | Literal[False]:
     """Build the loggers of trainer.logger; TensorBoard's without one.
 
-    run: None in a fast_dev_run, and in all processes but the first. Raises UserError if a logger
-    cannot start, for instance without its package or its server.
+    run: None in a fast_dev_run, and in all processes but the first. Raises UserError if
+    a logger cannot start, for instance without its package or its server.
     """
     if cli.config.trainer.logger in (False, []):
         return False
@@ -278,7 +315,9 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:
         if config.class_path == DEFAULT.class_path:
             return RunTensorBoard(**arguments)
         config = Namespace(class_path=config.class_path, init_args=Namespace(arguments))
-        logger: Logger = cli.instantiate(Namespace(trainer=Namespace(logger=config))).trainer.logger
+        logger: Logger = cli.instantiate(
+            Namespace(trainer=Namespace(logger=config))
+        ).trainer.logger
         if isinstance(logger, WandbLogger | MLFlowLogger):
             _ = logger.experiment  # starts the run at the server
         return logger
@@ -287,7 +326,8 @@ def make_logger(cli: TrainingCLI, config: Any, run: Run) -> Logger:
 
 
 def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
-    """Return the arguments by the logger's class. title: the run's name, without its version."""
+    """Return the arguments by the logger's class. title: the run's name, without its
+    version."""
     version = run.folder.name
     number = version.removeprefix("version_")
     return {
@@ -298,7 +338,8 @@ def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
             "version": int(number) if number.isdecimal() else version,
             "default_hp_metric": False,
         },
-        # Lightning's writer deletes an earlier metrics.csv: it counts versions of its folder
+        # Lightning's writer deletes an earlier metrics.csv: it counts versions of its
+        # folder
         "CSVLogger": {"save_dir": str(run.folder), "name": "csv"},
         "WandbLogger": {
             "save_dir": str(run.folder),
@@ -315,7 +356,8 @@ def default_arguments(title: str, run: Run) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
-    """End the run at W&B when ours ends: the next run of this process would continue it."""
+    """End the run at W&B when ours ends: the next run of this process would continue
+    it."""
     status = 1
     try:
         yield

@@ -1,4 +1,5 @@
-"""A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or trained on."""
+"""A run and its checkpoint: rebuilt for evaluate.py, predict.py and export.py, or
+trained on."""
 
 import json
 import os
@@ -24,7 +25,15 @@ from lightbase.core.config import LOOKS_ON, write_config
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.devices import num_processes_started
 from lightbase.core.errors import UserError, say
-from lightbase.core.folder import PLACE, PROJECT, flatten, is_own, root_of, short, versions
+from lightbase.core.folder import (
+    PLACE,
+    PROJECT,
+    flatten,
+    is_own,
+    root_of,
+    short,
+    versions,
+)
 from lightbase.core.form import check_form, state_errors
 from lightbase.core.module import BaseModule
 from lightbase.core.objects import check_no_objects
@@ -51,12 +60,13 @@ MAY_CHANGE = {
 }
 """Settings that a resume may change, by section of the config. All others must stay."""
 NOT_IN_EPOCH = ("trainer.devices", "trainer.num_nodes")
-"""Except these in the middle of an epoch: they decide which process gets which batch."""
+"""Except these in the middle of an epoch: they decide which process gets which
+batch."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint, with today's names of classes. Raises UserError for a file that is
-    missing, damaged, unsafe or not of a run."""
+    """A run's checkpoint, with today's names of classes. Raises UserError for a file
+    that is missing, damaged, unsafe or not of a run."""
     checkpoint = load_checked(path)
     config: Any = checkpoint.get("config") if isinstance(checkpoint, dict) else None
     if not is_config(config) or "state_dict" not in checkpoint:
@@ -72,8 +82,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def is_config(config: Any) -> bool:
-    """Whether it has the form that train.py saves. jsonargparse would take a key with a dot for a
-    part of another one."""
+    """Whether it has the form that train.py saves. jsonargparse would take a key with a
+    dot for a part of another one."""
     try:
         checked(config)
     except ValueError:
@@ -92,13 +102,13 @@ def is_config(config: Any) -> bool:
 def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> TrainingCLI:
     """The model with the weights of a checkpoint, and the data.
 
-    Both are rebuilt from the config in the checkpoint if the file is the user's, see `is_own`, or
-    with `trust`. They are those of the user's YAML if the flags have --config; then any file gives
-    the weights.
+    Both are rebuilt from the config in the checkpoint if the file is the user's, see
+    `is_own`, or with `trust`. They are those of the user's YAML if the flags have
+    --config; then any file gives the weights.
 
     flags: --config, and --data.* and --trainer.* flags that differ from the config.
-    Raises UserError where the file is not a sound checkpoint, is somebody else's, or does not fit
-    today's code.
+    Raises UserError where the file is not a sound checkpoint, is somebody else's, or
+    does not fit today's code.
     """
     line = CommandLine(flags)
     if "null" in (line.value("data.num_folds"), line.value("data.init_args.num_folds")):
@@ -110,7 +120,9 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Trai
     if not trust and not is_own(path, line.value("trainer.default_root_dir")):
         what = f"{path} is not in your folder of runs; it names {', '.join(classes_in(config))}"
         way_out = "give --config FILE, a YAML of yours; or --trust_checkpoint true, in Python "
-        raise UserError(f"{what}\n{way_out}trust=True, if you would run it as a program", 2)
+        raise UserError(
+            f"{what}\n{way_out}trust=True, if you would run it as a program", 2
+        )
     check_no_objects(config, path)
     # the devices of the run may not be here; what changes the result stays
     names = ("precision", "limit_test_batches")
@@ -127,17 +139,26 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Trai
 
 
 def load_into(path: Path, line: CommandLine) -> TrainingCLI:
-    """The model and the data that the user's YAML names, with the weights of any file."""
+    """The model and the data that the user's YAML names, with the weights of any
+    file."""
     content = read_weights(path)
     config: Any = content.get("config") if isinstance(content, dict) else None
     cli = TrainingCLI(line.parser_args)
     if is_config(config):
         check_split(config, cli.config.data, path, has_state=False)
-    if isinstance(cli.datamodule, BaseDataModule):  # predictions need its classes and shapes
-        state = content.get(type(cli.datamodule).__qualname__) if is_config(config) else None
+    if isinstance(
+        cli.datamodule, BaseDataModule
+    ):  # predictions need its classes and shapes
+        state = (
+            content.get(type(cli.datamodule).__qualname__)
+            if is_config(config)
+            else None
+        )
         if isinstance(state, dict):
             # until version 0.3 the test part followed from split_seed
-            cli.datamodule.test_seed = int(state.get("test_seed", cli.datamodule.split_seed))
+            cli.datamodule.test_seed = int(
+                state.get("test_seed", cli.datamodule.split_seed)
+            )
         cli.datamodule.prepare_data()
         cli.datamodule.setup("fit")
     load_weights(cli.model, str(path), is_complete=True, content=content)
@@ -157,13 +178,17 @@ def classes_in(config: Any, key: str = "") -> list[str]:
 def check_split(
     trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
 ) -> None:
-    """Raise UserError where other samples than in the training would be those for training,
-    validation and test.
+    """Raise UserError where other samples than in the training would be those for
+    training, validation and test.
 
     trained: The config in a checkpoint. data: That of the data now.
-    has_state: The data gets its state, so that it refuses to test a fold without its number.
+    has_state: The data gets its state, so that it refuses to test a fold without its
+        number.
     """
-    before, now = trained["data"].get("init_args", {}), vars(data.get("init_args", Namespace()))
+    before, now = (
+        trained["data"].get("init_args", {}),
+        vars(data.get("init_args", Namespace())),
+    )
     for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
         if name in ("num_folds", "fold") and now[name] is None and has_state:
             continue  # the data's own test set, in which no sample of a fold is
@@ -188,7 +213,9 @@ def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -
         config = flatten(checkpoint["config"]["model"], "model")
         trained = f"it was trained with {config.get('model.net', config['model'])}"
         reason = textwrap.shorten(str(error).splitlines()[-1], 300)
-        raise UserError(f"checkpoint {path} is of another model: {reason}\n{trained}") from error
+        raise UserError(
+            f"checkpoint {path} is of another model: {reason}\n{trained}"
+        ) from error
 
 
 @dataclass
@@ -196,7 +223,8 @@ class Restart:
     """The run that --ckpt_path names.
 
     name, root: Where the run is now; root None is the default.
-    path: Of the checkpoint; None if the run was killed before its first one. It starts again.
+    path: Of the checkpoint; None if the run was killed before its first one. It starts
+        again.
     checkpoint: Its content; of such a run only the config.
     folder: Where the run continues; None: a new run starts from the checkpoint.
     """
@@ -209,8 +237,8 @@ class Restart:
 
     @property
     def start_config(self) -> dict[str, Any]:
-        """The run's config with today's place. Processes that torchrun or SLURM has started count
-        instead of the run's devices."""
+        """The run's config with today's place. Processes that torchrun or SLURM has
+        started count instead of the run's devices."""
         config: dict[str, Any] = self.checkpoint["config"]
         trainer = config["trainer"] | {"default_root_dir": self.root}
         if num_processes_started() != (0, 0):
@@ -222,8 +250,8 @@ class Restart:
 def find_restart(line: CommandLine) -> Restart | None:
     """The run that --ckpt_path of a command line names, None without --ckpt_path.
 
-    Raises UserError where there is no such run, where it is somebody else's, or where its
-    checkpoint is not sound.
+    Raises UserError where there is no such run, where it is somebody else's, or where
+    its checkpoint is not sound.
     """
     ckpt_path = line.value("ckpt_path")
     only_prints = any(flag == "--print_config" for flag, _ in line.flags)
@@ -236,10 +264,14 @@ def find_restart(line: CommandLine) -> Restart | None:
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     else:
         path = Path(str(ckpt_path))
-    is_trusted = is_own(path, root) or str(line.value("trust_checkpoint")).lower() == "true"
+    is_trusted = (
+        is_own(path, root) or str(line.value("trust_checkpoint")).lower() == "true"
+    )
     if path.exists() and not is_trusted:
         what = f"{path} is not in your folder of runs: only your own trainings are continued"
-        raise UserError(f"{what}\nto start a new run from its weights: --model.weights {path}", 2)
+        raise UserError(
+            f"{what}\nto start a new run from its weights: --model.weights {path}", 2
+        )
     # unlike resolve, realpath takes links in a circle
     folder = (path if is_of_name else Path(os.path.realpath(path))).parent.parent
     if is_of_name and not path.is_file():
@@ -253,9 +285,11 @@ def find_restart(line: CommandLine) -> Restart | None:
     return Restart(name, root, path, checkpoint, folder if goes_on else None)
 
 
-def start_again(folder: Path, name: str, root: str | None, line: CommandLine) -> Restart | None:
-    """A run that was killed before its first checkpoint; None if it has no config either. Then the
-    command has to name an experiment, and is a new run."""
+def start_again(
+    folder: Path, name: str, root: str | None, line: CommandLine
+) -> Restart | None:
+    """A run that was killed before its first checkpoint; None if it has no config
+    either. Then the command has to name an experiment, and is a new run."""
     file = folder / "config.yaml"
     if file.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
@@ -263,8 +297,12 @@ def start_again(folder: Path, name: str, root: str | None, line: CommandLine) ->
         return Restart(name, root, None, {"config": config}, folder)
     if not line.names_experiment:
         what = f"{folder} was stopped before it had a config or a checkpoint"
-        raise UserError(f"{what}\nleave --ckpt_path out, and name the experiment with --config", 2)
-    say(f"{folder} was stopped before it had a config or a checkpoint: this is a new run")
+        raise UserError(
+            f"{what}\nleave --ckpt_path out, and name the experiment with --config", 2
+        )
+    say(
+        f"{folder} was stopped before it had a config or a checkpoint: this is a new run"
+    )
     return None
 
 
@@ -277,8 +315,8 @@ def default_name(line: CommandLine) -> str:
 
 
 def newest_checkpoint(which: str, parent: Path) -> Path:
-    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the run was
-    killed before its first checkpoint."""
+    """last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing if the
+    run was killed before its first checkpoint."""
     folders = [*versions(parent).values()]
     if not folders:
         way_out = "leave --ckpt_path out to start a run"
@@ -293,8 +331,8 @@ def newest_checkpoint(which: str, parent: Path) -> Path:
 
 
 def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
-    """Let the run continue with the model and the config of `cli`. Raises UserError where it
-    cannot.
+    """Let the run continue with the model and the config of `cli`. Raises UserError
+    where it cannot.
 
     line: the command line, whose flags `cli` has parsed.
     """
@@ -310,7 +348,9 @@ def go_on(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
         if isinstance(cli.datamodule, BaseDataModule):  # its splits may depend on it
             load_data_state(restart.checkpoint, cli.datamodule)
     if isinstance(cli.model, BaseModule):
-        cli.model.has_weights = True  # the run began with its weights; do not load them again
+        cli.model.has_weights = (
+            True  # the run began with its weights; do not load them again
+        )
     restart.checkpoint = {}  # its memory is free when Lightning reads it
 
 
@@ -318,13 +358,17 @@ def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
     """Print the settings of the config files that the resume does not take."""
     flags = [flag for flag in line.flag_args if "+=" not in flag]
     args = [*(f"--config={path}" for path in line.configs), *flags]
-    with_files = parse_unvalidated(cli.parser.parse_args, args, namespace=cli.config.clone())
+    with_files = parse_unvalidated(
+        cli.parser.parse_args, args, namespace=cli.config.clone()
+    )
     now = flatten(cli.config.as_dict())
     for key, value in flatten(with_files.as_dict()).items():
         if key not in (*PLACE, "config") and value != now.get(key):
             way_out = "start a new run, without --ckpt_path"
             if may_change(key, restart.checkpoint):
-                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                text = (
+                    value if isinstance(value, str) else json.dumps(value, default=str)
+                )
                 way_out = f"add --{key} {shlex.quote(text)}"
             say(f"Resume: {key} stays {now.get(key)}; to use {value} {way_out}")
 
@@ -332,7 +376,8 @@ def say_unused(restart: Restart, cli: TrainingCLI, line: CommandLine) -> None:
 def check_changes(
     restart: Restart, model: LightningModule, config: dict[str, Any], line: CommandLine
 ) -> None:
-    """Print the settings that a resume changes. Raises UserError for one that may not change.
+    """Print the settings that a resume changes. Raises UserError for one that may not
+    change.
 
     config: The run's config with the flags of the command line.
     """
@@ -340,22 +385,29 @@ def check_changes(
     flags = tuple(flag.removeprefix("--") + "." for flag, _ in line.flags)
     flags += ("model.",) if line.model else ()
     for key in old | new:
-        # another version of a class may have other arguments: they count if a flag names them
+        # another version of a class may have other arguments: they count if a flag
+        # names them
         counts = key in old.keys() & new.keys() or f"{key}.".startswith(flags)
         if key in PLACE or str(old.get(key)) == str(new.get(key)) or not counts:
             continue
-        now, before = (textwrap.shorten(str(config.get(key)), 80) for config in (new, old))
+        now, before = (
+            textwrap.shorten(str(config.get(key)), 80) for config in (new, old)
+        )
         if not may_change(key, restart.checkpoint):
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if isinstance(model, BaseModule) and restart.path:
                 way_out += f" and with --model.weights {restart.path}"
-            raise UserError(f"--{key} {now}: a resume goes on with {before}\n{way_out}", 2)
+            raise UserError(
+                f"--{key} {now}: a resume goes on with {before}\n{way_out}", 2
+            )
         say(f"Resume: {key} {now}, before {before}")
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
     epochs = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress")
-    is_within_epoch = epochs and epochs["current"]["ready"] > epochs["current"]["processed"]
+    is_within_epoch = (
+        epochs and epochs["current"]["ready"] > epochs["current"]["processed"]
+    )
     if key in NOT_IN_EPOCH and is_within_epoch:
         return False
     section, name, *_ = key.split(".") if "." in key else ("", key)
@@ -365,10 +417,13 @@ def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
 def check_resume(
     checkpoint: dict[str, Any], model: LightningModule, config: Namespace, path: Path
 ) -> None:
-    """Raise UserError where the training of the checkpoint cannot go on with this model and
-    config."""
+    """Raise UserError where the training of the checkpoint cannot go on with this model
+    and config."""
     load_state(checkpoint, model, path)
-    if not {"loops", "optimizer_states", "lr_schedulers", "callbacks"} <= checkpoint.keys():
+    if (
+        not {"loops", "optimizer_states", "lr_schedulers", "callbacks"}
+        <= checkpoint.keys()
+    ):
         what = "the state of its training is missing"
         raise UserError(f"checkpoint {path} holds weights only: {what}")
     max_epochs = config.trainer.max_epochs
@@ -377,4 +432,6 @@ def check_resume(
         more = f"give --trainer.max_epochs more than {max_epochs}"
         raise UserError(f"checkpoint {path} has {done} epochs behind it: {more}", 2)
     if max_epochs == done:
-        say(f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on")
+        say(
+            f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on"
+        )

@@ -13,7 +13,10 @@ import torch
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import (
+    MisconfigurationException,
+    SIGTERMException,
+)
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.commands.arguments import read_command
@@ -42,15 +45,17 @@ from lightbase.extras.step_timer import advice
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train by the flags in `args`, or by those of the command line, and test the best checkpoint.
-    Return what metrics.json holds.
+    """Train by the flags in `args`, or by those of the command line, and test the best
+    checkpoint. Return what metrics.json holds.
 
-    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1 (run). In a
-    notebook it raises UserError.
+    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1
+    (run). In a notebook it raises UserError.
     """
     find_project()
     if args is None:
-        args = [] if is_interactive() else sys.argv[1:]  # a notebook's are those of its kernel
+        args = (
+            [] if is_interactive() else sys.argv[1:]
+        )  # a notebook's are those of its kernel
     with short_errors():
         end_with_parent()
         quiet_lightning()
@@ -67,7 +72,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def parse(args: Sequence[str]) -> TrainingCLI:
-    """Build the model and the data of a command line; of a resumed run from its saved config."""
+    """Build the model and the data of a command line; of a resumed run from its saved
+    config."""
     line = read_command(args)
     restart = find_restart(line)
     if restart is None:
@@ -94,7 +100,11 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
         with ended(loggers), short_device_errors():
             validated = ValidatedWeights()
             plugins = [AtomicCheckpointIO(validated if selection else None)]
-            options: Any = {"logger": loggers, "callbacks": callbacks, "plugins": plugins}
+            options: Any = {
+                "logger": loggers,
+                "callbacks": callbacks,
+                "plugins": plugins,
+            }
             trainer = cli.make_trainer(first=[validated], **options)
             path = restart.path if restart else None
             return fit_and_test(trainer, cli.model, cli.datamodule, path, run)
@@ -108,7 +118,8 @@ def train(cli: TrainingCLI) -> dict[str, Any]:
 
 
 def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
-    """Say how a stopped run goes on, or remove the folder of a new run without a checkpoint."""
+    """Say how a stopped run goes on, or remove the folder of a new run without a
+    checkpoint."""
     has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
@@ -118,15 +129,19 @@ def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
 
 
 def resume_command(run: Run, name: str) -> str:
-    """The command that continues this run, in the folder where it was started. Its settings are in
-    the checkpoint."""
+    """The command that continues this run, in the folder where it was started. Its
+    settings are in the checkpoint."""
     start = "python" if num_processes_started() == (0, 0) else "torchrun (or srun) ..."
     flags = ["--name", name, "--ckpt_path", "last"]
     if run.root != PROJECT.logs:
         flags += ["--trainer.default_root_dir", short(run.root)]
-    if run.folder != [*versions(run.folder.parent).values()][-1]:  # `last` is a newer run
+    if (
+        run.folder != [*versions(run.folder.parent).values()][-1]
+    ):  # `last` is a newer run
         flags = ["--ckpt_path", short(run.checkpoints / "last.ckpt")]
-    return f"{start} {shlex.join([short(PROJECT.root / 'scripts' / 'train.py'), *flags])}"
+    return (
+        f"{start} {shlex.join([short(PROJECT.root / 'scripts' / 'train.py'), *flags])}"
+    )
 
 
 def fit_and_test(
@@ -136,12 +151,14 @@ def fit_and_test(
     path: Path | None,
     run: Run | None,
 ) -> dict[str, Any]:
-    """Train, from the checkpoint `path` if there is one, test the best checkpoint, and write and
-    print the results."""
+    """Train, from the checkpoint `path` if there is one, test the best checkpoint, and
+    write and print the results."""
     say(describe_devices(trainer))
     for logger in trainer.loggers if run else []:
         if isinstance(logger, TensorBoardLogger):
-            say(f"Curves: tensorboard --logdir {shlex.quote(short(Path(logger.save_dir)))}")
+            say(
+                f"Curves: tensorboard --logdir {shlex.quote(short(Path(logger.save_dir)))}"
+            )
     recorder = next(cb for cb in trainer.callbacks if isinstance(cb, RunRecorder))
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
@@ -160,8 +177,10 @@ def fit_and_test(
 
 @contextmanager
 def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
-    """Turn Lightning's errors about flags into a UserError. When it has stopped at a signal and the
-    state is saved, end this process: Lightning would exit with status 0 (its issue 21623)."""
+    """Turn Lightning's errors about flags into a UserError. When it has stopped at a
+    signal and the
+    state is saved, end this process: Lightning would exit with status 0 (its issue
+        21623)."""
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
@@ -175,33 +194,54 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
         recorder.write_progress(trainer)
         leave(trainer)
         if trainer.local_rank > 0 and num_processes_started() == (0, 0):
-            sys.exit(0)  # Lightning has started this process, and kills the run if one fails
+            sys.exit(
+                0
+            )  # Lightning has started this process, and kills the run if one fails
         raise Stopped(SIGNALS.received) from error
 
 
 def run_test(
     trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """Test the checkpoint `path`, or the last weights. Return the metrics, or why there are none.
+    """Test the checkpoint `path`, or the last weights. Return the metrics, or why there
+    are none.
 
     The random numbers of a test are always the same, whatever drew some before.
     """
     if not has_test(model, data):
         return {}, "No test: the model or the data has none"
-    # best.ckpt holds the averaged weights; WeightAveraging would replace them by the others
-    trainer.callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
+    # best.ckpt holds the averaged weights; WeightAveraging would replace them by the
+    # others
+    trainer.callbacks = [
+        x for x in trainer.callbacks if not isinstance(x, WeightAveraging)
+    ]
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        results = trainer.test(model, data, ckpt_path=path, verbose=False, weights_only=True)
+        results = trainer.test(
+            model, data, ckpt_path=path, verbose=False, weights_only=True
+        )
     if not results:
-        return {}, "No test: the data has no batch for it, or trainer.limit_test_batches is 0"
-    metrics: dict[str, Any] = {key: value for result in results for key, value in result.items()}
-    for key, value in metrics.items():  # in the digits of float32: 0.979, not 0.9789999723434448
-        metrics[key] = int(value) if key == "test/num_samples" else float(str(np.float32(value)))
+        return (
+            {},
+            "No test: the data has no batch for it, or trainer.limit_test_batches is 0",
+        )
+    metrics: dict[str, Any] = {
+        key: value for result in results for key, value in result.items()
+    }
+    for (
+        key,
+        value,
+    ) in metrics.items():  # in the digits of float32: 0.979, not 0.9789999723434448
+        metrics[key] = (
+            int(value) if key == "test/num_samples" else float(str(np.float32(value)))
+        )
     step = f"test_step of {type(model).__name__}"
-    return metrics, "" if metrics else f"No test: {step} logs nothing with self.track or self.log"
+    return (
+        metrics,
+        "" if metrics else f"No test: {step} logs nothing with self.track or self.log",
+    )
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
@@ -209,12 +249,17 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
     best = best_callback(trainer)
     path = Path(str(best.dirpath), "best.ckpt") if best else None
     # one that was written and has been deleted is an error of the test
-    is_written = bool(best and best.best_model_path) or (path is not None and path.is_file())
+    is_written = bool(best and best.best_model_path) or (
+        path is not None and path.is_file()
+    )
     return path if trainer.strategy.broadcast(is_written) else None
 
 
-def say_results(values: Mapping[str, Any], tested: Path | None, run: Run | None, why: str) -> None:
-    """Print the length of the training, the test metrics, those of each class, and the folder.
+def say_results(
+    values: Mapping[str, Any], tested: Path | None, run: Run | None, why: str
+) -> None:
+    """Print the length of the training, the test metrics, those of each class, and the
+    folder.
 
     why: why there are no test metrics.
     """
@@ -227,7 +272,9 @@ def say_results(values: Mapping[str, Any], tested: Path | None, run: Run | None,
     }
     if texts:
         what = f"the best checkpoint {short(tested)}" if tested else "the last weights"
-        shown = ", ".join(f"{key} {texts[key]}" for key in texts if not is_of_class(key))
+        shown = ", ".join(
+            f"{key} {texts[key]}" for key in texts if not is_of_class(key)
+        )
         say(f"Test of {what}: {shown}")
     else:
         say(why)

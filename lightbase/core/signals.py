@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training after its state is saved."""
+"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training after its state
+is saved."""
 
 import contextlib
 import multiprocessing.util
@@ -13,14 +14,16 @@ from typing import Any
 from lightbase.core.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
-NUMBERS = [number for number in signal.Signals if number.name in NAMES]  # Windows has no SIGHUP
+NUMBERS = [
+    number for number in signal.Signals if number.name in NAMES
+]  # Windows has no SIGHUP
 CHECK_S = 2
 STUCK_S = 20
 
 
 class Stopped(SystemExit):
-    """A signal ends this process. code: its exit status. hint: how to continue, for the line that
-    short_errors prints."""
+    """A signal ends this process. code: its exit status. hint: how to continue, for the
+    line that short_errors prints."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -28,13 +31,15 @@ class Stopped(SystemExit):
 
 
 class StopSignals:
-    """What a signal does: it raises Stopped; or, if `waits`, it is only kept in `received`.
+    """What a signal does: it raises Stopped; or, if `waits`, it is only kept in
+    `received`.
 
-    Python runs a signal's handler between two of its instructions. While the main thread is in a
-    call that does not return, such as an exchange with a process that is elsewhere, a thread ends
-    the process instead: after CHECK_S, or after STUCK_S if there may be a state to save. A second
-    Ctrl-C ends it at once. A forked process, such as a loader's worker, ignores a terminal's
-    Ctrl-C.
+    Python runs a signal's handler between two of its instructions. While the main
+    thread is in a call that does not return, such as an exchange with a process that is
+    elsewhere, a thread ends
+    the process instead: after CHECK_S, or after STUCK_S if there may be a state to
+    save. A second Ctrl-C ends it at once. A forked process, such as a loader's worker,
+    ignores a terminal's Ctrl-C.
     """
 
     received = 0  # number of the first signal
@@ -62,16 +67,19 @@ class StopSignals:
                     signal.signal(number, handler)
 
     def wait(self, exchanges: bool) -> None:
-        """From now on keep signals in `received`. exchanges: this process may wait for others."""
+        """From now on keep signals in `received`. exchanges: this process may wait for
+        others."""
         self.waits, self.exchanges = True, exchanges
         self.install()
 
     def install(self) -> None:
-        """Set the handler; again after Lightning sets its own, and in a process forked to train."""
+        """Set the handler; again after Lightning sets its own, and in a process forked
+        to train."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
-            # Ctrl-C and SIGHUP are ignored under nohup and in the background of a script
+            # Ctrl-C and SIGHUP are ignored under nohup and in the background of a
+            # script
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
         if self.pid == os.getpid():
@@ -81,7 +89,9 @@ class StopSignals:
         self.sender.setblocking(False)
         signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         # a signal to a worker is not for this process
-        multiprocessing.util.register_after_fork(self.sender, lambda _: signal.set_wakeup_fd(-1))
+        multiprocessing.util.register_after_fork(
+            self.sender, lambda _: signal.set_wakeup_fd(-1)
+        )
         threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
@@ -97,7 +107,8 @@ class StopSignals:
             signal.raise_signal(number)
 
     def _watch(self, receiver: socket.socket) -> None:
-        """In a thread: receive the number of each signal, also while the main thread is stuck."""
+        """In a thread: receive the number of each signal, also while the main thread is
+        stuck."""
         numbers: list[int] = []
         seconds = 0  # since the newest signal
         with receiver:
@@ -118,10 +129,13 @@ class StopSignals:
                     os._exit(128 + signal.SIGINT)
 
     def _check(self, number: int, seconds: int) -> None:
-        """End a process whose main thread has not handled this signal. seconds: since it came."""
+        """End a process whose main thread has not handled this signal. seconds: since
+        it came."""
         if self.received:
             if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:
-                tell("Stopping as soon as the state can be saved; a second Ctrl-C ends at once")
+                tell(
+                    "Stopping as soon as the state can be saved; a second Ctrl-C ends at once"
+                )
         elif seconds >= STUCK_S if self.exchanges else not self.waits:
             hint = f" after {STUCK_S} s: a rank is missing in a collective"
             hint += "; go on with --ckpt_path last"

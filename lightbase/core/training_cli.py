@@ -17,7 +17,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightbase.commands.arguments import FLAGS, TRAINER_DEFAULTS, Seed
 from lightbase.commands.script import is_interactive
 from lightbase.core.compat import arguments_of, parse_unvalidated
-from lightbase.core.config import Parser, drop_objects, explain, facts_of, fill_in, make_plain
+from lightbase.core.config import (
+    Parser,
+    drop_objects,
+    explain,
+    facts_of,
+    fill_in,
+    make_plain,
+)
 from lightbase.core.devices import check_devices, num_devices, settle_devices
 from lightbase.core.errors import UserError, first_line, raised_at
 from lightbase.core.folder import PROJECT
@@ -27,19 +34,22 @@ from lightbase.extras.progress import EpochLines, TrainingProgressBar
 
 
 class TrainingCLI(LightningCLI):
-    """Flags and configs, parsed; then `model` and `datamodule`, built. `make_trainer` builds the
-    Trainer.
+    """Flags and configs, parsed; then `model` and `datamodule`, built. `make_trainer`
+    builds the Trainer.
 
     args: Arguments in the order of `CommandLine.parser_args`.
     saved: A config to start from, as a checkpoint of the user's holds it.
     """
 
-    def __init__(self, args: Sequence[str], saved: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, args: Sequence[str], saved: dict[str, Any] | None = None
+    ) -> None:
         Parser.folder = Path.cwd()
         self.saved = saved
         self.restart: Any = None  # the run that --ckpt_path names, see resume/load.py
         self.failures: list[Exception] = []  # of constructors
-        # the user's classes are found as with python -m; the script's folder is scripts/
+        # the user's classes are found as with python -m; the script's folder is
+        # scripts/
         for folder in (str(PROJECT.root), str(Path.cwd())):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -71,11 +81,17 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # not validated before the data has filled in what it knows
         saved = copy.deepcopy(self.saved)  # parsing changes it
-        start = {"namespace": parse_unvalidated(parser.parse_object, saved)} if saved else {}
+        start = (
+            {"namespace": parse_unvalidated(parser.parse_object, saved)}
+            if saved
+            else {}
+        )
         self.config = parse_unvalidated(parser.parse_args, args, **copy.deepcopy(start))
         self.given = parse_unvalidated(parser.parse_args, args, **start, defaults=False)
         # Lightning would take 0 for null before the rest is validated
-        self.validate(Namespace(seed_everything=self.config.seed_everything), skip_required=True)
+        self.validate(
+            Namespace(seed_everything=self.config.seed_everything), skip_required=True
+        )
 
     def before_instantiate_classes(self) -> None:
         make_plain(self.config)
@@ -85,13 +101,17 @@ class TrainingCLI(LightningCLI):
         self.validate(data, skip_required=True)  # the model is missing
         self.datamodule: LightningDataModule = self.instantiate(data).data
         if not self.saved:  # a saved config is complete, and its data may not be here
-            fill_in(self.config.model, self.given.get("model"), facts_of(self.datamodule))
+            fill_in(
+                self.config.model, self.given.get("model"), facts_of(self.datamodule)
+            )
         self.validate(self.config)
-        self.config.name = self.config.name or self.config.model.class_path.rpartition(".")[2]
+        self.config.name = (
+            self.config.name or self.config.model.class_path.rpartition(".")[2]
+        )
 
     def validate(self, config: Namespace, skip_required: bool = False) -> None:
-        """None must fit its type, too: jsonargparse takes it for "not given", and would let
-        `model.lr: null` pass."""
+        """None must fit its type, too: jsonargparse takes it for "not given", and would
+        let `model.lr: null` pass."""
         try:
             self.parser.validate(config, skip_required=skip_required)
             set_parsing_settings(unset_sentinel=True)
@@ -110,16 +130,24 @@ class TrainingCLI(LightningCLI):
 
     def instantiate(self, config: Namespace) -> Namespace:
         try:
-            return self.parser.instantiate(config, instantiators=[(self.build, object, True)])
+            return self.parser.instantiate(
+                config, instantiators=[(self.build, object, True)]
+            )
         except ValueError as error:
             # without a failure of a class, that of a function may be the cause
-            failure: Any = self.failures[0] if self.failures else error.__cause__ or error
+            failure: Any = (
+                self.failures[0] if self.failures else error.__cause__ or error
+            )
             file, line = raised_at(failure)
             if file.parent == Path(jsonargparse.__file__).parent:
                 raise UserError(explain(str(error), self.parser), 2) from error
             reason = first_line(failure)
-            if isinstance(failure, ImportError | OSError):  # a package, a file, a server
-                raise UserError(f"what the config names is not there: {reason}") from failure
+            if isinstance(
+                failure, ImportError | OSError
+            ):  # a package, a file, a server
+                raise UserError(
+                    f"what the config names is not there: {reason}"
+                ) from failure
             mistakes = (ValueError, AssertionError, MisconfigurationException)
             if isinstance(failure, mistakes) and line.startswith("raise "):
                 raise UserError(f"the config does not fit: {reason}", 2) from failure
@@ -132,11 +160,13 @@ class TrainingCLI(LightningCLI):
         self.config_init = self.instantiate(config)
         self.model: LightningModule = self.config_init.model
         if str(self.config.trainer.precision) in ("64", "64-true"):
-            self.model.double()  # Lightning does it after it has read the weights of a checkpoint
+            # Lightning does it after it has read the weights of a checkpoint
+            self.model.double()
 
     def make_trainer(self, first: Sequence[Callback] = (), **arguments: Any) -> Trainer:
-        """The Trainer of the flags and configs, with `arguments` on top. `callbacks` and `plugins`
-        are added to those of the config. first: Callbacks before all others."""
+        """The Trainer of the flags and configs, with `arguments` on top. `callbacks`
+        and `plugins` are added to those of the config. first: Callbacks before all
+        others."""
         check_devices(self.config.trainer)
         config = {**self.config_init.trainer, **arguments}
         for key in ("callbacks", "plugins"):
@@ -146,9 +176,13 @@ class TrainingCLI(LightningCLI):
         if isinstance(self.model, BaseModule):  # before all others
             config["callbacks"].insert(0, self.model.curves_callback)
         config["callbacks"] = [*first, *config["callbacks"]]
-        has_bar = any(isinstance(callback, ProgressBar) for callback in config["callbacks"])
+        has_bar = any(
+            isinstance(callback, ProgressBar) for callback in config["callbacks"]
+        )
         if config["enable_progress_bar"] is None:
-            config["enable_progress_bar"] = has_bar or sys.stdout.isatty() or is_interactive()
+            config["enable_progress_bar"] = (
+                has_bar or sys.stdout.isatty() or is_interactive()
+            )
         has_ours = config["enable_progress_bar"] and not has_bar
         config["callbacks"].append(TrainingProgressBar() if has_ours else EpochLines())
         if config["val_check_interval"] == 0:
@@ -157,16 +191,29 @@ class TrainingCLI(LightningCLI):
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
         StrategyRegistry.register("dp", strategies.DataParallelStrategy, override=True)
-        mistakes = (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError)
+        mistakes = (
+            MisconfigurationException,
+            ValueError,
+            TypeError,
+            ImportError,
+            RuntimeError,
+        )
         try:
             return Trainer(**config)
         except mistakes as error:
-            raise UserError(f"the trainer flags do not fit: {first_line(error)}", 2) from error
+            raise UserError(
+                f"the trainer flags do not fit: {first_line(error)}", 2
+            ) from error
 
     def use_several_steps(self, config: dict[str, Any]) -> None:
         num_steps, strategy = self.config.steps_per_execution, config["strategy"]
-        if strategy in ("auto", "single_device") and num_devices(config["devices"]) == 1:
+        if (
+            strategy in ("auto", "single_device")
+            and num_devices(config["devices"]) == 1
+        ):
             config["strategy"] = strategies.SeveralSteps(num_steps)
         else:
-            where = f"trainer.strategy {strategy} on trainer.devices {config['devices']}"
+            where = (
+                f"trainer.strategy {strategy} on trainer.devices {config['devices']}"
+            )
             strategies.say_single_steps(num_steps, where)

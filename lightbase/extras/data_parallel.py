@@ -1,5 +1,6 @@
-"""Two strategies: one process that splits each batch over the GPUs of a machine, and several
-optimizer steps in one turn of Lightning's loop, as Keras's steps_per_execution."""
+"""Two strategies: one process that splits each batch over the GPUs of a machine, and
+several optimizer steps in one turn of Lightning's loop, as Keras's
+steps_per_execution."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from lightbase.core.compat import data_fetcher, increase_logged_step, logged_step, logger_connector
+from lightbase.core.compat import (
+    data_fetcher,
+    increase_logged_step,
+    logged_step,
+    logger_connector,
+)
 from lightbase.core.curves import MayMissSteps
 from lightbase.core.errors import UserError, say
 from lightbase.core.module import BaseModule
@@ -47,17 +53,21 @@ FP16 = ("16-mixed", "16-true", "transformer-engine", "transformer-engine-float16
 class DataParallelStrategy(SingleDeviceStrategy):
     """Splits the forward of the LightningModule's attribute `net` over several GPUs.
 
-    Step, loss, metrics, logging and optimizer run once, on the first GPU; so checkpoints are the
-    same as on one device. torch.nn.DataParallel splits in the same way; Lightning's strategy "dp"
-    was removed in 2.0. A layer that looks at the batch, such as BatchNorm, sees the part on its
-    GPU; its running statistics are those of the first GPU.
+    Step, loss, metrics, logging and optimizer run once, on the first GPU; so
+    checkpoints are the same as on one device. torch.nn.DataParallel splits in the same
+    way; Lightning's strategy "dp" was removed in 2.0. A layer that looks at the batch,
+    such as BatchNorm, sees the part on its GPU; its running statistics are those of the
+    first GPU.
 
-    parallel_devices: the first one holds the LightningModule. The Trainer fills them in by default.
+    parallel_devices: the first one holds the LightningModule. The Trainer fills them in
+        by default.
     """
 
     strategy_name = "dp"
 
-    def __init__(self, parallel_devices: Sequence[torch.device] = (), **options: Any) -> None:
+    def __init__(
+        self, parallel_devices: Sequence[torch.device] = (), **options: Any
+    ) -> None:
         super().__init__(**options)
         self.parallel_devices = list(parallel_devices)
         self.net: Any = nn.Module()  # until `setup`
@@ -69,24 +79,32 @@ class DataParallelStrategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         model: Any = self.lightning_module
         if isinstance(model, BaseModule) and model.compile_net:
-            raise UserError("dp cannot split a compiled network: leave model.compile_net out")
+            raise UserError(
+                "dp cannot split a compiled network: leave model.compile_net out"
+            )
         super().setup(trainer)
         if len(self.parallel_devices) > 1:
             self.net = model.get_submodule("net")
-            self.net.forward = functools.partial(split_forward, self.net, self.parallel_devices)
+            self.net.forward = functools.partial(
+                split_forward, self.net, self.parallel_devices
+            )
 
     def teardown(self) -> None:
         vars(self.net).pop("forward", None)  # the forward of the class is back
         super().teardown()
 
 
-def split_forward(net: nn.Module, devices: list[torch.device], *args: Any, **kwargs: Any) -> Any:
+def split_forward(
+    net: nn.Module, devices: list[torch.device], *args: Any, **kwargs: Any
+) -> Any:
     """The outputs of `net`, on the first device."""
     # torch's parallel_apply passes on neither autocast's dtype nor inference mode
     args_of, kwargs_of = scatter_kwargs(args, kwargs, devices)
     devices = devices[: len(args_of)]  # a batch may be smaller
     outputs = []
-    for i, replica in enumerate(replicate(net, devices, detach=not torch.is_grad_enabled())):
+    for i, replica in enumerate(
+        replicate(net, devices, detach=not torch.is_grad_enabled())
+    ):
         del replica.forward  # copied from net
         with torch.accelerator.device_index(devices[i].index):
             # not __call__: the hooks of `net` run once, around all parts
@@ -95,13 +113,15 @@ def split_forward(net: nn.Module, devices: list[torch.device], *args: Any, **kwa
 
 
 class SeveralSteps(SingleDeviceStrategy):
-    """One device; at most `max_num_steps` optimizer steps in one turn of Lightning's loop.
+    """One device; at most `max_num_steps` optimizer steps in one turn of Lightning's
+    loop.
 
-    A step of a small network takes less time than the loop around it. This strategy makes the steps
-    of all batches but the last itself, with the model's own `training_step`, and advances
-    Lightning's counters as if the loop had made them. Lightning makes the last step. Weights,
-    curves and checkpoints are the same as with single steps. If something must see each step, it
-    makes single steps, and a line says so.
+    A step of a small network takes less time than the loop around it. This strategy
+    makes the steps of all batches but the last itself, with the model's own
+    `training_step`, and advances Lightning's counters as if the loop had made them.
+    Lightning makes the last step. Weights, curves and checkpoints are the same as with
+    single steps. If something must see each step, it makes single steps, and a line
+    says so.
     """
 
     strategy_name = "several_steps"
@@ -114,7 +134,9 @@ class SeveralSteps(SingleDeviceStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        return self.parallel_devices[0] if self.parallel_devices else super().root_device
+        return (
+            self.parallel_devices[0] if self.parallel_devices else super().root_device
+        )
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
@@ -147,13 +169,18 @@ class SeveralSteps(SingleDeviceStrategy):
         return super().training_step(batch, *args)
 
     def step(self, trainer: Any, output: Any) -> None:
-        """Backward and the optimizer's step. output: what the model's training_step returned."""
+        """Backward and the optimizer's step. output: what the model's training_step
+        returned."""
         phase = trainer.profiler.profile  # tells the step timer what begins and ends
         optimizer = self.optimizers[0]
         progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         # Lightning would divide a loss by 1, and backward would do so, too
         is_loss = isinstance(output, Tensor)
-        loss = output if is_loss else ClosureResult.from_training_step_output(output).closure_loss
+        loss = (
+            output
+            if is_loss
+            else ClosureResult.from_training_step_output(output).closure_loss
+        )
         with phase("optimizer_zero_grad"):
             optimizer.zero_grad()
         if loss is not None:
@@ -193,9 +220,11 @@ class SeveralSteps(SingleDeviceStrategy):
         return batch
 
 
-def transfer_hooks(trainer: Any, device: torch.device) -> list[tuple[Callable[..., Any], Any]]:
-    """What moves a batch to the device, with the arguments after the batch: the hooks that are
-    overridden. To call them all, as Lightning does, takes 0.1 ms a batch."""
+def transfer_hooks(
+    trainer: Any, device: torch.device
+) -> list[tuple[Callable[..., Any], Any]]:
+    """What moves a batch to the device, with the arguments after the batch: the hooks
+    that are overridden. To call them all, as Lightning does, takes 0.1 ms a batch."""
     model, data = trainer.lightning_module, trainer.datamodule
     hooks: list[Any] = [(trainer.precision_plugin.convert_input, ())]
     for name, args in (
@@ -211,7 +240,9 @@ def transfer_hooks(trainer: Any, device: torch.device) -> list[tuple[Callable[..
 
 
 def say_single_steps(num_steps: int, reason: str) -> None:
-    say(f"One step at a time: --steps_per_execution {num_steps} does not go with {reason}")
+    say(
+        f"One step at a time: --steps_per_execution {num_steps} does not go with {reason}"
+    )
 
 
 def obstacle(trainer: Any) -> str | None:
@@ -224,7 +255,11 @@ def obstacles(trainer: Any) -> Iterator[str]:
     name = type(model).__name__
     if not model.automatic_optimization:
         yield f"the manual optimisation of {name}"
-    yield from (f"{x} of {name}" for x in MODEL_HOOKS if is_overridden(x, model, LightningModule))
+    yield from (
+        f"{x} of {name}"
+        for x in MODEL_HOOKS
+        if is_overridden(x, model, LightningModule)
+    )
     if len(trainer.optimizers) != 1:
         yield f"{len(trainer.optimizers)} optimisers"
     for kind in map(type, trainer.optimizers):

@@ -19,12 +19,14 @@ Readers = dict[str, Callable[[], float]]
 
 
 class DeviceMonitor(MayMissSteps):
-    """Reads the devices in a thread of the first process, and writes curves in watch/device/:
-    cpu_percent (100 is one core) and memory_gib of this process; of GPU I of --trainer.devices
-    gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and gpuI_temperature_celsius, as nvidia-smi
-    shows them. What NVML cannot read has no curve, and a line says so.
+    """Reads the devices in a thread of the first process, and writes curves in
+    watch/device/: cpu_percent (100 is one core) and memory_gib of this process; of GPU
+    I of --trainer.devices gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and
+    gpuI_temperature_celsius, as nvidia-smi shows them. What NVML cannot read has no
+    curve, and a line says so.
 
-    A point is the mean since the point before it; there is at most one in log_every_n_steps steps.
+    A point is the mean since the point before it; there is at most one in
+    log_every_n_steps steps.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:
@@ -51,7 +53,9 @@ class DeviceMonitor(MayMissSteps):
                 self.readers |= gpu_readers(gpu)
         self.readings, self.recent, self.written_at = {}, {}, num_steps(trainer)
         self.stopped.clear()
-        self.thread = threading.Thread(target=self._watch, name="device monitor", daemon=True)
+        self.thread = threading.Thread(
+            target=self._watch, name="device monitor", daemon=True
+        )
         self.thread.start()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -71,18 +75,22 @@ class DeviceMonitor(MayMissSteps):
             self.thread = None
 
     def busy_shares(self) -> list[float]:
-        """The share of the time in which each GPU ran anything, of those that can be read."""
+        """The share of the time in which each GPU ran anything, of those that can be
+        read."""
         names = [name for name in self.readings if name.endswith("_busy_percent")]
         return [fmean(self.readings[name]) / 100 for name in names]
 
     def _write(self, trainer: Any) -> None:
         if trainer.log_every_n_steps and self.recent:
             recent, self.recent, self.written_at = self.recent, {}, num_steps(trainer)
-            means = {f"watch/device/{name}": fmean(x) for name, x in list(recent.items())}
+            means = {
+                f"watch/device/{name}": fmean(x) for name, x in list(recent.items())
+            }
             log_values(trainer, means)
 
     def _watch(self) -> None:
-        """Read in intervals, and once when the training ends: a short one has a point, too."""
+        """Read in intervals, and once when the training ends: a short one has a point,
+        too."""
         is_last = False
         while not is_last:
             is_last = self.stopped.wait(self.interval_s)
@@ -100,8 +108,8 @@ class DeviceMonitor(MayMissSteps):
 def gpu_readers(gpu: torch.device) -> Readers:
     """Functions that read a GPU through NVML, by curve.
 
-    Without NVML, as on a part of a GPU (MIG) and in many containers, a line says so, and the memory
-    is only that of this process.
+    Without NVML, as on a part of a GPU (MIG) and in many containers, a line says so,
+    and the memory is only that of this process.
     """
     prefix = f"gpu{gpu.index}"
     try:
@@ -110,12 +118,20 @@ def gpu_readers(gpu: torch.device) -> Readers:
         uuid = torch.cuda.get_device_properties(gpu).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except pynvml.NVMLError as error:
-        say(f"Device monitor: of GPU {gpu.index} only this process's memory: NVML says {error}")
+        say(
+            f"Device monitor: of GPU {gpu.index} only this process's memory: NVML says {error}"
+        )
         return {f"{prefix}_memory_gib": lambda: torch.cuda.memory_reserved(gpu) / GIB}
     celsius = pynvml.NVML_TEMPERATURE_GPU
     return {
-        f"{prefix}_busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        f"{prefix}_memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
+        f"{prefix}_busy_percent": lambda: (
+            pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        ),
+        f"{prefix}_memory_gib": lambda: (
+            pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
+        ),
         f"{prefix}_power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        f"{prefix}_temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, celsius),
+        f"{prefix}_temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(
+            handle, celsius
+        ),
     }

@@ -1,4 +1,5 @@
-"""Files of data sets: downloaded if they are missing, and pickled arrays read safely."""
+"""Files of data sets: downloaded if they are missing, and pickled arrays read
+safely."""
 
 import contextlib
 import os
@@ -19,8 +20,8 @@ from torchvision.datasets.utils import check_integrity
 
 from lightbase.core.errors import UserError, first_line
 
-# RuntimeError is torchvision's, for files that are missing or damaged; the last four are errors of
-# unpacking.
+# RuntimeError is torchvision's, for files that are missing or damaged; the last four
+# are errors of unpacking.
 DOWNLOAD_ERRORS = (
     *(OSError, HTTPException, RuntimeError, EOFError),
     *(BadZipFile, TarError, LZMAError, zlib.error),
@@ -35,24 +36,34 @@ def open_or_download(
     published: Mapping[str, tuple[int, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """An object of the class `source` of torchvision.datasets, made with `options`. If its files
-    are missing, one process downloads them, and others wait.
+    """An object of the class `source` of torchvision.datasets, made with `options`. If
+    its files are missing, one process downloads them, and others wait.
 
-    files: For the error, what to put where without a network: "a.gz and b.gz into data/X".
-    published: Size in bytes and MD5 of files below data_dir, for sets whose files torchvision does
-        not check. A file of this size must have this MD5; other sizes are other data.
+    files: For the error, what to put where without a network: "a.gz and b.gz into
+        data/X".
+    published: Size in bytes and MD5 of files below data_dir, for sets whose files
+        torchvision does not check. A file of this size must have this MD5; other sizes
+        are other data.
     Raises UserError if a file is damaged, cannot be read, or cannot be downloaded.
     """
     name = source.__name__
     for path, (size, md5) in (published or {}).items():
         file = data_dir / path
-        if file.is_file() and file.stat().st_size == size and not check_integrity(file, md5):
+        if (
+            file.is_file()
+            and file.stat().st_size == size
+            and not check_integrity(file, md5)
+        ):
             raise UserError(f"{file} is damaged: move it away to download it again")
     try:
         with short_download_errors(name, data_dir, files):
             data_dir.mkdir(parents=True, exist_ok=True)
             can_write = os.access(data_dir, os.W_OK)
-            with FileLock(data_dir / f".{name}.lock") if can_write else contextlib.nullcontext():
+            with (
+                FileLock(data_dir / f".{name}.lock")
+                if can_write
+                else contextlib.nullcontext()
+            ):
                 try:
                     return source(**options)
                 except DOWNLOAD_ERRORS:
@@ -64,8 +75,9 @@ def open_or_download(
 
 @contextlib.contextmanager
 def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[None]:
-    """Around a download: turn its errors into a UserError that says what belongs where. name: of
-    the data set. files: What to put where without a network: "a.gz and b.gz into data/X"."""
+    """Around a download: turn its errors into a UserError that says what belongs where.
+    name: of the data set. files: What to put where without a network: "a.gz and b.gz
+        into data/X"."""
     try:
         yield
     except DOWNLOAD_ERRORS as error:
@@ -76,8 +88,8 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, lists, dicts and NumPy arrays. It refuses all other names in a pickle,
-    which could run code."""
+    """Reads numbers, texts, lists, dicts and NumPy arrays. It refuses all other names
+    in a pickle, which could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_numpy = module.partition(".")[0] == "numpy" and name in NUMPY_NAMES
@@ -87,8 +99,8 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def read_arrays(file: Path, *keys: str) -> list[Tensor]:
-    """The arrays or lists of numbers under these keys of a pickled dict. Nothing in the file is
-    run. Raises UserError if the file is damaged, or holds something else."""
+    """The arrays or lists of numbers under these keys of a pickled dict. Nothing in the
+    file is run. Raises UserError if the file is damaged, or holds something else."""
     try:
         with file.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="latin1").load()

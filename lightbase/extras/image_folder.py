@@ -18,19 +18,38 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, first_line, say
 from lightbase.extras.transforms import crop_and_flip, to_float
 
-SUFFIXES = ["bmp", "gif", "jfif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"]
-# A file of another format, whatever its name, is not opened: for EPS, Pillow would run Ghostscript.
+SUFFIXES = [
+    "bmp",
+    "gif",
+    "jfif",
+    "jpeg",
+    "jpg",
+    "pgm",
+    "png",
+    "ppm",
+    "tif",
+    "tiff",
+    "webp",
+]
+# A file of another format, whatever its name, is not opened: for EPS, Pillow would run
+# Ghostscript.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # What Pillow raises for a file that is damaged, or no image.
-IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+IMAGE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    Image.DecompressionBombError,
+)
 # The split that a folder is for, by its name in lower case.
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= {"val": "val", "valid": "val", "validation": "val"}
 
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The files among `paths` and the images below its folders, sorted; and the paths without any,
-    with the reason."""
+    """The files among `paths` and the images below its folders, sorted; and the paths
+    without any, with the reason."""
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
@@ -42,19 +61,23 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The images below the folder, sorted. Hidden files and folders do not count: `._1.jpg` of
-    macOS, for instance."""
+    """The images below the folder, sorted. Hidden files and folders do not count:
+    `._1.jpg` of macOS, for instance."""
     images: list[Path] = []
     for place, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         files = [Path(place, name) for name in names if not name.startswith(".")]
-        images += [file for file in files if file.suffix[1:].lower() in SUFFIXES and file.is_file()]
+        images += [
+            file
+            for file in files
+            if file.suffix[1:].lower() in SUFFIXES and file.is_file()
+        ]
     return sorted(images)
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, see `to_tensor`. Raises UserError with the reason if the
-    file is damaged, or no image."""
+    """uint8 (C, H, W) of the given shape, see `to_tensor`. Raises UserError with the
+    reason if the file is damaged, or no image."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             return to_tensor(image, shape)
@@ -65,20 +88,29 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, resized, and on white
-    where the image is transparent."""
+    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, resized, and
+    on white where the image is transparent."""
     channels, height, width = shape
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
-        # Pillow would clip at 255. White is 65535 for integers of 16 or 32 bits, and 1 for floats.
-        values = np.asarray(image, dtype=np.float64) * 255 / (1 if image.mode == "F" else 65535)
+        # Pillow would clip at 255. White is 65535 for integers of 16 or 32 bits, and 1
+        # for floats.
+        values = (
+            np.asarray(image, dtype=np.float64)
+            * 255
+            / (1 if image.mode == "F" else 65535)
+        )
         image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if channels == 1 else "RGB")
     image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
+    return (
+        torch.from_numpy(np.array(image))
+        .reshape(height, width, channels)
+        .permute(2, 0, 1)
+    )
 
 
 @dataclass(eq=False)
@@ -97,20 +129,24 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         try:
             return read_image(file, self.shape), self.targets[index]
         except UserError as error:
-            raise UserError(f"{file} cannot be read: {error}; mend, shrink or remove it") from error
+            raise UserError(
+                f"{file} cannot be read: {error}; mend, shrink or remove it"
+            ) from error
 
 
 class ImageFolder(BaseDataModule):
-    """data_dir/train/CLASS/..., and val/ and test/ if they exist; images of any size, in [0, 1] for
-    the network.
+    """data_dir/train/CLASS/..., and val/ and test/ if they exist; images of any size,
+    in [0, 1] for the network.
 
-    If the classes are in data_dir itself, a seeded fifth of each class is the test set. Hidden
-    files and folders do not count.
+    If the classes are in data_dir itself, a seeded fifth of each class is the test set.
+    Hidden files and folders do not count.
 
     Args:
         data_dir: The folder with `train`, or with the classes.
-        image_shape: Channels (1 grey, 3 colour), height and width that the images are brought to.
-        num_workers: Processes that read the images; if not given, one for each core, 8 at most.
+        image_shape: Channels (1 grey, 3 colour), height and width that the images are
+            brought to.
+        num_workers: Processes that read the images; if not given, one for each core, 8
+            at most.
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
         random_flip: Mirror half of the training images.
     """
@@ -124,7 +160,9 @@ class ImageFolder(BaseDataModule):
         random_flip: bool = False,
         **kwargs,
     ) -> None:
-        num_workers = min(8, os.cpu_count() or 1) if num_workers is None else num_workers
+        num_workers = (
+            min(8, os.cpu_count() or 1) if num_workers is None else num_workers
+        )
         super().__init__(data_dir=data_dir, num_workers=num_workers, **kwargs)
         self.image_shape: tuple[int, int, int] = image_shape
         self.random_crop = random_crop
@@ -141,12 +179,17 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
-        """The images by split and class, sorted. With folds there is no other test set."""
+        """The images by split and class, sorted. With folds there is no other test
+        set."""
         if self.folders:
-            files = {split: images_by_class(folder) for split, folder in self.folders.items()}
+            files = {
+                split: images_by_class(folder) for split, folder in self.folders.items()
+            }
         else:
             part = "a fold" if self.fold else "a fifth"
-            say(f"Images: no train and test in {self.data_dir}: {part} of each class is the test")
+            say(
+                f"Images: no train and test in {self.data_dir}: {part} of each class is the test"
+            )
             files = {"train": {}, "test": {}}
             for name, images in images_by_class(self.data_dir).items():
                 for split in files:
@@ -155,25 +198,33 @@ class ImageFolder(BaseDataModule):
         if self.fold:
             files.pop("test", None)
         if files.get("val"):
-            say(f"Images: validation on {self.folders['val']}; data.val_fraction has no effect")
+            say(
+                f"Images: validation on {self.folders['val']}; data.val_fraction has no effect"
+            )
         return files
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        return [split for split, by_class in self.files.items() if any(by_class.values())]
+        return [
+            split for split, by_class in self.files.items() if any(by_class.values())
+        ]
 
     @cached_property
     def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
         names = list(self.files.get("train", {}))
         if not names:
-            raise UserError(f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/")
+            raise UserError(
+                f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/"
+            )
         return names
 
     def prepare_data(self) -> None:
         for split, by_class in self.files.items():
             if unknown := sorted(by_class.keys() - {*self.classes}):
                 folder = self.folders.get(split, self.data_dir)
-                raise UserError(f"{folder} has classes that the training had not: {unknown[:5]}")
+                raise UserError(
+                    f"{folder} has classes that the training had not: {unknown[:5]}"
+                )
 
     def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
         files: list[Path] = []

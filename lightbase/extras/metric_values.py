@@ -1,4 +1,5 @@
-"""Files and pictures of metrics that are no curves, such as a confusion matrix or a ROC curve."""
+"""Files and pictures of metrics that are no curves, such as a confusion matrix or a ROC
+curve."""
 
 import json
 import warnings
@@ -19,12 +20,19 @@ from lightbase.core.module import BaseModule
 
 def values_of(model: LightningModule, stage: Stage) -> dict[str, Any]:
     """The newest values of such metrics, by name."""
-    return model.curves_callback.means[stage].others if isinstance(model, BaseModule) else {}
+    return (
+        model.curves_callback.means[stage].others
+        if isinstance(model, BaseModule)
+        else {}
+    )
 
 
 def write_values(trainer: Any, model: LightningModule, stage: Stage) -> None:
-    """Write metrics/STAGE_NAME.json into the run's folder, and print once where it is."""
-    for name, value in values_of(model, stage).items() if trainer.is_global_zero else ():
+    """Write metrics/STAGE_NAME.json into the run's folder, and print once where it
+    is."""
+    for name, value in (
+        values_of(model, stage).items() if trainer.is_global_zero else ()
+    ):
         file = run_folder(trainer) / "metrics" / f"{stage}_{in_keys([name])[0]}.json"
         file.parent.mkdir(exist_ok=True)
         lists = apply_to_collection(value, Tensor, Tensor.tolist)
@@ -38,7 +46,9 @@ def metric_figures(model: Any, stage: Stage) -> dict[str, Figure]:
     for name, value in values_of(model, stage).items():
         try:
             metric = model.curves_callback.means[stage].metrics[name]
-            with warnings.catch_warnings(action="ignore"):  # numpy's, about torchmetrics
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # numpy's, about torchmetrics
                 figure, _ = metric.plot(value)
             pyplot.close(figure)
             figures[name] = figure

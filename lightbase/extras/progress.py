@@ -30,37 +30,50 @@ class Pace:
         self.first_batch = trainer.fit_loop.total_batch_idx
 
     def texts(self, trainer: Any) -> list[str]:
-        """Images a second, for a BaseDataModule; time left, unless the training has no end."""
+        """Images a second, for a BaseDataModule; time left, unless the training has no
+        end."""
         seconds, data, texts = time.monotonic() - self.start, trainer.datamodule, []
         num_batches = trainer.fit_loop.total_batch_idx - self.first_batch
         if not num_batches:
             return []
         if isinstance(data, BaseDataModule):
-            speed = num_batches * data.batch_size * trainer.world_size / max(seconds, 1e-9)
-            texts.append(f"{speed:,.0f} {'images' if data.image_shape else 'samples'}/s")
-        limits = [cb.time_remaining() for cb in trainer.callbacks if isinstance(cb, Timer)]
+            speed = (
+                num_batches * data.batch_size * trainer.world_size / max(seconds, 1e-9)
+            )
+            texts.append(
+                f"{speed:,.0f} {'images' if data.image_shape else 'samples'}/s"
+            )
+        limits = [
+            cb.time_remaining() for cb in trainer.callbacks if isinstance(cb, Timer)
+        ]
         if (trainer.max_epochs or -1) > 0:
             num_left = trainer.max_epochs * trainer.num_training_batches
             num_left -= trainer.fit_loop.total_batch_idx + 1
             limits.append(seconds * num_left / num_batches)
         num_steps = trainer.global_step - self.first_step
         if trainer.max_steps > 0 and num_steps:
-            limits.append(seconds * (trainer.max_steps - trainer.global_step) / num_steps)
+            limits.append(
+                seconds * (trainer.max_steps - trainer.global_step) / num_steps
+            )
         left = min((limit for limit in limits if limit is not None), default=math.inf)
         if 0 < left < math.inf:
             # 1:02:03 or 2:03
-            texts.append(f"{Tqdm.format_interval(round(left)).lstrip('0').rjust(4, '0')} left")
+            texts.append(
+                f"{Tqdm.format_interval(round(left)).lstrip('0').rjust(4, '0')} left"
+            )
         return texts
 
 
 def title(trainer: Any, word: str) -> str:
-    """`Epoch 1 of 3` with the word " of "; `Epoch 1` in a training without a number of epochs."""
+    """`Epoch 1 of 3` with the word " of "; `Epoch 1` in a training without a number of
+    epochs."""
     end = f"{word}{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
     return f"Epoch {trainer.current_epoch + 1}{end}"
 
 
 class EpochLines(MayMissSteps):
-    """Prints each epoch's metrics; without a bar also once a minute how far the epoch is."""
+    """Prints each epoch's metrics; without a bar also once a minute how far the epoch
+    is."""
 
     validated_epoch = -1
     shown_at = 0.0
@@ -69,11 +82,20 @@ class EpochLines(MayMissSteps):
         super().on_train_start(trainer, pl_module)
         self.pace, self.shown_at = Pace(trainer), time.monotonic()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        if time.monotonic() - self.shown_at >= LINE_S and trainer.progress_bar_callback is None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, *_: Any
+    ) -> None:
+        if (
+            time.monotonic() - self.shown_at >= LINE_S
+            and trainer.progress_bar_callback is None
+        ):
             self.shown_at = time.monotonic()
             part = (trainer.fit_loop.batch_idx + 1) / trainer.num_training_batches
-            say(", ".join([f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]))
+            say(
+                ", ".join(
+                    [f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]
+                )
+            )
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -81,30 +103,41 @@ class EpochLines(MayMissSteps):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics
-        is_old = self.validated_epoch != trainer.current_epoch  # the values of the validation
+        is_old = (
+            self.validated_epoch != trainer.current_epoch
+        )  # the values of the validation
         names = [x for x in metrics if not (is_old and x.startswith("val"))]
         names = [name for name in names if name.partition("/")[0] != "lr"]
         if isinstance(pl_module, BaseModule):  # in another module val_x/y is no class
             names = [name for name in names if not is_of_class(name)]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
-        parts = [f"{name} {metrics[name].item():.4f}" for name in names] or ["nothing logged"]
+        parts = [f"{name} {metrics[name].item():.4f}" for name in names] or [
+            "nothing logged"
+        ]
         text = ", ".join(parts + self.pace.texts(trainer))
         pl_module.print(f"{title(trainer, ' of ')}: {text}")
         sys.stdout.flush()
 
 
 class TrainingProgressBar(EpochLines, TQDMProgressBar):
-    """Lightning's bar, below the lines of the epochs: speed, time left and values of the training,
-    and those of the validation before. Where they do not fit, it has some of them."""
+    """Lightning's bar, below the lines of the epochs: speed, time left and values of
+    the training, and those of the validation before. Where they do not fit, it has some
+    of them."""
 
-    BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
+    BAR_FORMAT = (
+        "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"  # of validation and test
+    )
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=10)  # batches, of validation and test
 
     def init_validation_tqdm(self) -> Tqdm:
         # only a terminal can draw a second line
-        return super().init_validation_tqdm() if sys.stdout.isatty() else Tqdm(disable=True)
+        return (
+            super().init_validation_tqdm()
+            if sys.stdout.isatty()
+            else Tqdm(disable=True)
+        )
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -117,7 +150,9 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         self.train_progress_bar.reset(convert_inf(trainer.num_training_batches))
         self._redraw(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, *_: Any
+    ) -> None:
         if time.monotonic() - self.shown_at >= REFRESH_S or trainer.is_last_batch:
             self.shown_at = time.monotonic()
             # set, not added to: one call may train several batches
@@ -135,22 +170,28 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
             return
         # Lightning has read these numbers already: nothing waits for the GPU
         metrics = self.get_metrics(trainer, pl_module).items()
-        values = [f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)]
+        values = [
+            f"{name} {value:.4f}" for name, value in metrics if isinstance(value, float)
+        ]
         train = [text for text in values if not text.startswith("val")]
         val = [f"before: {text}" for text in values if text.startswith("val")]
         pace = self.pace.texts(trainer)
         text = ", ".join(pace + train + val)
-        if len(text) > (self.train_progress_bar.ncols or 0) - LEAST:  # None if it is no terminal
+        if (
+            len(text) > (self.train_progress_bar.ncols or 0) - LEAST
+        ):  # None if it is no terminal
             text = ", ".join([x for x in pace if "left" in x] + train[:1] + val[:1])
         text = text.replace("{", "{{").replace("}", "}}")
         text = text if self.train_progress_bar.total else "{n_fmt} batches, " + text
-        self.train_progress_bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
+        self.train_progress_bar.bar_format = (
+            f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
+        )
         self.train_progress_bar.refresh()
 
 
 class Patience(EarlyStopping):
-    """Early stopping that holds in a resumed run: a stopped run does not start again, unless the
-    patience has been raised."""
+    """Early stopping that holds in a resumed run: a stopped run does not start again,
+    unless the patience has been raised."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})

@@ -1,4 +1,5 @@
-"""The time of a training, divided among the phases of its steps, and the advice from it."""
+"""The time of a training, divided among the phases of its steps, and the advice from
+it."""
 
 import contextlib
 import functools
@@ -26,10 +27,11 @@ PHASES = (
     *("data_loading", "transfer_transforms", "forward", "backward"),
     *("optimizer", "logging", "other"),
 )
-"""Forward includes the loss and the sums for the curves; optimizer includes its schedule and
-clipping; logging is curves and the progress bar; other is Lightning's loop and other callbacks."""
-# On a GPU the first calls of an epoch are timed, and then one call in 11, which counts for 11. 11
-# divides none of the usual logging intervals.
+"""Forward includes the loss and the sums for the curves; optimizer includes its
+schedule and clipping; logging is curves and the progress bar; other is Lightning's loop
+and other callbacks."""
+# On a GPU the first calls of an epoch are timed, and then one call in 11, which counts
+# for 11. 11 divides none of the usual logging intervals.
 NUM_FIRST, SAMPLE_EVERY = 100, 11
 MAX_MARKS = 20_000  # on a GPU, in an epoch
 NOTHING = contextlib.nullcontext()
@@ -54,26 +56,45 @@ PHASE_OF = {
 }
 # No action encloses a whole validation: the next batch of the training ends it.
 BEGIN_STEPS = ("run_training_epoch", "train_dataloader_next")
-END_STEPS = ("on_validation_model_zero_grad", "on_validation_start", "on_train_epoch_end")
+END_STEPS = (
+    "on_validation_model_zero_grad",
+    "on_validation_start",
+    "on_train_epoch_end",
+)
 
 # In small steps Python and kernel launches take longer than the arithmetic.
 FOR_SMALL = ("steps", "batch", "compiling")
 RULES = (
-    ("data_loading", 0.2, "Steps waited for data {} of their time", ("resident", "workers")),
-    ("transfer_transforms", 0.3, "Copies and transforms took {} of a step", ("resident", "batch")),
+    (
+        "data_loading",
+        0.2,
+        "Steps waited for data {} of their time",
+        ("resident", "workers"),
+    ),
+    (
+        "transfer_transforms",
+        0.3,
+        "Copies and transforms took {} of a step",
+        ("resident", "batch"),
+    ),
     ("logging", 0.1, "Logging and progress bar took {} of a step", ("logging",)),
     ("idle", 0.4, "The GPU was idle {} of the time", FOR_SMALL),
     ("overhead", 0.3, "Steps are small: {} of their time is overhead", FOR_SMALL),
-    ("network", 0.6, "The network itself took {} of a step", ("precision", "compiling")),
+    (
+        "network",
+        0.6,
+        "The network itself took {} of a step",
+        ("precision", "compiling"),
+    ),
 )
-"""(part of the time, share above which the rule applies, finding, names of remedies). The first
-rule that applies is the most urgent one."""
+"""(part of the time, share above which the rule applies, finding, names of remedies).
+The first rule that applies is the most urgent one."""
 
 
 @functools.cache
 def action_of(name: str) -> str | None:
-    """An action of the tables above; None for all others. name: as Lightning gives it, such as
-    "[Strategy]SingleDeviceStrategy.training_step"."""
+    """An action of the tables above; None for all others. name: as Lightning gives it,
+    such as "[Strategy]SingleDeviceStrategy.training_step"."""
     word = name.rpartition(".")[2]
     if word == "on_train_batch_end" and name.startswith("[Callback]"):
         return "ProgressBar" if "ProgressBar" in name else None
@@ -81,13 +102,15 @@ def action_of(name: str) -> str | None:
 
 
 class PhaseClock(PassThroughProfiler):
-    """A profiler, which Lightning calls when an action begins or ends, that times the phases.
+    """A profiler, which Lightning calls when an action begins or ends, that times the
+    phases.
 
-    Every moment of the steps belongs to one phase: an inner phase interrupts the outer one.
-    Validations and the time between epochs are the rest. On a CPU each call of the training loop is
-    timed. On a GPU, where the CPU only queues work, calls are timed by CUDA events on the stream of
-    the root device: the first 100 of an epoch, then one in 11. The time of all steps is divided in
-    proportion to these samples.
+    Every moment of the steps belongs to one phase: an inner phase interrupts the outer
+    one. Validations and the time between epochs are the rest. On a CPU each call of the
+    training loop is timed. On a GPU, where the CPU only queues work, calls are timed by
+    CUDA events on the stream of
+    the root device: the first 100 of an epoch, then one in 11. The time of all steps is
+    divided in proportion to these samples.
     """
 
     def __init__(self) -> None:
@@ -124,7 +147,9 @@ class PhaseClock(PassThroughProfiler):
 
     def profile(self, action_name: str) -> Any:
         # a generator takes 2 µs
-        return NOTHING if action_of(action_name) is None else super().profile(action_name)
+        return (
+            NOTHING if action_of(action_name) is None else super().profile(action_name)
+        )
 
     def start(self, action_name: str) -> None:
         action = action_of(action_name)
@@ -148,7 +173,8 @@ class PhaseClock(PassThroughProfiler):
         """Begin a part of the steps or of the rest."""
         self._end_call()
         if self.is_on_gpu and self.in_steps:
-            torch.cuda.synchronize()  # what the GPU still has to do belongs to the steps
+            # what the GPU still has to do belongs to the steps
+            torch.cuda.synchronize()
         self._read()
         now = time.perf_counter()
         self.seconds["steps" if self.in_steps else "rest"] += now - self.since
@@ -175,7 +201,9 @@ class PhaseClock(PassThroughProfiler):
         """Add up the marks. On a GPU their events must be over."""
         for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
             if phase:
-                seconds = start.elapsed_time(end) / 1e3 if self.is_on_gpu else end - start
+                seconds = (
+                    start.elapsed_time(end) / 1e3 if self.is_on_gpu else end - start
+                )
                 self.phase_seconds[phase] += weight * seconds
         self.marks = []
 
@@ -189,11 +217,11 @@ class PhaseClock(PassThroughProfiler):
 
 
 class StepTimer(Callback):
-    """Shows how the time of a training is divided among the phases of its steps: a pie and a table
-    at its end.
+    """Shows how the time of a training is divided among the phases of its steps: a pie
+    and a table at its end.
 
-    It runs on the first process, as the Trainer's profiler; if the Trainer has another profiler, it
-    is off.
+    It runs on the first process, as the Trainer's profiler; if the Trainer has another
+    profiler, it is off.
     """
 
     def __init__(self) -> None:
@@ -225,11 +253,16 @@ class StepTimer(Callback):
         if row and figures.has_pictures(trainer.loggers):
             parts = shares(row)
             labels = [f"{phase} {share:.0%}" for phase, share in parts.items()]
-            pie = figures.pie(list(parts.values()), labels, f"a step of {step_ms(row):.2f} ms")
-            figures.log_figure(trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer))
+            pie = figures.pie(
+                list(parts.values()), labels, f"a step of {step_ms(row):.2f} ms"
+            )
+            figures.log_figure(
+                trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer)
+            )
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Print a table, below the bar, which is closed now: share and milliseconds of a step."""
+        """Print a table, below the bar, which is closed now: share and milliseconds of
+        a step."""
         row = self.sum()
         if not row:
             return
@@ -259,8 +292,11 @@ def step_ms(row: dict[str, float]) -> float:
 
 
 def advice(trainer: Any) -> str:
-    """A finding and what to try, after a training; empty if no step timer saw a step."""
-    timers = [callback for callback in trainer.callbacks if isinstance(callback, StepTimer)]
+    """A finding and what to try, after a training; empty if no step timer saw a
+    step."""
+    timers = [
+        callback for callback in trainer.callbacks if isinstance(callback, StepTimer)
+    ]
     seconds = timers[0].sum() if timers else {}
     return sentence(parts(trainer, seconds), remedies(trainer)) if seconds else ""
 
@@ -279,7 +315,11 @@ def parts(trainer: Any, seconds: dict[str, float]) -> dict[str, float]:
     parts = shares(seconds)
     parts["network"] = parts["forward"] + parts["backward"]
     is_on_gpu = trainer.strategy.root_device.type == "cuda"
-    monitors = [callback for callback in trainer.callbacks if isinstance(callback, DeviceMonitor)]
+    monitors = [
+        callback
+        for callback in trainer.callbacks
+        if isinstance(callback, DeviceMonitor)
+    ]
     busy = [share for monitor in monitors for share in monitor.busy_shares()]
     parts["idle"] = 1 - min(busy, default=1.0)
     is_small = not is_on_gpu and step_ms(seconds) < 3
@@ -289,7 +329,11 @@ def parts(trainer: Any, seconds: dict[str, float]) -> dict[str, float]:
 
 def remedies(trainer: Any) -> dict[str, str]:
     """What can be tried in a next training, with its flags, by name."""
-    model, data, device = trainer.lightning_module, trainer.datamodule, trainer.strategy.root_device
+    model, data, device = (
+        trainer.lightning_module,
+        trainer.datamodule,
+        trainer.strategy.root_device,
+    )
     is_on_gpu = device.type == "cuda"
     every = 10 * trainer.log_every_n_steps
     texts = {"logging": f"logging less often: --trainer.log_every_n_steps {every}"}

@@ -1,4 +1,5 @@
-"""What several test files share: a tiny run, and generated data in the files of the real sets."""
+"""What several test files share: a tiny run, and generated data in the files of the
+real sets."""
 
 import gc
 import importlib
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported: tests share the cores
 
 import pytest
 from generated import cifar10_dir, mnist_dir  # noqa: F401  # fixtures
@@ -28,9 +31,11 @@ os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 
 
 @pytest.fixture(autouse=True)
-def example(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The user's repository is this folder, as for a script in lightbase/tests/scripts. His runs
-    are in the temporary folders of the tests."""
+def example(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The user's repository is this folder, as for a script in lightbase/tests/scripts.
+    His runs are in the temporary folders of the tests."""
     monkeypatch.setattr(PROJECT, "root", HERE)
     monkeypatch.setattr(
         "lightbase.core.folder.Project.logs", tmp_path_factory.getbasetemp().resolve()
@@ -40,13 +45,16 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
-        # pytest-xdist's first process only hands out tests: it need not wait for the imports
+        # pytest-xdist's first process only hands out tests: it need not wait for the
+        # imports
         return
     import lightbase.core.run  # noqa: F401  # before pytest handles logs, or Lightning would not
 
-    # TensorBoard reads event files of one second in the order of their names, which end with this
-    # number: 10 before 9
-    event_file_writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    # TensorBoard reads event files of one second in the order of their names, which end
+    # with this number: 10 before 9
+    event_file_writer = importlib.import_module(
+        "tensorboard.summary.writer.event_file_writer"
+    )
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 
 
@@ -61,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what has been imported stays: looking through all of it takes a second each time
+    # what has been imported stays: looking through all of it takes a second each time
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -70,19 +79,24 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs train.py in this process on tiny.yaml, or another config; its logs are in tmp_path."""
+    """Runs train.py in this process on tiny.yaml, or another config; its logs are in
+    tmp_path."""
     from lightbase.core.run import main
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
-        return main(argv("--config", config, "--trainer.default_root_dir", tmp_path, *args))
+        return main(
+            argv("--config", config, "--trainer.default_root_dir", tmp_path, *args)
+        )
 
     return run
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """As `train`, once for the same flags: the folder of the run, which no test changes, and its
-    metrics."""
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """As `train`, once for the same flags: the folder of the run, which no test
+    changes, and its metrics."""
     from lightbase.core.run import main
 
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
@@ -91,7 +105,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
         flags = tuple(argv(*args))
         if flags not in runs:
             root = tmp_path_factory.mktemp("trained")
-            metrics = main(argv("--config", TINY, "--trainer.default_root_dir", root, *flags))
+            metrics = main(
+                argv("--config", TINY, "--trainer.default_root_dir", root, *flags)
+            )
             (folder,) = root.glob("*/version_0")
             runs[flags] = folder, metrics
         return runs[flags]

@@ -1,4 +1,5 @@
-"""Noise in the files of MNIST and CIFAR-10, as fixtures: nothing is downloaded in a test."""
+"""Noise in the files of MNIST and CIFAR-10, as fixtures: nothing is downloaded in a
+test."""
 
 import hashlib
 import pickle
@@ -28,8 +29,8 @@ def mnist_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's files, with 5 x 60 training and 100 test images. torchvision gets their
-    checksums."""
+    """CIFAR-10's files, with 5 x 60 training and 100 test images. torchvision gets
+    their checksums."""
     import numpy as np
     from torchvision import datasets
 

@@ -1,14 +1,16 @@
-"""What only a GPU can prove: the scripts in every precision, with every optimiser and strategy,
-compiled, resumed, killed and out of memory; transforms, waits, speed; and the tests marked `gpu`.
+"""What only a GPU can prove: the scripts in every precision, with every optimiser and
+strategy, compiled, resumed, killed and out of memory; transforms, waits, speed; and the
+tests marked `gpu`.
 
-bash tests/gpu_check.sh                        # a quarter of an hour on a machine with a GPU
-bash tests/gpu_check.sh --dry                  # the same commands on a CPU
-bash tests/gpu_check.sh --only waits ddp       # some of them, by the beginning of their names
-tests/simgpu/run bash tests/gpu_check.sh       # on simulated GPUs: all but speed and compiling
+bash tests/gpu_check.sh                        # a quarter of an hour on a machine with
+a GPU bash tests/gpu_check.sh --dry                  # the same commands on a CPU
+bash tests/gpu_check.sh --only waits ddp       # some of them, by the beginning of their
+names tests/simgpu/run bash tests/gpu_check.sh       # on simulated GPUs: all but speed
+and compiling
 
-It needs no network. It ends with a table in markdown, for docs/performance.md, and status 1 if a
-check has failed. Its folder, `--output`, keeps the table and what each command has printed.
-Packages may be on PYTHONPATH; PYTHON is another interpreter.
+It needs no network. It ends with a table in markdown, for docs/performance.md, and
+status 1 if a check has failed. Its folder, `--output`, keeps the table and what each
+command has printed. Packages may be on PYTHONPATH; PYTHON is another interpreter.
 """
 
 import argparse
@@ -51,10 +53,12 @@ BEST = "--ckpt_path {folder}/tiny/version_0/checkpoints/best.ckpt {root}"
 
 @dataclass
 class Check:
-    """commands: of python, one after the other; {device}, {root} and {folder} are filled in.
+    """commands: of python, one after the other; {device}, {root} and {folder} are
+    filled in.
 
-    needs_gpu: not in a dry run. needs_real_gpu: nor on a simulated one. alone: after all others, by
-    itself. judge: what is wrong with the output of all of them, if anything.
+    needs_gpu: not in a dry run. needs_real_gpu: nor on a simulated one. alone: after
+    all others, by itself. judge: what is wrong with the output of all of them, if
+    anything.
     """
 
     name: str
@@ -73,9 +77,13 @@ def same_numbers(output: str, tolerance: float = 1e-3) -> str:
     """What differs between the test results of two commands."""
     lines = re.findall(r"^Test of .*?: (.*)", output, re.MULTILINE)  # of train.py
     results = [dict(re.findall(r"(\S+) ([\d.]+)", line)) for line in lines]
-    results += [json.loads(line) for line in re.findall(r"^{.*}$", output, re.MULTILINE)]
+    results += [
+        json.loads(line) for line in re.findall(r"^{.*}$", output, re.MULTILINE)
+    ]
     one, other = results[-2:]
-    wrong = [name for name in one if abs(float(one[name]) - float(other[name])) > tolerance]
+    wrong = [
+        name for name in one if abs(float(one[name]) - float(other[name])) > tolerance
+    ]
     return f"{wrong} differ: {one}, {other}" if wrong else ""
 
 
@@ -86,7 +94,11 @@ def checks(dry: bool) -> list[Check]:
 def training() -> Iterator[Check]:
     yield Check("train, with all pictures", [f"{CNN} --figures_every_n_epochs 1"])
     for name in PRECISIONS:
-        yield Check(f"precision {name}", [f"{CNN} --trainer.precision {name}"], name == "16-true")
+        yield Check(
+            f"precision {name}",
+            [f"{CNN} --trainer.precision {name}"],
+            name == "16-true",
+        )
     for name in ("16-mixed", "bf16-mixed"):
         clipped = f"{CNN} --trainer.precision {name} --trainer.gradient_clip_val 1"
         yield Check(f"precision {name}, gradients clipped", [clipped])
@@ -103,11 +115,14 @@ def training() -> Iterator[Check]:
     yield Check("parameter groups", [f"{CNN} {groups}"])
     yield Check("workers, pinned", [f"{TINY} --data.num_workers 2"])
     yield Check("not resident, pinned", [f"{TINY} --data.resident false"])
-    yield Check("resident, pin_memory true", [f"{TINY} --data.pin_memory true"], needs_gpu=True)
+    yield Check(
+        "resident, pin_memory true", [f"{TINY} --data.pin_memory true"], needs_gpu=True
+    )
 
 
 def compiled(dry: bool) -> Iterator[Check]:
-    """Compiled runs with the numbers of one that is not. On a CPU they only trace the network."""
+    """Compiled runs with the numbers of one that is not. On a CPU they only trace the
+    network."""
     backend, graphs = ("aot_eager", "") if dry else ("inductor", GRAPHS)
     for name, flags in {
         "compiled": "",
@@ -120,7 +135,9 @@ def compiled(dry: bool) -> Iterator[Check]:
         commands = [plain, f"{SHORT} {flags} --model.compile_net {backend}"]
         # an image or two of 200 may get another class
         options = {"needs_real_gpu": not dry}  # a dry run only traces
-        yield Check(name, commands, judge=lambda output: same_numbers(output, 0.02), **options)
+        yield Check(
+            name, commands, judge=lambda output: same_numbers(output, 0.02), **options
+        )
 
 
 def devices(dry: bool) -> Iterator[Check]:
@@ -180,17 +197,27 @@ def run(check: Check, output: Path, dry: bool) -> None:
             problem, printed = call(command, check)
             text += f"$ {command}\n{printed}\n"
             if problem:
-                errors = re.findall(r".*error.*", printed, re.IGNORECASE) or ["see its file"]
+                errors = re.findall(r".*error.*", printed, re.IGNORECASE) or [
+                    "see its file"
+                ]
                 check.note = f"{problem}: {errors[-1].strip()[:150]}"
                 break
         for table in Path(folder).glob("*.md"):
             (output / table.name).write_text(table.read_text())
     check.note = check.note or check.judge(text)
-    check.result, check.seconds = "failed" if check.note else "passed", time.monotonic() - start
+    check.result, check.seconds = (
+        "failed" if check.note else "passed",
+        time.monotonic() - start,
+    )
     warnings = sorted({line[:120] for line in re.findall("Warning: (.*)", text)})
-    check.note = "; ".join(filter(None, [check.note, *(f"warns: {line}" for line in warnings)]))
+    check.note = "; ".join(
+        filter(None, [check.note, *(f"warns: {line}" for line in warnings)])
+    )
     (output / f"{re.sub('[^a-z0-9]+', '_', check.name.lower())}.txt").write_text(text)
-    print(f"{check.result:8}{check.seconds:5.0f} s  {check.name}  {check.note}", flush=True)
+    print(
+        f"{check.result:8}{check.seconds:5.0f} s  {check.name}  {check.note}",
+        flush=True,
+    )
 
 
 def call(command: str, check: Check) -> tuple[str, str]:
@@ -209,10 +236,14 @@ def call(command: str, check: Check) -> tuple[str, str]:
 
 
 def start(command: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """On simulated GPUs a script is forked from a process that has imported torch already: many
-    commands follow each other there, of which the import would be a half. ddp_fork hangs in a
-    process that is a fork itself."""
-    options: dict[str, Any] = {"cwd": HERE, "env": environment, "start_new_session": True}
+    """On simulated GPUs a script is forked from a process that has imported torch
+    already: many commands follow each other there, of which the import would be a half.
+    ddp_fork hangs in a process that is a fork itself."""
+    options: dict[str, Any] = {
+        "cwd": HERE,
+        "env": environment,
+        "start_new_session": True,
+    }
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     words = shlex.split(command)
     if IS_SIMULATED and words[1].endswith(".py") and "ddp_fork" not in words:
@@ -225,7 +256,9 @@ def table(rows: list[Check], dry: bool) -> str:
     names = "*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))"
     # in a process of its own, which leaves the GPU after it
     code = f"import torch; print('torch', torch.__version__, {names})"
-    machine = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    machine = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    ).stdout
     version = f"Python {sys.version.split()[0]}, {machine.strip()}, {time.strftime('%Y-%m-%d')}."
     lines = [f"{'Dry run on a CPU. ' * dry}{version}", ""]
     lines += ["| check | result | seconds | |", "|---|---|---|---|"]
@@ -241,13 +274,19 @@ def main() -> int:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--dry", action="store_true", help="on a CPU")
-    parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="checks whose names begin so"
+    )
     parser.add_argument("--at_once", type=int, help="commands; 8 on a GPU, otherwise 2")
-    parser.add_argument("--output", type=Path, help="folder of what is printed; else a new one")
+    parser.add_argument(
+        "--output", type=Path, help="folder of what is printed; else a new one"
+    )
     options = parser.parse_args()
     output = options.output or Path(tempfile.mkdtemp(prefix="gpu_check_"))
     output.mkdir(parents=True, exist_ok=True)
-    rows = [row for row in checks(options.dry) if row.name.startswith(tuple(options.only))]
+    rows = [
+        row for row in checks(options.dry) if row.name.startswith(tuple(options.only))
+    ]
     if not rows:
         parser.error(f"--only {' '.join(options.only)}: no check has such a name")
     at_once = options.at_once or (2 if options.dry or IS_SIMULATED else 8)
@@ -261,7 +300,9 @@ def main() -> int:
     text += "".join(f"\n{file.read_text()}" for file in output.glob("speed.md"))
     (output / "table.md").write_text(text)
     results = [row.result for row in rows]
-    counts = ", ".join(f"{results.count(word)} {word}" for word in ("passed", "failed", "not run"))
+    counts = ", ".join(
+        f"{results.count(word)} {word}" for word in ("passed", "failed", "not run")
+    )
     print(f"\n{text}\n{counts}; more in {output}")
     return int("failed" in results or "passed" not in results)
 

@@ -1,8 +1,10 @@
-"""Checks of gpu_checks.py that are more than a command: an assertion fails where a GPU differs.
+"""Checks of gpu_checks.py that are more than a command: an assertion fails where a GPU
+differs.
 
-python gpu_compare.py augment cuda           # the random transforms, against those of the CPU
-python gpu_compare.py killed FOLDER --trainer.accelerator gpu    # kill -9, and the same weights
-python gpu_compare.py memory --trainer.accelerator gpu           # a full memory is two lines
+python gpu_compare.py augment cuda           # the random transforms, against those of
+the CPU python gpu_compare.py killed FOLDER --trainer.accelerator gpu    # kill -9, and
+the same weights python gpu_compare.py memory --trainer.accelerator gpu           # a
+full memory is two lines
 """
 
 import subprocess
@@ -48,15 +50,29 @@ def augment(device: str) -> None:
 
 
 def check_one_of(images: Tensor, candidates: Tensor) -> None:
-    """Each image (N, ...) is one of its candidates (M, N, ...), and each candidate occurs."""
+    """Each image (N, ...) is one of its candidates (M, N, ...), and each candidate
+    occurs."""
     is_equal = (images.cpu() == candidates).flatten(2).all(2)
     assert is_equal.any(0).all()
     assert is_equal.any(1).all()
 
 
 def killed(folder: str, *flags: str) -> None:
-    command = [*TRAIN, "configs/default.yaml", "--trainer.deterministic", "true", *flags]
-    command += ["--trainer.max_epochs", "6", "--data.num_train", "1500", "--data.num_test", "100"]
+    command = [
+        *TRAIN,
+        "configs/default.yaml",
+        "--trainer.deterministic",
+        "true",
+        *flags,
+    ]
+    command += [
+        "--trainer.max_epochs",
+        "6",
+        "--data.num_train",
+        "1500",
+        "--data.num_test",
+        "100",
+    ]
     command += ["--model.net", "gpu_compare.Noisy"]
     command += ["--trainer.default_root_dir", folder, "--name"]
     subprocess.run([*command, "expected"], check=True)
@@ -68,7 +84,9 @@ def killed(folder: str, *flags: str) -> None:
     process.kill()
     assert process.wait() == -9
     subprocess.run([*command, "killed", "--ckpt_path", "last"], check=True)
-    expected = torch.load(str(last).replace("killed", "expected"), weights_only=True)["state_dict"]
+    expected = torch.load(str(last).replace("killed", "expected"), weights_only=True)[
+        "state_dict"
+    ]
     for name, value in torch.load(last, weights_only=True)["state_dict"].items():
         assert torch.equal(value, expected[name]), name
 

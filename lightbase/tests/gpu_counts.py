@@ -1,8 +1,9 @@
 """What a training asks of a GPU, counted on a simulated one with SIMGPU_TRACE=1.
 
-`python gpu_counts.py CONFIG DATA_DIR FOLDER` trains the network of a config in small batches, on
-whose size the counts do not depend. Its last line is JSON: what each step and the writing of
-last.ckpt have asked for, {"operation aten::mm": 3, "copy device to pinned": 1, ...}.
+`python gpu_counts.py CONFIG DATA_DIR FOLDER` trains the network of a config in small
+batches, on whose size the counts do not depend. Its last line is JSON: what each step
+and the writing of last.ckpt have asked for, {"operation aten::mm": 3, "copy device to
+pinned": 1, ...}.
 """
 
 import json
@@ -21,7 +22,14 @@ FLAGS = (
 
 
 def main(config: str, data_dir: str, folder: str) -> None:
-    flags = ["--config", config, "--data.data_dir", data_dir, "--trainer.default_root_dir", folder]
+    flags = [
+        "--config",
+        config,
+        "--data.data_dir",
+        data_dir,
+        "--trainer.default_root_dir",
+        folder,
+    ]
     sys.argv = [SCRIPT, *flags, *FLAGS.split()]
     runpy.run_path(SCRIPT)
 

@@ -1,5 +1,5 @@
-"""Imports all modules of the library. Prints how many, and what the imports have changed in other
-packages and in this process."""
+"""Imports all modules of the library. Prints how many, and what the imports have
+changed in other packages and in this process."""
 
 import importlib
 import inspect
@@ -18,7 +18,12 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 import lightbase
 
-OTHERS = ("lightning.pytorch.cli", "torch.utils.tensorboard", "torchvision", "matplotlib.figure")
+OTHERS = (
+    "lightning.pytorch.cli",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "matplotlib.figure",
+)
 
 
 def state() -> dict[str, Any]:
@@ -27,7 +32,9 @@ def state() -> dict[str, Any]:
         "streams": (sys.stdout, sys.stderr, *sys.argv, *sys.path),
         "warnings": list(warnings.filters),
         "environment": dict(os.environ),
-        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "signals": {
+            number: signal.getsignal(number) for number in signal.valid_signals()
+        },
         "threads": threading.active_count(),
         "Trainer": {**vars(Trainer), "signature": inspect.signature(Trainer)},
         "strategies": StrategyRegistry.available_strategies(),
@@ -41,7 +48,9 @@ if __name__ == "__main__":
         importlib.import_module(name)  # these may change what they like
     before = state()
     folder = Path(lightbase.__path__[0])
-    files = [file for file in folder.rglob("*.py") if folder / "tests" not in file.parents]
+    files = [
+        file for file in folder.rglob("*.py") if folder / "tests" not in file.parents
+    ]
     paths = [file.relative_to(folder.parent).with_suffix("") for file in files]
     names = [".".join(path.parts) for path in paths]
     for name in names:

@@ -14,8 +14,8 @@ import pytest
 
 
 def on_accelerator(config: str) -> str:
-    """A copy of tiny.yaml that trains there. Processes that a test starts find it by the
-    environment."""
+    """A copy of tiny.yaml that trains there. Processes that a test starts find it by
+    the environment."""
     if "TEST_CONFIG" not in os.environ:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder)
@@ -44,7 +44,8 @@ def script(name: str) -> ModuleType:
 
 
 def argv(*args: object) -> list[str]:
-    """The arguments of a command. Flags may share a string: `argv("--a 1 --b", value, "--c 2")`.
+    """The arguments of a command. Flags may share a string: `argv("--a 1 --b", value,
+    "--c 2")`.
 
     Only a string that starts with "--" is split, so a value may contain spaces.
     """

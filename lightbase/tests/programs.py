@@ -1,10 +1,12 @@
-"""Programs for tests, forked from a process that has imported torch and Lightning, which takes 4 s.
+"""Programs for tests, forked from a process that has imported torch and Lightning,
+which takes 4 s.
 
-`start` is subprocess.Popen for a command of sys.executable, a script and its arguments. The script
-runs in a child of the caller as in a new process: it imports the project itself, gets its own
-signals and ends with its own status. The process that it is forked from, `python programs.py FD`,
-gets one message for each command from a socket; the child answers with its process id. Do not use
-it for what happens while torch is imported, or with closed output.
+`start` is subprocess.Popen for a command of sys.executable, a script and its arguments.
+The script runs in a child of the caller as in a new process: it imports the project
+itself, gets its own signals and ends with its own status. The process that it is forked
+from, `python programs.py FD`, gets one message for each command from a socket; the
+child answers with its process id. Do not use it for what happens while torch is
+imported, or with closed output.
 """
 
 import atexit
@@ -26,14 +28,21 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 LONGEST = 1 << 17  # bytes of a command with its environment
-MODULES = ["lightning.pytorch.cli", "torch.utils.tensorboard", "torchvision", "matplotlib.figure"]
+MODULES = [
+    "lightning.pytorch.cli",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "matplotlib.figure",
+]
 
 
 class Program(subprocess.Popen[str]):
     # there is no public way to put a process that was started elsewhere under a Popen
     def _execute_child(self, args: Any, *others: Any) -> None:
         cwd, env = others[4:6]
-        pipes = others[9:15]  # both ends of stdin, stdout and stderr; -1: that of this process
+        pipes = others[
+            9:15
+        ]  # both ends of stdin, stdout and stderr; -1: that of this process
         ends = (pipes[0], pipes[3], pipes[5])
         job = {
             "args": args[1:],
@@ -57,11 +66,15 @@ def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
 @functools.cache
 def server() -> socket.socket:
     """The other end of the socket."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # whose parent has gone becomes our child
+    ctypes.CDLL(None).prctl(
+        PR_SET_CHILD_SUBREAPER, 1
+    )  # whose parent has gone becomes our child
     jobs, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other_end:
         number = other_end.fileno()
-        process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(number)], pass_fds=[number]
+        )
     atexit.register(process.wait)
     atexit.register(jobs.close)
     return jobs
@@ -72,7 +85,9 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
     before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
-    set_by_imports = {key: value for key, value in os.environ.items() if key not in before}
+    set_by_imports = {
+        key: value for key, value in os.environ.items() if key not in before
+    }
     gc.freeze()  # shared memory stays shared, and nobody looks through it
     os.fsync = lambda _: None  # as in conftest.py
     while True:
@@ -107,7 +122,9 @@ def run(path: str) -> int:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = (
+            error.code if isinstance(error.code, int) else int(error.code is not None)
+        )
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1

@@ -1,4 +1,5 @@
-"""Several ranks for tests, forked by programs.py. They find the environment that torchrun sets.
+"""Several ranks for tests, forked by programs.py. They find the environment that
+torchrun sets.
 
 `python ranks.py FUNCTION ARGUMENTS` is one rank: it calls a function of a test file.
 """
@@ -29,13 +30,18 @@ class Ranks:
 
 
 def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
-    """Run `module.function(*args)` of tests/ on so many ranks; outputs are kept in `folder`."""
+    """Run `module.function(*args)` of tests/ on so many ranks; outputs are kept in
+    `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, function, json.dumps(args, default=str)]
     environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "tests",
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
     outputs = [folder / f"{port}_{rank}.txt" for rank in range(num_ranks)]
     processes = []
@@ -46,13 +52,17 @@ def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
             processes.append(programs.start(command, env=environment, **how))
     end = time.monotonic() + SECONDS
     while None in (statuses := [process.poll() for process in processes]):
-        if any(statuses):  # as torchrun does, the others are killed soon after one has failed
+        if any(
+            statuses
+        ):  # as torchrun does, the others are killed soon after one has failed
             end = min(end, time.monotonic() + 5)
         if time.monotonic() > end:
             for process in processes:
                 process.kill()
         time.sleep(0.01)
-    return Ranks([process.wait() for process in processes], [x.read_text() for x in outputs])
+    return Ranks(
+        [process.wait() for process in processes], [x.read_text() for x in outputs]
+    )
 
 
 if __name__ == "__main__":

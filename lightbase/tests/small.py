@@ -1,5 +1,5 @@
-"""Small networks and data that several test files train: what a test needs of a user's code, and no
-more."""
+"""Small networks and data that several test files train: what a test needs of a user's
+code, and no more."""
 
 from typing import Any, Literal
 
@@ -29,7 +29,9 @@ class Augmented(SyntheticImages):
 
     def augment(self, inputs: Tensor) -> Tensor:
         return torch.where(
-            torch.rand(len(inputs), 1, 1, 1, device=inputs.device) < 0.5, inputs.flip(3), inputs
+            torch.rand(len(inputs), 1, 1, 1, device=inputs.device) < 0.5,
+            inputs.flip(3),
+            inputs,
         )
 
 
@@ -50,8 +52,8 @@ class Points(BaseDataModule):
 
 
 class Numbers(BaseDataModule):
-    """Regression: 10 numbers, the target is a weighted sum of them; as column (N, 1), or plain
-    (N,)."""
+    """Regression: 10 numbers, the target is a weighted sum of them; as column (N, 1),
+    or plain (N,)."""
 
     def __init__(self, column: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

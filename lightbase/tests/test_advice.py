@@ -1,4 +1,5 @@
-"""The advice at the end of a training: what each rule sees, and the flag that it names."""
+"""The advice at the end of a training: what each rule sees, and the flag that it
+names."""
 
 import re
 from typing import Any
@@ -11,7 +12,15 @@ from lightning import LightningDataModule, Trainer
 from torch import nn
 
 from lightbase.extras import step_timer as module
-from lightbase.extras.step_timer import PHASES, RULES, StepTimer, advice, parts, remedies, sentence
+from lightbase.extras.step_timer import (
+    PHASES,
+    RULES,
+    StepTimer,
+    advice,
+    parts,
+    remedies,
+    sentence,
+)
 
 REMEDIES = {
     "resident": "data kept on the GPU: --data.resident true",
@@ -41,7 +50,9 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One that trained on a pretended GPU, with 8 CPU cores."""
     monkeypatch.setattr(module, "obstacle", lambda trainer: None)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: True
+    )
     trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy._root_device = torch.device("cuda")
     trainer.strategy._lightning_module = Classifier(nn.Flatten())
@@ -69,4 +80,6 @@ def test_the_advice_follows_from_the_timer(trainer: Any) -> None:
     timer.totals.update(seconds | {"optimizer": 5.0, "num_steps": 10_000, "rest": 1.0})
     assert parts(trainer, timer.sum())["overhead"] == 0  # on a GPU its load says more
     trainer.strategy._root_device = torch.device("cpu")
-    assert re.match("Steps are small: 60% of their time is overhead; try ", advice(trainer))
+    assert re.match(
+        "Steps are small: 60% of their time is overhead; try ", advice(trainer)
+    )

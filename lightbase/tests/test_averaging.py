@@ -10,7 +10,9 @@ from paths import Train, script
 
 
 class AtEpochEnds(WeightAveraging):
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+    def should_update(
+        self, step_idx: int | None = None, epoch_idx: int | None = None
+    ) -> bool:
         return epoch_idx is not None
 
 
@@ -31,8 +33,12 @@ def test_averaged_weights_are_validated_saved_tested_and_loaded_again(train, tmp
 
 
 @pytest.mark.slow
-def test_a_resumed_average_is_that_of_an_uninterrupted_run(train: Train, tmp_path: Path) -> None:
-    averaging = with_callback(tmp_path, "lightning.pytorch.callbacks.EMAWeightAveraging", decay=0.9)
+def test_a_resumed_average_is_that_of_an_uninterrupted_run(
+    train: Train, tmp_path: Path
+) -> None:
+    averaging = with_callback(
+        tmp_path, "lightning.pytorch.callbacks.EMAWeightAveraging", decay=0.9
+    )
     whole = train(*averaging, "--trainer.max_epochs 3")
     train(*averaging, "--trainer.max_epochs 1 --name parts")
     parts = train(*averaging, "--trainer.max_epochs 3 --name parts --ckpt_path last")

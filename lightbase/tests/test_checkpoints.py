@@ -21,7 +21,9 @@ from lightbase.core.resume import load_run, read_checkpoint
 @pytest.fixture
 def last(trained: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Path:
     """Of a run that the test may change."""
-    shutil.copytree(trained("--trainer.max_epochs", 1)[0], tmp_path / "tiny" / "version_0")
+    shutil.copytree(
+        trained("--trainer.max_epochs", 1)[0], tmp_path / "tiny" / "version_0"
+    )
     return tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
 
 
@@ -84,7 +86,10 @@ def test_weights_of_another_network_are_two_lines(last: Path) -> None:
         UserError, match=r"is of another model: size mismatch for net\.layers"
     ) as caught:
         load_run(last)
-    assert str(caught.value).splitlines()[1] == "it was trained with example.models.mlp.MLP"
+    assert (
+        str(caught.value).splitlines()[1]
+        == "it was trained with example.models.mlp.MLP"
+    )
 
 
 @contextlib.contextmanager
@@ -109,7 +114,10 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     train, last, capsys, monkeypatch
 ):
     before = last.read_bytes()
-    with no_file_over(len(before) // 2, monkeypatch), pytest.raises(SystemExit) as caught:
+    with (
+        no_file_over(len(before) // 2, monkeypatch),
+        pytest.raises(SystemExit) as caught,
+    ):
         train("--trainer.max_epochs", 3, "--ckpt_path", "last")
     assert caught.value.code == 1
     assert len(capsys.readouterr().err.splitlines()) <= 2
@@ -117,9 +125,13 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     assert not list(last.parent.glob(".*.part"))
 
 
-@pytest.mark.parametrize("size", [40, 1000, 3000], ids=["events", "config", "checkpoint"])
+@pytest.mark.parametrize(
+    "size", [40, 1000, 3000], ids=["events", "config", "checkpoint"]
+)
 @pytest.mark.linux
-def test_a_new_run_on_a_full_disk_leaves_none(train, trained, tmp_path, size, capsys, monkeypatch):
+def test_a_new_run_on_a_full_disk_leaves_none(
+    train, trained, tmp_path, size, capsys, monkeypatch
+):
     trained()  # so that nothing is imported for the first time below
     with no_file_over(size, monkeypatch), pytest.raises(SystemExit) as caught:
         train()
@@ -162,7 +174,9 @@ class KeepsMore(Classifier):
         return super().forward(x) / self.temperature
 
 
-def test_what_a_model_keeps_in_its_checkpoint_is_there_again(train: Train, tmp_path: Path) -> None:
+def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
+    train: Train, tmp_path: Path
+) -> None:
     result = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     assert load_run(best).model.temperature == 3

@@ -16,10 +16,16 @@ class Random(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.dropout, self.head = nn.BatchNorm2d(3), nn.Dropout(), nn.Linear(192, 4)
+        self.norm, self.dropout, self.head = (
+            nn.BatchNorm2d(3),
+            nn.Dropout(),
+            nn.Linear(192, 4),
+        )
 
     def forward(self, x: Tensor) -> Any:
-        return self.head(self.dropout(self.norm(x).flatten(1) + torch.rand(192, device=x.device)))
+        return self.head(
+            self.dropout(self.norm(x).flatten(1) + torch.rand(192, device=x.device))
+        )
 
 
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
@@ -34,10 +40,22 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
     [
         ("--model.net.sizes [192,1000000000000,4]", 1, ["allocate memory"]),
         (f"{CALLBACKS}.ModelPruning {PRUNING}.l1_unstructured", 2, ["pruning_fn"]),
-        ("--model.net.sizes [192,3]", 1, ["MLP has 3 outputs for the 4 classes of Synthetic"]),
-        (f"{FUSED} --trainer.precision 16-mixed", 2, ["fused true", "precision 16-mixed\nleave"]),
+        (
+            "--model.net.sizes [192,3]",
+            1,
+            ["MLP has 3 outputs for the 4 classes of Synthetic"],
+        ),
+        (
+            f"{FUSED} --trainer.precision 16-mixed",
+            2,
+            ["fused true", "precision 16-mixed\nleave"],
+        ),
         (f"{FUSED} --trainer.precision bf16", 2, ["fused true", "gradient_clip_val"]),
-        (f"{GRAPHS} --trainer.accumulate_grad_batches 2", 2, ["accumulate_grad_batches 2\nleave"]),
+        (
+            f"{GRAPHS} --trainer.accumulate_grad_batches 2",
+            2,
+            ["accumulate_grad_batches 2\nleave"],
+        ),
     ],
 )
 def test_a_mistake_is_named_before_the_run_has_a_folder(
@@ -61,7 +79,9 @@ def test_the_trial_changes_nothing(train: Train, tmp_path: Path) -> None:
 
 
 class Merged(nn.Linear):
-    def __init__(self, dim: int, norm_layer: Callable[..., nn.Module] = nn.LayerNorm) -> None:
+    def __init__(
+        self, dim: int, norm_layer: Callable[..., nn.Module] = nn.LayerNorm
+    ) -> None:
         super().__init__(dim, 4)
         self.norm = norm_layer(dim)
 
@@ -72,4 +92,6 @@ def swin_like(layer: Callable[..., nn.Module] = Merged, **options: Any) -> nn.Mo
 
 def test_a_default_that_is_a_class_stays_a_class(train: Train) -> None:
     """As the downsample_layer of torchvision.models.swin_t."""
-    assert train("--model.net test_checks.swin_like --trainer.max_epochs 1")["epochs"] == 1
+    assert (
+        train("--model.net test_checks.swin_like --trainer.max_epochs 1")["epochs"] == 1
+    )

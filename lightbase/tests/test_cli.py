@@ -1,4 +1,5 @@
-"""Mistakes on the command line and in configs, and what --help and --print_config show."""
+"""Mistakes on the command line and in configs, and what --help and --print_config
+show."""
 
 import inspect
 import os
@@ -16,7 +17,12 @@ from lightning import Trainer
 from paths import HERE, TINY, Train, fails, words
 from torch import nn
 
-from lightbase.commands.arguments import FLAGS, TRAINER, arguments_in_source, help_of_train
+from lightbase.commands.arguments import (
+    FLAGS,
+    TRAINER,
+    arguments_in_source,
+    help_of_train,
+)
 from lightbase.core.config import parser_of
 from lightbase.core.run import main, parse
 
@@ -130,7 +136,9 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
 )
 F1 = "{a: {class_path: torchmetrics.F1Score, init_args: {num_classes: 4}}}"
-COLLECTION = f"{{class_path: torchmetrics.MetricCollection, init_args: {{metrics: {F1}}}}}"
+COLLECTION = (
+    f"{{class_path: torchmetrics.MetricCollection, init_args: {{metrics: {F1}}}}}"
+)
 CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 
 
@@ -147,16 +155,34 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         (TEXT.replace("sizes:", "size:"), "size | sizes?"),
         (TEXT + "modle: 3\n", "modle | model?"),
         (TEXT + "trainer: {max_epochs: 9}\n", "'trainer' stands twice | line 27"),
-        (TEXT + EARLY_STOPPING.replace("monitor", "monitr"), "trainer.callbacks.monitr | monitor?"),
-        (TEXT + EARLY_STOPPING.replace("3", "abc"), "trainer.callbacks.patience: | int | abc"),
-        ("model: {class_path: example.classifier.Classifier, lr: 3}", "model.class_path: | init_"),
+        (
+            TEXT + EARLY_STOPPING.replace("monitor", "monitr"),
+            "trainer.callbacks.monitr | monitor?",
+        ),
+        (
+            TEXT + EARLY_STOPPING.replace("3", "abc"),
+            "trainer.callbacks.patience: | int | abc",
+        ),
+        (
+            "model: {class_path: example.classifier.Classifier, lr: 3}",
+            "model.class_path: | init_",
+        ),
         (TEXT.replace("0.01", ""), "model.lr: | null"),
         (TEXT + "seed_everything:\n", "seed_everything: | null"),
-        (TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"), "give it a dirpath"),
-        (TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1], "more than one | EarlyStopping"),
+        (
+            TEXT + CHECKPOINT.replace("patience: 3", "save_last: true"),
+            "give it a dirpath",
+        ),
+        (
+            TEXT + EARLY_STOPPING + EARLY_STOPPING.split("\n", 1)[1],
+            "more than one | EarlyStopping",
+        ),
         (TEXT.replace("sizes: [192, 16, 4]", "sizes:"), "model.net: | required: sizes"),
         (TEXT.split("data:")[0], "required: data"),
-        (f"model: {{metrics: {{f: {COLLECTION}}}}}", "model.metrics: give metrics by name"),
+        (
+            f"model: {{metrics: {{f: {COLLECTION}}}}}",
+            "model.metrics: give metrics by name",
+        ),
     ],
 )
 def test_a_wrong_config(train, tmp_path, capsys, text, expected):
@@ -209,12 +235,21 @@ def fetches(num_classes: int = 4, url: str = "") -> nn.Module:
     return nn.Linear(no_such_name, num_classes)  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_a_network_that_a_function_builds(train: Train, tmp_path: Path, capsys: Any) -> None:
-    """Two lines for torchvision's no and for files that cannot be fetched, a traceback for a bug of
-    the user's."""
-    resnet = ("--model.net", "torchvision.models.resnet18", "--model.net.weights", "DEFAULT")
+def test_a_network_that_a_function_builds(
+    train: Train, tmp_path: Path, capsys: Any
+) -> None:
+    """Two lines for torchvision's no and for files that cannot be fetched, a traceback
+    for a bug of the user's."""
+    resnet = (
+        "--model.net",
+        "torchvision.models.resnet18",
+        "--model.net.weights",
+        "DEFAULT",
+    )
     error = fails(capsys, 2, lambda: train(*resnet))
-    assert ": The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    assert (
+        ": The parameter 'num_classes' expected value 1000 but got 4 instead." in error
+    )
     net = "--model.net test_cli.fetches"
     error = fails(capsys, 1, lambda: train(net, "--model.net.url", "http://here"))
     assert "is not there: <urlopen error http://here cannot be reached>" in error
@@ -236,7 +271,9 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small default experiment."""
     path = tmp_path / "default.yaml"
     path.write_text(
-        TEXT.replace("optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}")
+        TEXT.replace(
+            "optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}"
+        )
     )
     monkeypatch.setattr("lightbase.core.folder.Project.default_config", path)
 
@@ -253,8 +290,12 @@ def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None
 def test_flags_win_over_configs_and_later_configs_over_earlier(capsys, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
-    flags = words("--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run")
-    args = words("--model.optimizer_args.betas=[0,1] --data.batch_size 256 --model.scheduler null")
+    flags = words(
+        "--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run"
+    )
+    args = words(
+        "--model.optimizer_args.betas=[0,1] --data.batch_size 256 --model.scheduler null"
+    )
     config = printed(capsys, *flags, "--config", TINY, "--config", str(more), *args)
     model, trainer = config["model"]["init_args"], config["trainer"]
     assert (model["lr"], model["optimizer"], model["scheduler"]) == (0.5, "Adam", None)
@@ -275,7 +316,9 @@ def test_callbacks_of_a_second_config_replace_the_firsts_or_are_added(tmp_path, 
     assert names == ["EarlyStopping"] * (key == "callbacks+") + ["ModelCheckpoint"]
 
 
-def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path, capsys):
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
+    train, tmp_path, capsys
+):
     config = tmp_path / "both.yaml"
     text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
     config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
@@ -283,8 +326,16 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
       init_args: {monitor: val/loss, save_top_k: 2}
 """)  # fmt: skip
     assert train("--patience", 3, config=str(config))["epochs"] == 2
-    files = {path.name for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()}
-    assert files == {"best.ckpt", "last.ckpt", "epoch=0-step=19.ckpt", "epoch=1-step=38.ckpt"}
+    files = {
+        path.name
+        for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()
+    }
+    assert files == {
+        "best.ckpt",
+        "last.ckpt",
+        "epoch=0-step=19.ckpt",
+        "epoch=1-step=38.ckpt",
+    }
     config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
     assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
 
@@ -293,7 +344,9 @@ def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
     config = tmp_path / "one.yaml"
     config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
     flags = words("--trainer.limit_train_batches 1 --trainer.val_check_interval 0.5")
-    trainer = printed(capsys, "--config", TINY, "--config", str(config), *flags)["trainer"]
+    trainer = printed(capsys, "--config", TINY, "--config", str(config), *flags)[
+        "trainer"
+    ]
     assert isinstance(trainer["limit_test_batches"], int)
     assert isinstance(trainer["limit_val_batches"], float)
     assert isinstance(trainer["limit_train_batches"], int)
@@ -315,7 +368,9 @@ runs --help | --best
 
 
 @pytest.mark.parametrize("line", AT_ONCE.strip().splitlines())
-def test_help_and_mistakes_in_flags_do_not_wait_for_torch(line: str, tmp_path: Path) -> None:
+def test_help_and_mistakes_in_flags_do_not_wait_for_torch(
+    line: str, tmp_path: Path
+) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     command, *expected = line.split(" | ")
     name, *flags = command.split()
@@ -339,8 +394,12 @@ def test_the_arguments_of_a_class_are_those_that_the_parser_takes() -> None:
 
 
 @pytest.mark.usefixtures("default")
-def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_others(capsys, tmp_path):
-    main(["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"])
+def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_others(
+    capsys, tmp_path
+):
+    main(
+        ["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"]
+    )
     first = capsys.readouterr().out.splitlines()[:2]
     assert first[0].endswith("default.yaml: For tests: trains in a second.")
     assert "python scripts/train.py --config configs/" in first[1]
@@ -384,7 +443,9 @@ class WithTest(MyData):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeypatch, capsys):
+def test_a_model_and_data_in_the_working_folder_named_by_flags(
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -396,7 +457,9 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     folder = tmp_path / "runs" / "Mine" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"] == {"lr": 0.1, "where": str(tmp_path / "x")}
-    assert config["trainer"]["log_every_n_steps"] == 100  # the default experiment has 50
+    assert (
+        config["trainer"]["log_every_n_steps"] == 100
+    )  # the default experiment has 50
     result = main([*flags, "2", "--data=named_by_flags.MyData", "--ckpt_path", "last"])
     assert result["epochs"] == 2
     assert "test/loss" not in result
@@ -405,7 +468,10 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(tmp_path, monkeyp
     fails(capsys, 2, lambda: script("predict")([*path, "x.png"]))
     script("export")(path)
     result = main([*flags, "1", "--data=named_by_flags.WithTest", "--name", "tested"])
-    path = ["--ckpt_path", str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt")]
+    path = [
+        "--ckpt_path",
+        str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt"),
+    ]
     assert script("evaluate")(path)["test/loss"] == result["test/loss"]
 
 
@@ -413,7 +479,9 @@ def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
     train()
     config = tmp_path / "tiny" / "version_0" / "config.yaml"
     before = config.read_text()
-    flags = words("--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001")
+    flags = words(
+        "--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001"
+    )
     with pytest.raises(SystemExit):
         train(*flags)
     assert config.read_text() == before

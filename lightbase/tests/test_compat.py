@@ -1,6 +1,8 @@
-"""Each private attribute that compat.py reads or sets still does what the library relies on.
+"""Each private attribute that compat.py reads or sets still does what the library
+relies on.
 
-A test that fails after an upgrade names the function of compat.py to look at. Some also show that
+A test that fails after an upgrade names the function of compat.py to look at. Some also
+show that
 the package still needs it: where such a line fails, the function may go.
 """
 
@@ -39,9 +41,13 @@ def test_parse_unvalidated(parser: ArgumentParser) -> None:
     with pytest.raises(ArgumentError):
         parser.parse_args([])
     assert compat.parse_unvalidated(parser.parse_args, []).number is None
-    flags = compat.parse_unvalidated(parser.parse_args, ["--number", "2"], defaults=False)
+    flags = compat.parse_unvalidated(
+        parser.parse_args, ["--number", "2"], defaults=False
+    )
     assert flags.as_dict() == {"number": 2}
-    assert compat.parse_unvalidated(parser.parse_object, {"switch": True}).switch is True
+    assert (
+        compat.parse_unvalidated(parser.parse_object, {"switch": True}).switch is True
+    )
 
 
 def test_a_class_is_found_by_its_name_where_the_type_is_a_class(
@@ -55,7 +61,8 @@ def test_a_class_is_found_by_its_name_where_the_type_is_a_class(
 
 
 def test_attributes_of_the_trainer_that_tests_of_training_rely_on() -> None:
-    """Where one is missing, the functions of compat.py that name it are to be looked at."""
+    """Where one is missing, the functions of compat.py that name it are to be looked
+    at."""
     trainer: Any = Trainer(accelerator="cpu", logger=False, max_epochs=1)
     loop = trainer.fit_loop
     assert {"_data_fetcher", "_combined_loader", "_restarting"} <= vars(loop).keys()
@@ -78,8 +85,12 @@ def test_start_at_epoch_begin() -> None:
 
 def test_started_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # Lightning sets the port for all
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command) or 7)
+    monkeypatch.setattr(
+        os, "environ", dict(os.environ)
+    )  # Lightning sets the port for all
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **_: commands.append(command) or 7
+    )
     trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False)
     trainer.strategy.launcher._call_children_scripts()  # `launch` would also watch them
     assert len(commands) == 1

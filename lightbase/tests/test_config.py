@@ -1,5 +1,5 @@
-"""A run's config: what the data knows reaches whatever takes it unless the user gave a value;
-written and read back."""
+"""A run's config: what the data knows reaches whatever takes it unless the user gave a
+value; written and read back."""
 
 import functools
 from collections.abc import Callable
@@ -57,8 +57,12 @@ def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
     return model, model.net, model.criterion, dict(model.metrics)
 
 
-def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(config: str) -> None:
-    model, net, criterion, metrics = parts("--config", config, "--data.image_shape [2,8,8]")
+def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(
+    config: str,
+) -> None:
+    model, net, criterion, metrics = parts(
+        "--config", config, "--data.image_shape [2,8,8]"
+    )
     assert (net.head.out_features, net.conv.in_channels) == (4, 2)
     assert (criterion.num_classes, criterion.share) == (4, 0.2)
     assert [metric.num_classes for metric in metrics.values()] == [4, 4]
@@ -72,14 +76,18 @@ def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
     assert criterion.num_classes == 6
     assert metrics["f1"].num_classes == 4  # nobody gave this one
     own = tmp_path / "own.yaml"
-    given = CONFIG.replace("ConvNet}", "ConvNet, init_args: {num_classes: 3}}")  # its default
+    given = CONFIG.replace(
+        "ConvNet}", "ConvNet, init_args: {num_classes: 3}}"
+    )  # its default
     own.write_text(given.replace("F1Score}", "F1Score, init_args: {num_classes: 8}}"))
     _, net, _, metrics = parts("--config", str(own))
     assert net.head.out_features == 3
     assert [metric.num_classes for metric in metrics.values()] == [8, 4]
 
 
-def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(train, tmp_path, config):
+def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
+    train, tmp_path, config
+):
     first = train("--config", config)
     folder = tmp_path / "tiny"
     text = (folder / "version_0" / "config.yaml").read_text()
@@ -101,7 +109,10 @@ class PlainData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(0)
-        images, targets = torch.rand(32, 3, 8, 8, generator=generator), torch.arange(32) % 6
+        images, targets = (
+            torch.rand(32, 3, 8, 8, generator=generator),
+            torch.arange(32) % 6,
+        )
         return DataLoader(TensorDataset(images, targets), batch_size=8)
 
     val_dataloader = test_dataloader = train_dataloader
@@ -110,7 +121,11 @@ class PlainData(LightningDataModule):
 def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
     flags = ("--config", config, "--data", f"{HERE}.PlainData")
     model, net, _, metrics = parts(*flags)
-    assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (6, 6, 6)
+    assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (
+        6,
+        6,
+        6,
+    )
     assert net.conv.in_channels == 3
     assert train(*flags)["test/num_samples"] == 32
 
@@ -126,7 +141,9 @@ CPU = torch.device("cpu")
 class Net(nn.Module):
     """Has defaults that no YAML can hold, as torchvision's vision transformers."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor] = LEAKY, device: torch.device = CPU):
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = LEAKY, device: torch.device = CPU
+    ):
         super().__init__()
         self.activation = activation
         self.layer = nn.Linear(192, 4, device=device)
@@ -136,14 +153,18 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-def test_defaults_that_are_objects_are_left_to_their_class(train: Train, tmp_path: Path) -> None:
+def test_defaults_that_are_objects_are_left_to_their_class(
+    train: Train, tmp_path: Path
+) -> None:
     found = train("--model.net", "test_config.Net", "--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"]["net"] == {"class_path": "test_config.Net"} | {
         "init_args": {}
     }
-    again = script("evaluate").main(["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")])
+    again = script("evaluate").main(
+        ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
+    )
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
     train("--ckpt_path", "last", "--model.net", "test_config.Net")
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75

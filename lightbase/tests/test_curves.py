@@ -1,4 +1,5 @@
-"""What `track` is told becomes means over samples and metrics, whole after an interruption."""
+"""What `track` is told becomes means over samples and metrics, whole after an
+interruption."""
 
 import re
 from pathlib import Path
@@ -39,19 +40,29 @@ LINE = re.compile(r"Epoch (\d+) of .*train/loss ([\d.]+), train/acc ([\d.]+)")
 
 def epoch_lines(shown: str) -> dict[str, tuple[float, float]]:
     """train/loss and train/acc of the lines that a file gets, by epoch."""
-    return {epoch: (float(loss), float(acc)) for epoch, loss, acc in LINE.findall(shown)}
+    return {
+        epoch: (float(loss), float(acc)) for epoch, loss, acc in LINE.findall(shown)
+    }
 
 
 @pytest.mark.parametrize(
     ("at_batch", "every"),
-    [(6, 5), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((9, 5), (6, 100)))],
+    [
+        (6, 5),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((9, 5), (6, 100))),
+    ],
 )
 @pytest.mark.linux
 def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_and_lines_of_a_whole_one(
     train, tmp_path, capsys, monkeypatch, at_batch, every
 ):
     (tmp_path / "metrics.yaml").write_text(METRICS)
-    flags: Any = ("--config", tmp_path / "metrics.yaml", "--trainer.log_every_n_steps", every)
+    flags: Any = (
+        "--config",
+        tmp_path / "metrics.yaml",
+        "--trainer.log_every_n_steps",
+        every,
+    )
     flags += ("--trainer.callbacks", "test_training.Terminate")
     train(*flags, "--name", "whole")
     lines = epoch_lines(capsys.readouterr().out)
@@ -60,14 +71,16 @@ def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_and_lines_of_a_whole_o
         train(*flags)
     monkeypatch.setattr(Terminate, "at_batch", None)
     train(*flags, "--ckpt_path", "last")
-    resumed, expected = (curves(tmp_path / name / "version_0") for name in ("tiny", "whole"))
+    resumed, expected = (
+        curves(tmp_path / name / "version_0") for name in ("tiny", "whole")
+    )
     assert {"train/loss", "train/acc", "train/f1", "train/auroc"} <= expected.keys()
     assert resumed == expected
     assert epoch_lines(capsys.readouterr().out) == lines
 
 
-# Of the points of three epochs with 19 steps each, by log interval: the last step of the mean, and
-# the first one.
+# Of the points of three epochs with 19 steps each, by log interval: the last step of
+# the mean, and the first one.
 POINTS: dict[int, dict[int, int]] = {
     5: {4: 0, 9: 5, 14: 10, 18: 15, 19: 15, 24: 20, 29: 25, 34: 30, 37: 35, 39: 35}
     | {44: 40, 49: 45, 54: 50, 56: 50},
@@ -86,7 +99,12 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
     train, trained, tmp_path, capsys, every, flags
 ):
     schedule: Any = ("--trainer.max_epochs", 3, "--model.scheduler", "ExponentialLR")
-    schedule += ("--model.scheduler_args.gamma", 0.9, "--model.scheduler_interval", "step")
+    schedule += (
+        "--model.scheduler_args.gamma",
+        0.9,
+        "--model.scheduler_interval",
+        "step",
+    )
     single = curves(trained(*schedule, "--trainer.log_every_n_steps", 1)[0])
     capsys.readouterr()
     train(*schedule, *flags, "--trainer.log_every_n_steps", every)
@@ -107,8 +125,8 @@ def test_an_epochs_line_and_its_points_are_means_of_its_samples(
 
 
 class LastLoss(Callback):
-    """What a callback that watches train/loss, such as EarlyStopping, sees at the end of an
-    epoch."""
+    """What a callback that watches train/loss, such as EarlyStopping, sees at the end
+    of an epoch."""
 
     seen: float
 
@@ -117,8 +135,16 @@ class LastLoss(Callback):
 
 
 def test_callbacks_see_the_mean_of_the_epoch(train: Train, tmp_path: Path) -> None:
-    train(*ONE, "--trainer.log_every_n_steps", 1, "--trainer.callbacks", "test_curves.LastLoss")
-    losses = [value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]]
+    train(
+        *ONE,
+        "--trainer.log_every_n_steps",
+        1,
+        "--trainer.callbacks",
+        "test_curves.LastLoss",
+    )
+    losses = [
+        value for _, value in curves(tmp_path / "tiny" / "version_0")["train/loss"]
+    ]
     assert LastLoss.seen == pytest.approx(mean(losses), rel=1e-5)
 
 
@@ -129,7 +155,9 @@ class WithEntropy(Classifier):
         logits = self.net(batch[0])
         loss = self.criterion(logits, batch[1])
         self.track(
-            "train", loss, entropy=-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+            "train",
+            loss,
+            entropy=-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean(),
         )
         return loss
 
@@ -139,12 +167,16 @@ class WithEntropy(Classifier):
 
 def test_values_of_the_users_are_curves_and_metrics_need_outputs(train, tmp_path):
     result = train("--model", "test_curves.WithEntropy", *ONE)
-    # without outputs and targets the samples of the batches are counted: the last one is smaller
+    # without outputs and targets the samples of the batches are counted: the last one
+    # is smaller
     assert result["test/num_samples"] == 75
     usual = train(*ONE, "--name", "usual")
     assert result["test/loss"] == pytest.approx(usual["test/loss"], rel=1e-6)
     found = curves(tmp_path / "tiny" / "version_0")
-    assert {tag for tag in found if tag.startswith("train/")} == {"train/loss", "train/entropy"}
+    assert {tag for tag in found if tag.startswith("train/")} == {
+        "train/loss",
+        "train/entropy",
+    }
     assert 0 < found["train/entropy"][0][1] < 1.4
     assert "val/acc" in found
 
@@ -152,18 +184,28 @@ def test_values_of_the_users_are_curves_and_metrics_need_outputs(train, tmp_path
 def test_other_names_in_between_are_refused() -> None:
     means = Accumulator(MetricCollection({}))
     means.add(1, {"loss": torch.tensor(1.0)}, None, None)
-    with pytest.raises(ValueError, match=r"\['loss', 'extra'\] now and \['loss'\] before"):
-        means.add(1, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}, None, None)
+    with pytest.raises(
+        ValueError, match=r"\['loss', 'extra'\] now and \['loss'\] before"
+    ):
+        means.add(
+            1, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}, None, None
+        )
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 4, 1)])
-def test_means_and_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple[int, ...]) -> None:
+def test_means_and_metrics_do_not_depend_on_how_samples_are_batched(
+    sizes: tuple[int, ...],
+) -> None:
     outputs, targets = torch.randn(sum(sizes), 3), torch.randint(3, (sum(sizes),))
-    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    means = Accumulator(
+        MetricCollection({"acc": MulticlassAccuracy(3, average="micro")})
+    )
     for x, y in zip(outputs.split(sizes), targets.split(sizes), strict=True):
         means.add(len(x), {"loss": x.mean()}, x, y)
     result = means.result(first)
-    assert result["acc"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
+    assert result["acc"] == pytest.approx(
+        (outputs.argmax(1) == targets).float().mean().item()
+    )
     assert result["loss"] == pytest.approx(outputs.mean().item())
     assert result["num_samples"] == sum(sizes)
     means.reset()
@@ -172,10 +214,15 @@ def test_means_and_metrics_do_not_depend_on_how_samples_are_batched(sizes: tuple
 
 def test_outputs_of_several_shapes_are_measured_one_after_the_other() -> None:
     """As with images of several sizes and a class for each pixel."""
-    means = Accumulator(MetricCollection({"acc": MulticlassAccuracy(3, average="micro")}))
+    means = Accumulator(
+        MetricCollection({"acc": MulticlassAccuracy(3, average="micro")})
+    )
     num_right = num = 0
     for side in (2, 3):
-        outputs, targets = torch.randn(4, 3, side, side), torch.randint(3, (4, side, side))
+        outputs, targets = (
+            torch.randn(4, 3, side, side),
+            torch.randint(3, (4, side, side)),
+        )
         means.add(4, {"loss": torch.tensor(1.0)}, outputs, targets)
         num_right += int((outputs.argmax(1) == targets).sum())
         num += targets.numel()
@@ -211,11 +258,22 @@ def test_a_state_and_what_came_after_it_make_a_whole() -> None:
         (torch.ones(1, 1, dtype=torch.int32), {"m": 1.0}),
         (torch.tensor([1.0, 2.0, 4.0]), {"m/x": 1.0, "m/y": 2.0, "m/z": 4.0}),
         ({"mean": 1.0, "map": {"s": 2.0}}, {"m_mean": 1.0, "m_map_s": 2.0}),
-        *((x, {}) for x in (torch.zeros(3, 3), torch.zeros(101), None, "x", (torch.zeros(2), 1))),
+        *(
+            (x, {})
+            for x in (
+                torch.zeros(3, 3),
+                torch.zeros(101),
+                None,
+                "x",
+                (torch.zeros(2), 1),
+            )
+        ),
     ],
     ids=repr,
 )
-def test_numbers_vectors_and_dicts_are_curves_and_the_rest_is_handed_on(value, expected):
+def test_numbers_vectors_and_dicts_are_curves_and_the_rest_is_handed_on(
+    value, expected
+):
     parts = numbers("m", value, ["x", "y", "z"])
     if not expected:
         assert parts["m"] is value
@@ -249,7 +307,10 @@ class LogsTrainLoss(Classifier):
     [
         ("val/loss", ("--model", "test_curves.LogsLoss")),
         ("train/loss", ("--model", "test_curves.LogsTrainLoss")),
-        ("loss", ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy")),
+        (
+            "loss",
+            ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy"),
+        ),
         ("acc", ("--model", "test_curves.TracksAcc")),
     ],
 )
@@ -264,8 +325,12 @@ def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name,
 
 
 def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
-    """As of a network that is not trained. torchmetrics' compute groups would take them for one."""
-    metrics = {"low": BinaryF1Score(threshold=0.5), "high": BinaryF1Score(threshold=0.7)}
+    """As of a network that is not trained. torchmetrics' compute groups would take them
+    for one."""
+    metrics = {
+        "low": BinaryF1Score(threshold=0.5),
+        "high": BinaryF1Score(threshold=0.7),
+    }
     outputs, targets = torch.rand(100), torch.randint(2, (100,))
     for given in (metrics, MetricCollection(metrics)):
         means = Accumulator(collection(given).clone())
@@ -279,7 +344,9 @@ def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
 
 @pytest.mark.parametrize("name", ["recall@0.5", "update"])
 def test_a_name_that_torch_does_not_take_is_two_lines_at_most(name: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"model.metrics: {name!r}")) as caught:
+    with pytest.raises(
+        UserError, match=re.escape(f"model.metrics: {name!r}")
+    ) as caught:
         collection({name: MulticlassAccuracy(3)})
     assert caught.value.status == 2
 

@@ -18,7 +18,9 @@ from lightbase.core.errors import UserError
 
 def a_trainer(**options: Any) -> Trainer:
     options |= {"enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
+    return Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, **options
+    )
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -38,7 +40,11 @@ class Numbers(BaseDataModule):
     """What it is given: whatever `load` may return."""
 
     def __init__(
-        self, train: Any, test: Any = None, classes: tuple[str, ...] = (), **options: Any
+        self,
+        train: Any,
+        test: Any = None,
+        classes: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
         super().__init__(**{"batch_size": 8, "val_fraction": 0.2, **options})
         self.loaded = {"train": train, "test": train if test is None else test}
@@ -68,9 +74,14 @@ def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> No
     monkeypatch.setattr(TensorBatches, "to", on_meta)
 
 
-def test_training_and_validation_share_the_training_set_and_the_split_is_seeded() -> None:
+def test_training_and_validation_share_the_training_set_and_the_split_is_seeded() -> (
+    None
+):
     data = labelled(200)
-    train, val = data.splits["train"].inputs.tolist(), data.splits["val"].inputs.tolist()
+    train, val = (
+        data.splits["train"].inputs.tolist(),
+        data.splits["val"].inputs.tolist(),
+    )
     assert len(val) == 20
     assert sorted(train + val) == list(range(200))
     assert labelled(200).splits["val"].inputs.tolist() == val
@@ -87,13 +98,17 @@ def test_the_split_copies_no_data() -> None:
     assert len(moved.all_values[0]) == 2
 
 
-def test_without_validation_all_trains_and_the_curve_is_of_the_test_set(monkeypatch) -> None:
+def test_without_validation_all_trains_and_the_curve_is_of_the_test_set(
+    monkeypatch,
+) -> None:
     data = labelled(50, val_fraction=0)
     assert len(data.splits["train"]) == 50
     assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
     data = labelled(50, val_fraction=0)
     gpu_of(data, monkeypatch)
-    assert data.val_dataloader().dataset is data.test_dataloader().dataset  # one copy on the GPU
+    assert (
+        data.val_dataloader().dataset is data.test_dataloader().dataset
+    )  # one copy on the GPU
     assert data.train_dataloader().dataset is not data.test_dataloader().dataset
 
 
@@ -124,8 +139,12 @@ def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) ->
 @pytest.mark.parametrize(
     ("done", "num_workers"), [*((done, 0) for done in (0, 1, 20, 21, 33)), (21, 1)]
 )
-def test_a_loader_goes_on_in_the_middle_of_an_epoch(done: int, num_workers: int) -> None:
-    data = labelled(100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False)
+def test_a_loader_goes_on_in_the_middle_of_an_epoch(
+    done: int, num_workers: int
+) -> None:
+    data = labelled(
+        100, 3, val_fraction=0, num_workers=num_workers, persistent_workers=False
+    )
     loader = data.train_dataloader()
     whole = [inputs.tolist() for inputs, _ in loader]
     assert len(loader) == len(whole) == loader.state_dict()["num_batches"] == 33
@@ -183,11 +202,17 @@ def as_lists(loader: Any) -> list[Any]:
 
 
 def random_state() -> Any:
-    return torch.random.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+    return (
+        torch.random.get_rng_state().tolist(),
+        random.getstate(),
+        str(np.random.get_state()),
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_workers):
+def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
+    num_workers,
+):
     def loaders(num_workers: int) -> Any:
         torch.manual_seed(0)
         return attach(Numbers(Jittered(), num_workers=num_workers))
@@ -211,7 +236,9 @@ def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(num_
     assert as_lists(data.val_dataloader()) == as_lists(data.val_dataloader())
     assert random_state() == before
     # any Dataset in a loader that the user makes
-    sampler = EpochBatchSampler(50, 8, shuffle=True, drop_last=True, seed=data.shuffle_seed)
+    sampler = EpochBatchSampler(
+        50, 8, shuffle=True, drop_last=True, seed=data.shuffle_seed
+    )
     loader = ResumableLoader(Jittered(), sampler, num_workers=num_workers)
     first = as_lists(loader)
     loader.load_state_dict({"epoch": 0, "num_batches": 2})
@@ -256,7 +283,9 @@ def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message
 
 def test_splits_and_batches_that_are_larger_than_the_data_are_refused() -> None:
     for val_fraction in (0.001, 0.999):
-        with pytest.raises(UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"):
+        with pytest.raises(
+            UserError, match=r"val_fraction .* of 50 samples is (0|50) samples"
+        ):
             labelled(50, val_fraction=val_fraction)
     with pytest.raises(UserError, match="num_folds 51: there are only 50 samples"):
         labelled(50, num_folds=51, fold=0)
@@ -265,7 +294,8 @@ def test_splits_and_batches_that_are_larger_than_the_data_are_refused() -> None:
 
 
 class OwnSplits(Numbers):
-    """100 training samples, 7 for validation, 20 for the test, as far as there are such."""
+    """100 training samples, 7 for validation, 20 for the test, as far as there are
+    such."""
 
     def __init__(self, own_splits: tuple[str, ...], **options: Any) -> None:
         super().__init__(None, **options)
@@ -290,7 +320,9 @@ def test_data_without_a_test_set_is_trained_and_not_tested() -> None:
     quiet_lightning()
     trainer.fit(model, data)
     assert trainer.test(model, data, verbose=False) == []
-    with pytest.raises(UserError, match="val_fraction 0 validates on the test set: there is none"):
+    with pytest.raises(
+        UserError, match="val_fraction 0 validates on the test set: there is none"
+    ):
         attach(OwnSplits(("train",), val_fraction=0))
 
 
@@ -308,5 +340,8 @@ class WrongTest(OwnSplits):
 def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
     with pytest.raises(SystemExit):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
-    assert "the test set of WrongTest has targets 1 to 2, not 0 to 1" in capsys.readouterr().err
+    assert (
+        "the test set of WrongTest has targets 1 to 2, not 0 to 1"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.rglob("version_*"))

@@ -1,5 +1,5 @@
-"""The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs where there
-are any."""
+"""The strategy dp on CPUs that stand in for GPUs, compared with one device; and on GPUs
+where there are any."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,15 +27,19 @@ CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def replicate_on_cpu(net: nn.Module, devices: Sequence[torch.device], detach: bool) -> list[Any]:
-    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients flow back
-    into `net`."""
+def replicate_on_cpu(
+    net: nn.Module, devices: Sequence[torch.device], detach: bool
+) -> list[Any]:
+    """In place of torch.nn.parallel.replicate, which wants GPUs: copies whose gradients
+    flow back into `net`."""
 
     def copy(module: nn.Module) -> nn.Module:
         replica = module._replicate_for_data_parallel()
         for name, parameter in module._parameters.items():
             value = parameter if parameter is None else parameter * 1
-            setattr(replica, name, value.detach() if value is not None and detach else value)
+            setattr(
+                replica, name, value.detach() if value is not None and detach else value
+            )
         for name, child in module._modules.items():
             replica._modules[name] = None if child is None else copy(child)
         return replica
@@ -51,7 +55,9 @@ def known_warnings() -> None:
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "replicate", replicate_on_cpu)
-    chunks = SimpleNamespace(apply=lambda devices, _, dim, tensor: tensor.chunk(len(devices), dim))
+    chunks = SimpleNamespace(
+        apply=lambda devices, _, dim, tensor: tensor.chunk(len(devices), dim)
+    )
     monkeypatch.setattr(scatter_gather, "Scatter", chunks)
     joined = SimpleNamespace(apply=lambda _, dim, *tensors: torch.cat(tensors, dim))
     monkeypatch.setattr(scatter_gather, "Gather", joined)
@@ -71,15 +77,34 @@ class Watched(nn.Module):
 
 
 def data() -> SyntheticImages:
-    sizes = {"image_shape": (3, 4, 4), "num_classes": 4, "num_train": 100, "num_test": 37}
-    return SyntheticImages(**sizes, val_fraction=0.21, batch_size=10, drop_last=False, noise=0.1)
+    sizes = {
+        "image_shape": (3, 4, 4),
+        "num_classes": 4,
+        "num_train": 100,
+        "num_test": 37,
+    }
+    return SyntheticImages(
+        **sizes, val_fraction=0.21, batch_size=10, drop_last=False, noise=0.1
+    )
 
 
 def trainer(folder: Path, strategy: Any, **options: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    devices = strategy.parallel_devices if isinstance(strategy, DataParallelStrategy) else []
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    devices = (
+        strategy.parallel_devices if isinstance(strategy, DataParallelStrategy) else []
+    )
     accelerator = "gpu" if devices and devices[0].type == "cuda" else "cpu"
-    options = {"devices": 1, "max_epochs": 2, "default_root_dir": folder, **quiet, **options}
+    options = {
+        "devices": 1,
+        "max_epochs": 2,
+        "default_root_dir": folder,
+        **quiet,
+        **options,
+    }
     return Trainer(strategy=strategy, accelerator=accelerator, **options)
 
 
@@ -88,7 +113,9 @@ def fit(
 ) -> tuple[Trainer, Any, SyntheticImages]:
     if model is None:
         seed_everything(1, verbose=False)
-        model = Classifier(MLP(sizes=[48, 8, 4]), lr=0.02, optimizer_args={"momentum": 0.9})
+        model = Classifier(
+            MLP(sizes=[48, 8, 4]), lr=0.02, optimizer_args={"momentum": 0.9}
+        )
     fitted, samples = trainer(folder, strategy, **options), data()
     fitted.fit(model, samples)
     return fitted, model, samples
@@ -103,8 +130,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> None:
-    """Fit, test, validate and predict on these devices and on the first one alone; all numbers must
-    agree."""
+    """Fit, test, validate and predict on these devices and on the first one alone; all
+    numbers must agree."""
     alone = "auto" if devices[0].type == "cpu" else DataParallelStrategy(devices[:1])
     one, plain, samples = fit(folder, alone, **options)
     several, split, _ = fit(folder, DataParallelStrategy(devices), **options)
@@ -121,7 +148,9 @@ def compare(folder: Path, devices: Sequence[torch.device], **options: Any) -> No
         assert result[0] == pytest.approx(expected[0], rel=0.02 if mixed else 1e-4)
         assert result[0].get("test/num_samples", 37) == 37
     predicted = torch.cat(several.predict(split, samples))
-    torch.testing.assert_close(predicted, torch.cat(one.predict(plain, samples)), **tolerance)
+    torch.testing.assert_close(
+        predicted, torch.cat(one.predict(plain, samples)), **tolerance
+    )
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -140,7 +169,10 @@ def test_it_trains_as_one_device_does(tmp_path, num_devices, name):
 def test_each_batch_is_split_and_the_step_runs_once(tmp_path: Path) -> None:
     net, logged = Watched(), []
     net.register_forward_hook(lambda module, args, output: logged.append(len(output)))
-    model, options = Classifier(net, lr=0.02), {"max_epochs": 1, "num_sanity_val_steps": 0}
+    model, options = (
+        Classifier(net, lr=0.02),
+        {"max_epochs": 1, "num_sanity_val_steps": 0},
+    )
     fitted, *_ = fit(tmp_path, DataParallelStrategy([CPU] * 3), model, **options)
     # 79 of 100 samples train, in batches of 10 and one of 9; 21 validate: 10, 10 and 1
     assert sorted(net.sizes) == sorted([4, 4, 2] * 9 + [3, 3, 3] + [1])
@@ -214,12 +246,16 @@ def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeyp
     # as if there were GPUs
     args = [*command(tmp_path), "--trainer.strategy", "dp"]
     monkeypatch.setattr("lightbase.core.training_cli.check_devices", lambda *_: None)
-    strategy = TrainingCLI(CommandLine(args).parser_args).make_trainer(logger=False).strategy
+    strategy = (
+        TrainingCLI(CommandLine(args).parser_args).make_trainer(logger=False).strategy
+    )
     assert isinstance(strategy, DataParallelStrategy)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("indices", [(0, 0), (0, 1)], ids=["one GPU stands in for two", "two GPUs"])
+@pytest.mark.parametrize(
+    "indices", [(0, 0), (0, 1)], ids=["one GPU stands in for two", "two GPUs"]
+)
 @pytest.mark.parametrize("options", [*OPTIONS.values(), {"precision": "16-mixed"}])
 def test_gpus_train_as_one(tmp_path, options, indices):
     if torch.cuda.device_count() <= max(indices):

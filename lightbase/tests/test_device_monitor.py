@@ -28,8 +28,12 @@ class Busy(MLP):
 
 
 def test_cpu_and_memory_of_the_process_are_curves(train, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(DeviceMonitor.__init__, "__defaults__", (0.02,))  # s between two readings
-    flags = "--model.net test_device_monitor.Busy --num_threads 1 --trainer.max_epochs 4"
+    monkeypatch.setattr(
+        DeviceMonitor.__init__, "__defaults__", (0.02,)
+    )  # s between two readings
+    flags = (
+        "--model.net test_device_monitor.Busy --num_threads 1 --trainer.max_epochs 4"
+    )
     start, cpu_start = time.monotonic(), time.process_time()
     train("--device_monitor", "true", *flags.split())
     cpu_s, wall_s = time.process_time() - cpu_start, time.monotonic() - start
@@ -51,18 +55,23 @@ class Failing(MLP):
         return super().forward(x / (1 // (not self.training)))
 
 
-def test_a_short_training_has_a_point_and_the_thread_ends_with_one_that_fails(train, tmp_path):
+def test_a_short_training_has_a_point_and_the_thread_ends_with_one_that_fails(
+    train, tmp_path
+):
     train("--device_monitor", "true", "--trainer.max_steps", 2)
     points = curves(tmp_path / "tiny" / "version_0")["watch/device/memory_gib"]
     assert [step for step, _ in points] == [1]
     with pytest.raises(ZeroDivisionError):
         train("--device_monitor", "true", "--model.net", "test_device_monitor.Failing")
-    assert not [thread for thread in threading.enumerate() if thread.name == "device monitor"]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "device monitor"
+    ]
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """NVML with one GPU, at 40 and 60 % in turn; it refuses the functions of these names."""
+    """NVML with one GPU, at 40 and 60 % in turn; it refuses the functions of these
+    names."""
     refused: set[str] = set()
     turns = iter([40, 60] * 100)
     values: dict[str, Callable[[], Any]] = {
@@ -89,8 +98,8 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def watched(
     gpus: list[torch.device], seconds: float = 0.2
 ) -> tuple[DeviceMonitor, dict[str, list[float]]]:
-    """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it has
-    written."""
+    """A monitor that has watched a stand-in for a Trainer on these GPUs, and what it
+    has written."""
     written: dict[str, list[float]] = {}
 
     def log_metrics(values: dict[str, float], step: int) -> None:
@@ -135,4 +144,7 @@ def test_without_nvml_the_memory_is_that_of_this_process(refused, monkeypatch, c
     assert {*written["watch/device/gpu0_memory_gib"]} == {2}
     assert "watch/device/gpu0_power_watt" not in written
     assert monitor.busy_shares() == []
-    assert capsys.readouterr().out.count("of GPU 0 only this process's memory: NVML says") == 1
+    assert (
+        capsys.readouterr().out.count("of GPU 0 only this process's memory: NVML says")
+        == 1
+    )

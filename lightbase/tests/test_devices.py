@@ -41,8 +41,15 @@ def test_only_devices_that_are_there_may_be_used(
     monkeypatch, num_found, accelerator, requested, strategy, message
 ):
     monkeypatch.setattr(devices, "num_gpus", lambda: num_found)
-    expected = pytest.raises(UserError, match=message) if message else contextlib.nullcontext()
-    flags = {"accelerator": accelerator, "devices": requested, "num_nodes": 1, "strategy": strategy}
+    expected = (
+        pytest.raises(UserError, match=message) if message else contextlib.nullcontext()
+    )
+    flags = {
+        "accelerator": accelerator,
+        "devices": requested,
+        "num_nodes": 1,
+        "strategy": strategy,
+    }
     with expected:
         check_devices(SimpleNamespace(**flags))
 
@@ -73,7 +80,11 @@ OPEN = ("auto", 1, "auto")
         (ONE_PROCESS, OPEN, (1, 1, "auto")),
         (SLURM, OPEN, (4, 2, "ddp")),
         ({"SLURM_NTASKS": "1"}, OPEN, (1, 1, "auto")),
-        (SLURM | {"SLURM_JOB_NAME": "bash"}, OPEN, (1, 1, "auto")),  # a shell of the cluster
+        (
+            SLURM | {"SLURM_JOB_NAME": "bash"},
+            OPEN,
+            (1, 1, "auto"),
+        ),  # a shell of the cluster
     ],
 )
 def test_what_the_flags_leave_open_comes_from_the_launcher(
@@ -89,13 +100,19 @@ def test_what_the_flags_leave_open_comes_from_the_launcher(
 
 def test_what_needs_a_launcher_is_refused_without_one_and_dp_with_one(monkeypatch):
     with pytest.raises(UserError, match="num_nodes 2: start it by torchrun or SLURM"):
-        check_devices(SimpleNamespace(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp"))
+        check_devices(
+            SimpleNamespace(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp")
+        )
     monkeypatch.setattr(devices, "num_gpus", lambda: 8)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    check_devices(SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="ddp"))
+    check_devices(
+        SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="ddp")
+    )
     with pytest.raises(UserError, match="with torchrun or on CPUs use ddp"):
-        check_devices(SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="dp"))
+        check_devices(
+            SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="dp")
+        )
 
 
 class LaunchedError(Exception):
@@ -121,11 +138,15 @@ def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
         train("--trainer.strategy", strategy, *gpus.split(), *watched.split())
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"]
+)
 def test_processes_are_not_forked_where_torch_has_to_start_cuda(monkeypatch, strategy):
     monkeypatch.setattr(devices, "num_gpus", lambda: 2)
     monkeypatch.setattr(devices, "counts_gpus_by_nvml", lambda: False)
-    flags = SimpleNamespace(accelerator="gpu", devices=2, num_nodes=1, strategy=strategy)
+    flags = SimpleNamespace(
+        accelerator="gpu", devices=2, num_nodes=1, strategy=strategy
+    )
     with pytest.raises(UserError, match="torch finds no NVML\nuse ddp"):
         check_devices(flags)
 
@@ -153,9 +174,15 @@ def test_what_counts_the_gpus_leaves_them_to_forked_processes() -> None:
 @pytest.mark.parametrize(
     ("problem", "way_out"),
     [
-        ("CUDA error: all CUDA-capable devices are busy or unavailable", "trainer.devices .1."),
+        (
+            "CUDA error: all CUDA-capable devices are busy or unavailable",
+            "trainer.devices .1.",
+        ),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "data.batch_size"),
-        ("CUDA error: no kernel image is available for execution on the device", "docs/install"),
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "docs/install",
+        ),
     ],
 )
 def test_an_error_of_a_device_is_two_lines(problem: str, way_out: str) -> None:
@@ -185,7 +212,9 @@ def test_a_network_is_tried_in_the_precision_of_its_training(train):
 
 MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
 DRIVER = "The NVIDIA driver on your system is too old (found version 12020). Please update your"
-COMPILER = "In a subprocess:\nRuntimeError: Failed to find C compiler. Please specify via CC"
+COMPILER = (
+    "In a subprocess:\nRuntimeError: Failed to find C compiler. Please specify via CC"
+)
 
 
 class Fails(MLP):
@@ -201,9 +230,19 @@ class Fails(MLP):
 @pytest.mark.parametrize(
     ("fails_in", "text", "what", "way_out"),
     [
-        ((True, False), MEMORY, "CUDA out of memory. Tried to allocate 1 TiB", "--data.batch_size"),
+        (
+            (True, False),
+            MEMORY,
+            "CUDA out of memory. Tried to allocate 1 TiB",
+            "--data.batch_size",
+        ),
         ((True, False), DRIVER, DRIVER.partition(".")[0], "is built for CUDA"),
-        ((True,), COMPILER, "RuntimeError: Failed to find C compiler", "install gcc and g++"),
+        (
+            (True,),
+            COMPILER,
+            "RuntimeError: Failed to find C compiler",
+            "install gcc and g++",
+        ),
     ],
 )
 def test_what_a_device_refuses_is_two_lines(

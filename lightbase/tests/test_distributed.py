@@ -1,4 +1,5 @@
-"""Runs of several processes. Functions without `test_` run on the ranks of `tests/ranks.py`."""
+"""Runs of several processes. Functions without `test_` run on the ranks of
+`tests/ranks.py`."""
 
 import contextlib
 import functools
@@ -116,8 +117,8 @@ class StreamedImages(SyntheticImages):
 
 
 class WithBuffer(nn.Module):
-    """A network with a buffer: DDP exchanges it in every forward, also where the ranks have
-    unequally many."""
+    """A network with a buffer: DDP exchanges it in every forward, also where the ranks
+    have unequally many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,13 +169,25 @@ QUIET: dict[str, Any] = {
 }
 
 
-def look(folder: str, data_options: dict[str, Any] | None, seed: int | None = None) -> None:
+def look(
+    folder: str, data_options: dict[str, Any] | None, seed: int | None = None
+) -> None:
     """Fit, test and predict Numbers, or PlainNumbers, by a Trainer made by hand; leaves
     seen_RANK.json."""
-    torch.manual_seed(seed if seed is not None else random.SystemRandom().randrange(2**31))
-    devices = {"accelerator": "cpu", "devices": int(os.environ["WORLD_SIZE"]), "strategy": "ddp"}
+    torch.manual_seed(
+        seed if seed is not None else random.SystemRandom().randrange(2**31)
+    )
+    devices = {
+        "accelerator": "cpu",
+        "devices": int(os.environ["WORLD_SIZE"]),
+        "strategy": "ddp",
+    }
     trainer = Trainer(**devices, max_epochs=2, **QUIET)
-    data = PlainNumbers() if data_options is None else Numbers(batch_size=4, **data_options)
+    data = (
+        PlainNumbers()
+        if data_options is None
+        else Numbers(batch_size=4, **data_options)
+    )
     model = Seen()
 
     trainer.fit(model, data)
@@ -188,7 +201,10 @@ def look(folder: str, data_options: dict[str, Any] | None, seed: int | None = No
 
 
 def seen(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(num_ranks)]
+    return [
+        json.loads((folder / f"seen_{rank}.json").read_text())
+        for rank in range(num_ranks)
+    ]
 
 
 def together(notes: list[dict[str, Any]], stage: str, epoch: int) -> list[int]:
@@ -247,7 +263,9 @@ def test_a_stock_loader_is_shared_out_once(on_ranks, tmp_path):
     assert len(together(notes, "test", 0)) == 26
 
 
-def test_each_process_trains_on_all_of_an_iterable_dataset_and_a_line_says_so(on_ranks, tmp_path):
+def test_each_process_trains_on_all_of_an_iterable_dataset_and_a_line_says_so(
+    on_ranks, tmp_path
+):
     outputs = run(on_ranks, 2, tmp_path, "--data", "test_distributed.StreamedImages")
     assert "and each trains on all of an IterableDataset" in outputs[0]
 
@@ -268,7 +286,9 @@ def weights(folder: Path, name: str = "last.ckpt") -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
-def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: int = 0) -> list[str]:
+def run(
+    on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: int = 0
+) -> list[str]:
     """Train; the ranks' outputs."""
     result = on_ranks(num_ranks, "test_distributed.train", folder, *args)
     assert result.statuses == [status] * num_ranks, "\n".join(result.outputs)
@@ -276,18 +296,29 @@ def run(on_ranks: RunRanks, num_ranks: int, folder: Path, *args: Any, status: in
 
 
 METRICS = {"f1": "MulticlassF1Score", "auroc": "MulticlassAUROC"}
-METRICS = {name: {"class_path": f"torchmetrics.classification.{METRICS[name]}"} for name in METRICS}
+METRICS = {
+    name: {"class_path": f"torchmetrics.classification.{METRICS[name]}"}
+    for name in METRICS
+}
 WITH_METRICS = ("--model.metrics", json.dumps(METRICS))
 TAGS = ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auroc")
 
 
 @pytest.mark.slow
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
-    args = ("--trainer.max_epochs", 3, "--trainer.accumulate_grad_batches", 2, *WITH_METRICS)
+    args = (
+        "--trainer.max_epochs",
+        3,
+        "--trainer.accumulate_grad_batches",
+        2,
+        *WITH_METRICS,
+    )
     for num_ranks, batch_size in ((1, 32), (2, 16)):
         folder = tmp_path / str(num_ranks)
         run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
-    torch.testing.assert_close(weights(tmp_path / "2"), weights(tmp_path / "1"), **CLOSE)
+    torch.testing.assert_close(
+        weights(tmp_path / "2"), weights(tmp_path / "1"), **CLOSE
+    )
     for tag in (*TAGS, "watch/lr", "view/test/loss", "view/test/auroc"):
         expected = curve(tmp_path / "1", tag)
         assert curve(tmp_path / "2", tag) == pytest.approx(expected, rel=1e-4), tag
@@ -307,14 +338,17 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
     first, second = run(on_ranks, 2, tmp_path, *callback)
     assert second == ""
     words = "Data Network Best Device Curves Epoch Epoch Trained Test Run"
-    assert [line.split(":")[0].split(" ")[0] for line in first.splitlines()] == words.split()
+    assert [
+        line.split(":")[0].split(" ")[0] for line in first.splitlines()
+    ] == words.split()
     (folder,) = (tmp_path / "tiny").iterdir()
-    files = (
-        "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt progress.json"
-    )
+    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt progress.json"
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     assert names == {*files.split()}
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+    }
     assert json.loads((folder / "metrics.json").read_text())["test/num_samples"] == 75
     flags = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]
     assert (flags["devices"], flags["strategy"]) == (2, "ddp")  # as the launcher has it
@@ -335,7 +369,9 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
         names = ("report.csv", "confusion_matrix.csv")
         reports.append([(report / name).read_text() for name in names])
         metrics = json.loads(result.outputs[0].splitlines()[-1])
-        assert metrics == pytest.approx({name: trained[name] for name in metrics}, rel=1e-5)
+        assert metrics == pytest.approx(
+            {name: trained[name] for name in metrics}, rel=1e-5
+        )
         assert {"test/loss", "test/f1", "test/auroc"} <= metrics.keys()
         assert metrics["test/num_samples"] == 75  # unequal shares of 2 and 3 ranks
         assert not any(result.outputs[1:])
@@ -343,7 +379,8 @@ def test_test_results_do_not_depend_on_the_number_of_ranks(on_ranks, tmp_path):
 
 
 class Dropout(nn.Sequential):
-    """For images (N, 3, 8, 8) of 4 classes: every rank draws random numbers in every step."""
+    """For images (N, 3, 8, 8) of 4 classes: every rank draws random numbers in every
+    step."""
 
     def __init__(self) -> None:
         layers = (nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 4))
@@ -357,19 +394,31 @@ DROPOUT = (
 
 
 @pytest.mark.slow
-def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(on_ranks, tmp_path):
+def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
+    on_ranks, tmp_path
+):
     watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
-    flags = (*watched.split(), "--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
+    flags = (
+        *watched.split(),
+        "--trainer.max_epochs",
+        1,
+        "--trainer.log_every_n_steps",
+        1,
+    )
     pictures = []
     for num_ranks in (1, 2):
         folder = tmp_path / str(num_ranks)
-        shown = run(on_ranks, num_ranks, folder, *flags, "--data.batch_size", 32 // num_ranks)
+        shown = run(
+            on_ranks, num_ranks, folder, *flags, "--data.batch_size", 32 // num_ranks
+        )
         assert sum("Where the time of training went" in text for text in shown) == 1
         events = EventAccumulator(str(folder / "tiny" / "version_0"))
         events.Reload()
         assert events.Scalars("watch/device/memory_gib")
         tags = [tag for tag in events.Tags()["images"] if tag.startswith("view/")]
-        pictures.append({tag: events.Images(tag)[0].encoded_image_string for tag in tags})
+        pictures.append(
+            {tag: events.Images(tag)[0].encoded_image_string for tag in tags}
+        )
     assert len(pictures[0]) >= 6
     assert pictures[0] == pictures[1]  # pixel for pixel, as nothing was learned
 
@@ -389,21 +438,26 @@ def uninterrupted(on_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(on_ranks, tmp_path, uninterrupted):
+def test_a_resumed_run_of_two_ranks_ends_as_an_uninterrupted_one(
+    on_ranks, tmp_path, uninterrupted
+):
     run(on_ranks, 2, tmp_path, *DROPOUT, "--trainer.max_epochs", 1)
     run(on_ranks, 2, tmp_path, *DROPOUT, "--ckpt_path", "last")
     assert_equal_runs(tmp_path, uninterrupted)
 
 
 class Terminate(Callback):
-    """Sends a signal to one rank, or to all of them at different batches, in the second epoch."""
+    """Sends a signal to one rank, or to all of them at different batches, in the second
+    epoch."""
 
     def __init__(self, ranks: list[int], number: int = signal.SIGTERM) -> None:
         self.ranks = ranks
         self.number = number
         StopOnSignal.every_n_steps = 4
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, i: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, i: int
+    ) -> None:
         rank = trainer.global_rank
         if rank in self.ranks and (trainer.current_epoch, i) == (1, 1 + rank):
             signal.raise_signal(self.number)
@@ -418,8 +472,15 @@ def test_all_ranks_stop_together_at_a_signal(
     on_ranks, tmp_path, uninterrupted, terminated, number, name
 ):
     callback = ("--trainer.callbacks", "test_distributed.Terminate")
-    options = ("--trainer.callbacks.ranks", terminated, "--trainer.callbacks.number", int(number))
-    outputs = run(on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number)
+    options = (
+        "--trainer.callbacks.ranks",
+        terminated,
+        "--trainer.callbacks.number",
+        int(number),
+    )
+    outputs = run(
+        on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number
+    )
     assert f"Stopped by {name}; to continue:\ntorchrun (or srun) ... " in outputs[0]
     assert not outputs[1]
     (path,) = tmp_path.rglob("last.ckpt")
@@ -449,8 +510,14 @@ TOO_LARGE = "data.batch_size 110 times 3 processes: only 315 training samples"
         (("--data.num_test", 2), "3 processes for the 2 samples of test"),
         (("--data.batch_size", 110), TOO_LARGE),
         (("--trainer.devices", 2), "torchrun or SLURM has started 3"),
-        (("--model", "test_distributed.TracksOnOne"), "1 of 3 processes called track('train'"),
-        (("--monitor", "val/no", "--monitor_mode", "max"), "--monitor 'val/no' is not among"),
+        (
+            ("--model", "test_distributed.TracksOnOne"),
+            "1 of 3 processes called track('train'",
+        ),
+        (
+            ("--monitor", "val/no", "--monitor_mode", "max"),
+            "--monitor 'val/no' is not among",
+        ),
     ],
 )
 def test_a_mistake_is_told_once(on_ranks, tmp_path, args, message):
@@ -473,7 +540,9 @@ class BreaksOnOne(Classifier):
 
 @pytest.mark.slow
 def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks, tmp_path):
-    outputs = run(on_ranks, 2, tmp_path, "--model", "test_distributed.BreaksOnOne", status=1)
+    outputs = run(
+        on_ranks, 2, tmp_path, "--model", "test_distributed.BreaksOnOne", status=1
+    )
     assert "NaN or infinite after step 15, in epoch 2" in outputs[0]
     assert "Traceback" not in "".join(outputs)
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
@@ -484,7 +553,9 @@ def test_all_ranks_stop_at_the_loss_that_is_no_number_on_one(on_ranks, tmp_path)
 class Fail(Callback):
     """Fails on one rank, in the second epoch."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, i: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, i: int
+    ) -> None:
         if (trainer.current_epoch, i, trainer.global_rank) == (1, 3, 1):
             raise ValueError("a bug on rank 1")
 
@@ -494,7 +565,10 @@ def test_a_bug_on_one_rank_ends_the_others_and_keeps_its_traceback(on_ranks, tmp
     result = on_ranks(2, "test_distributed.train", tmp_path, *fail)
     assert all(result.statuses)
     assert "ValueError: a bug on rank 1" in result.outputs[1]
-    assert {path.name for path in tmp_path.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
+    assert {path.name for path in tmp_path.rglob("*.ckpt")} == {
+        "best.ckpt",
+        "last.ckpt",
+    }
 
 
 # the command itself, which starts the other processes
@@ -515,7 +589,8 @@ def start_command(tmp_path: Path) -> Iterator[StartCommand]:
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that no process that it leaves behind can be missed
+            # so that no process that it leaves behind can be missed
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -533,7 +608,9 @@ LIMIT_S = 200  # under load a start takes a minute
 def assert_none_left(session: int) -> None:
     """The processes of the session end soon."""
     end = time.monotonic() + LIMIT_S / 4
-    while left := [path for path in Path("/proc").glob("[0-9]*") if session_of(path) == session]:
+    while left := [
+        path for path in Path("/proc").glob("[0-9]*") if session_of(path) == session
+    ]:
         assert time.monotonic() < end, [(path / "cmdline").read_text() for path in left]
         time.sleep(0.1)
 
@@ -541,7 +618,9 @@ def assert_none_left(session: int) -> None:
 def session_of(process: Path) -> int | None:
     """The session id of a process that is alive; see proc_pid_stat(5)."""
     try:
-        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        state, _, _, session, *_ = (
+            (process / "stat").read_text().rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return None  # it has ended meanwhile
     return int(session) if state != "Z" else None
@@ -572,9 +651,14 @@ def test_strategies_by_flag(start_command, tmp_path, on_ranks, strategy):
     assert output.count("Run folder: ") == 1
     assert strategy == "ddp_spawn" or "warn" not in output.lower()
     run(on_ranks, 2, tmp_path / "expected")
-    paths = (tmp_path / name / "version_0" / "metrics.json" for name in ("tiny", "expected/tiny"))
+    paths = (
+        tmp_path / name / "version_0" / "metrics.json"
+        for name in ("tiny", "expected/tiny")
+    )
     metrics, expected = (json.loads(path.read_text()) for path in paths)
-    assert metrics == pytest.approx({**expected, "train_seconds": metrics["train_seconds"]})
+    assert metrics == pytest.approx(
+        {**expected, "train_seconds": metrics["train_seconds"]}
+    )
     assert metrics["test/num_samples"] == 75
 
 
@@ -593,7 +677,9 @@ def test_a_killed_rank_ends_the_command(start_command, killed):
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(start_command, tmp_path):
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_stops_the_command(
+    start_command, tmp_path
+):
     process = start_command(*LONG, "--data.num_workers", 1)
     wait_for(process, "Epoch 1 ")
     begin = time.monotonic()
@@ -616,7 +702,9 @@ class AskOnOneRank(Callback):
     def __init__(self) -> None:
         signals.STUCK_S = 4
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         if trainer.current_epoch == 1 and trainer.is_global_zero:
             print("asking", flush=True)
             _ = trainer.log_dir
@@ -643,10 +731,25 @@ def test_two_machines_by_torchrun(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = [sys.executable, "-m", "torch.distributed.run"]
-    program += ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=1"]
-    program += [f"--rdzv-endpoint=127.0.0.1:{port}", "--", "scripts/train.py", "--config", TINY]
+    program += [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=1",
+    ]
+    program += [
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--",
+        "scripts/train.py",
+        "--config",
+        TINY,
+    ]
     program += ["--trainer.default_root_dir", str(tmp_path)]
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    piped: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     machines = [subprocess.Popen(program, cwd=HERE, **piped) for _ in range(2)]
     outputs = [machine.communicate(timeout=LIMIT_S)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], "\n".join(outputs)

@@ -50,7 +50,9 @@ class Opened(BaseDataModule):
 
 class Fetched(Points):
     def prepare_data(self) -> None:
-        with short_download_errors("Fetched", self.data_dir, f"points.csv into {self.data_dir}"):
+        with short_download_errors(
+            "Fetched", self.data_dir, f"points.csv into {self.data_dir}"
+        ):
             raise OSError("no network")
 
 
@@ -64,7 +66,9 @@ class Fetched(Points):
         ("Fetched", OSError("no network")),
     ],
 )
-def test_a_failed_download_is_two_lines(train, tmp_path, capsys, monkeypatch, data, error):
+def test_a_failed_download_is_two_lines(
+    train, tmp_path, capsys, monkeypatch, data, error
+):
     def init(self: Any, root: Path, split: str, download: bool = False) -> None:
         raise error if download else RuntimeError("Dataset not found")
 

@@ -1,5 +1,5 @@
-"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain PyTorch, and
-its refusals."""
+"""export.py: files that compute what predict.py computes, in ONNX Runtime and in plain
+PyTorch, and its refusals."""
 
 import json
 import sys
@@ -25,8 +25,14 @@ NETWORKS = {  # flags beside tiny.yaml
     "--model.compile_net aot_eager",
 }
 REFUSED = {  # flags, and a part of the error
-    "branches": ("--model.net test_export.Branches", "the network cannot be exported as one graph"),
-    "random": ("--model.net test_export.AlwaysDrops", "the export is wrong and was not kept: its"),
+    "branches": (
+        "--model.net test_export.Branches",
+        "the network cannot be exported as one graph",
+    ),
+    "random": (
+        "--model.net test_export.AlwaysDrops",
+        "the export is wrong and was not kept: its",
+    ),
 }
 
 
@@ -64,9 +70,11 @@ def run_pt2(file: Path, inputs: Tensor) -> tuple[Tensor, list[str]]:
 RUN = {"onnx": run_onnx, "pt2": run_pt2}
 
 
-def compare(checkpoint: Path, output: Path, inputs: Callable[[int], Tensor]) -> list[str]:
-    """Export, run on batches of several sizes, compare with predict_step; returns the classes in
-    the file."""
+def compare(
+    checkpoint: Path, output: Path, inputs: Callable[[int], Tensor]
+) -> list[str]:
+    """Export, run on batches of several sizes, compare with predict_step; returns the
+    classes in the file."""
     flags = ["--format", output.suffix[1:], "--output", str(output)]
     export.main(["--ckpt_path", str(checkpoint), *flags])
     loaded: Any = load_run(checkpoint)
@@ -105,7 +113,9 @@ def test_networks_of_every_kind(trained, tmp_path, name, kind, capsys):
     folder, _ = trained(f"--name {name} --trainer.max_epochs 1", *argv(NETWORKS[name]))
     capsys.readouterr()
     inputs = images(1 if name == "discs" else 3, 32, 32)
-    classes = compare(folder / "checkpoints" / "best.ckpt", tmp_path / f"x.{kind}", inputs)
+    classes = compare(
+        folder / "checkpoints" / "best.ckpt", tmp_path / f"x.{kind}", inputs
+    )
     assert len(classes) == (0 if name == "discs" else 4)
     assert capsys.readouterr().err == ""
 
@@ -119,7 +129,10 @@ def test_a_plain_module_with_data_of_any_kind(trained, tmp_path, model):
         return run_pt2(tmp_path / "x.pt2", batch)[0]
 
     plain = model()
-    batch, data = images(3, 8, 8)(2), load_run(trained()[0] / "checkpoints/best.ckpt").datamodule
+    batch, data = (
+        images(3, 8, 8)(2),
+        load_run(trained()[0] / "checkpoints/best.ckpt").datamodule,
+    )
     expected = plain(data.normalize(batch)) + (model is PlainWithStep)
     assert torch.equal(outputs(data, batch), expected)
     with pytest.raises(UserError, match=r"set self.example_input_array of Plain"):
@@ -147,9 +160,13 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
     copied.write_bytes((trained()[0] / "checkpoints" / "best.ckpt").read_bytes())
 
     def error(*flags: str) -> str:
-        return fails(capsys, 2, lambda: export.main(["--ckpt_path", str(copied), *flags]))
+        return fails(
+            capsys, 2, lambda: export.main(["--ckpt_path", str(copied), *flags])
+        )
 
-    assert "--output x.onx: give another .pth file, or --format" in error("--output", "x.onx")
+    assert "--output x.onx: give another .pth file, or --format" in error(
+        "--output", "x.onx"
+    )
     assert f"--output {copied}: " in error()
     assert "nowhere" in error("--output", "nowhere/x.pth")
     monkeypatch.setitem(sys.modules, "onnxscript", None)

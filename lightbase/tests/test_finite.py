@@ -1,4 +1,5 @@
-"""A loss or a weight that is NaN or infinite: the run ends, and what was saved stays finite."""
+"""A loss or a weight that is NaN or infinite: the run ends, and what was saved stays
+finite."""
 
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,13 @@ def test_a_loss_that_is_no_number_ends_the_run_on_the_next_log_step(
     assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
 
 
-def test_by_option_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_option_the_run_goes_on(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("test_finite.Breaks.at_batch", 25)
-    assert train("--model", "test_finite.Breaks", "--stop_on_nan", "false")["epochs"] == 2
+    assert (
+        train("--model", "test_finite.Breaks", "--stop_on_nan", "false")["epochs"] == 2
+    )
 
 
 def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys):
@@ -115,18 +120,27 @@ def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
 
 
 class Unknown(Classifier):
-    """A metric of the first validation, and a loss of training that is only looked at, are not
-    defined."""
+    """A metric of the first validation, and a loss of training that is only looked at,
+    are not defined."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         self.log("train/other_loss", torch.tensor(torch.nan))
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        self.log("val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0))
+        self.log(
+            "val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0)
+        )
         return super().validation_step(batch, batch_idx)
 
 
 def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
-    train("--model", "test_finite.Unknown", "--monitor", "val/odd", "--monitor_mode", "max")
+    train(
+        "--model",
+        "test_finite.Unknown",
+        "--monitor",
+        "val/odd",
+        "--monitor_mode",
+        "max",
+    )
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)

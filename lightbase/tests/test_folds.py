@@ -29,7 +29,8 @@ def table(num: int = 53) -> Any:
 
 
 class WithTargets(Dataset[Any]):
-    """The same as a Dataset, with or without `targets`, whose samples must not be read."""
+    """The same as a Dataset, with or without `targets`, whose samples must not be
+    read."""
 
     def __init__(self, targets: Any) -> None:
         self.targets = targets
@@ -46,7 +47,10 @@ def splits(num_folds: int = 5, loaded: Any = None, **options: Any) -> list[Any]:
     """The data modules of all folds, set up."""
     loaded = table() if loaded is None else loaded
     options = {"classes": ("a", "b", "c"), "num_folds": num_folds, **options}
-    return [attach(Numbers(loaded, test=(), fold=fold, **options)) for fold in range(num_folds)]
+    return [
+        attach(Numbers(loaded, test=(), fold=fold, **options))
+        for fold in range(num_folds)
+    ]
 
 
 def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
@@ -60,7 +64,10 @@ def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
         counts = [int((samples.targets == label).sum()) for samples in tested]
         assert max(counts) - min(counts) <= 1
     for data in modules:
-        used = [data.splits[name].inputs.flatten().tolist() for name in ("train", "val", "test")]
+        used = [
+            data.splits[name].inputs.flatten().tolist()
+            for name in ("train", "val", "test")
+        ]
         assert sorted(itertools.chain(*used)) == list(range(53))
         assert len(used[1]) == round(0.2 * (53 - len(used[2])))
 
@@ -71,7 +78,11 @@ def test_the_folds_follow_from_split_seed_alone() -> None:
     assert first == splits()[2].splits["test"].inputs.flatten().tolist()
     assert first != splits(split_seed=1)[2].splits["test"].inputs.flatten().tolist()
     six = splits(2, (torch.arange(6)[:, None], torch.zeros(6)), classes=())
-    assert six[0].splits["test"].inputs.flatten().tolist() == [1, 2, 3]  # of any machine
+    assert six[0].splits["test"].inputs.flatten().tolist() == [
+        1,
+        2,
+        3,
+    ]  # of any machine
 
 
 def test_more_folds_than_samples_are_refused() -> None:
@@ -99,7 +110,9 @@ def test_a_dataset_with_targets_is_stratified_without_reading_it() -> None:
     for label in range(3):
         counts = [int((targets[indices] == label).sum()) for indices in tested]
         assert max(counts) - min(counts) <= 1
-    tested = [module.splits["test"].dataset.indices for module in splits(3, WithTargets(None))]
+    tested = [
+        module.splits["test"].dataset.indices for module in splits(3, WithTargets(None))
+    ]
     assert sorted(itertools.chain(*tested)) == list(range(53))
 
 
@@ -114,8 +127,12 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
         (tmp_path / "test" / "cow").mkdir(parents=True)
         (tmp_path / "test" / "cow" / "broken.png").write_text("never read")
     options: Any = {"image_shape": (3, 8, 8), "num_workers": 0, "num_folds": 3}
-    modules = [attach(ImageFolder(str(tmp_path), fold=fold, **options)) for fold in range(3)]
-    counts = [Counter(target for _, target in data.splits["test"].dataset) for data in modules]
+    modules = [
+        attach(ImageFolder(str(tmp_path), fold=fold, **options)) for fold in range(3)
+    ]
+    counts = [
+        Counter(target for _, target in data.splits["test"].dataset) for data in modules
+    ]
     assert sum(counts, Counter()) == {0: 11, 1: 6}
     assert all(count[0] in (3, 4) and count[1] == 2 for count in counts)
 
@@ -125,7 +142,10 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
     [
         (["--data.fold", "2"], "data.fold 2 of data.num_folds None: no such fold"),
         (["--data.num_folds", "5"], "data.fold None of data.num_folds 5: no such"),
-        (["--data.num_folds", "5", "--data.fold", "5"], "data.fold 5 of data.num_folds 5"),
+        (
+            ["--data.num_folds", "5", "--data.fold", "5"],
+            "data.fold 5 of data.num_folds 5",
+        ),
     ],
 )
 def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
@@ -138,8 +158,8 @@ def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """It is tested on its fold, evaluated to the same numbers, or on the official test set if that
-    is asked for; it resumes with its fold only."""
+    """It is tested on its fold, evaluated to the same numbers, or on the official test
+    set if that is asked for; it resumes with its fold only."""
     folds = ("--data.num_folds", 5, "--data.fold", 2)
     result = train(*folds, "--trainer.max_epochs", 1)
     assert result["test/num_samples"] == 70
@@ -148,7 +168,9 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     assert "data.num_folds: 5" in (run / "hparams.yaml").read_text()
     path = str(run / "checkpoints" / "best.ckpt")
     again = EVALUATE.main(["--ckpt_path", path])
-    assert again == {key: value for key, value in result.items() if key.startswith("test/")}
+    assert again == {
+        key: value for key, value in result.items() if key.startswith("test/")
+    }
     official = EVALUATE.main(["--ckpt_path", path, "--data.num_folds", "null"])
     assert official["test/num_samples"] == 75
     for other in (["--data.fold", "3"], ["--data.split_seed", "7"]):
@@ -158,4 +180,7 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2, "--data.fold", 4)
     assert "--data.fold 4: a resume goes on with" in capsys.readouterr().err
-    assert train("--ckpt_path", "last", "--trainer.max_epochs", 2)["test/num_samples"] == 70
+    assert (
+        train("--ckpt_path", "last", "--trainer.max_epochs", 2)["test/num_samples"]
+        == 70
+    )

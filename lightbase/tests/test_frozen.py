@@ -1,5 +1,5 @@
-"""--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging and
-decay."""
+"""--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging
+and decay."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ class Normed(nn.Module):
 
 
 class WatchesModes(Classifier):
-    """Fails where a step finds a frozen part in training mode, or another one in eval mode; calls
-    train() itself."""
+    """Fails where a step finds a frozen part in training mode, or another one in eval
+    mode; calls train() itself."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         assert not any(module.training for module in self.net.stem.modules())
@@ -43,7 +43,11 @@ class WatchesModes(Classifier):
         self.train()
 
 
-NET = ("--model=test_frozen.WatchesModes", "--model.net=test_frozen.Normed", "--model.freeze=stem")
+NET = (
+    "--model=test_frozen.WatchesModes",
+    "--model.net=test_frozen.Normed",
+    "--model.freeze=stem",
+)
 AVERAGING = "lightning.pytorch.callbacks.EMAWeightAveraging"
 DECAY = ("--model.optimizer", "AdamW", "--model.optimizer_args.weight_decay", 0.5)
 
@@ -79,7 +83,9 @@ def test_a_resumed_run_ends_with_the_same_weights(train, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         train(*NET, *DECAY, "--trainer.callbacks", "test_training.Terminate")
     train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert equal(*(weights(tmp_path / name / "version_0") for name in ("tiny", "whole")))
+    assert equal(
+        *(weights(tmp_path / name / "version_0") for name in ("tiny", "whole"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,11 @@ def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
 
 
 def test_a_group_that_is_frozen_is_said(train, capsys):
-    flags = ("--model.net=test_frozen.Normed", "--model.freeze=[stem]", "--trainer.max_epochs=1")
+    flags = (
+        "--model.net=test_frozen.Normed",
+        "--model.freeze=[stem]",
+        "--trainer.max_epochs=1",
+    )
     train(*flags, "--model.parameter_groups", "{stem: {lr: 0.1}, head: {lr: 0.01}}")
     out = capsys.readouterr().out
     assert out.count("lr 0.1; it is frozen, so the group has no effect") == 1

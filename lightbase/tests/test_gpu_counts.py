@@ -1,5 +1,5 @@
-"""The table of operations, copies and waits in docs/performance.md, counted again, and what keeps
-them few."""
+"""The table of operations, copies and waits in docs/performance.md, counted again, and
+what keeps them few."""
 
 import json
 import os
@@ -39,7 +39,9 @@ Counts = dict[str, int]
 
 
 @pytest.fixture
-def counted(mnist_dir: Path, cifar10_dir: Path, tmp_path: Path) -> dict[str, dict[str, Any]]:
+def counted(
+    mnist_dir: Path, cifar10_dir: Path, tmp_path: Path
+) -> dict[str, dict[str, Any]]:
     """By config: what gpu_counts.py prints."""
     if "SIMGPU_FOLDER" not in os.environ:
         pytest.skip("only a simulated GPU counts")
@@ -47,11 +49,19 @@ def counted(mnist_dir: Path, cifar10_dir: Path, tmp_path: Path) -> dict[str, dic
     runs = {}
     for name in CONFIGS:
         if (config := REPO / "configs" / f"{name}.yaml").exists():
-            command = [sys.executable, gpu_counts.__file__, config, mnist_dir, tmp_path / name]
+            command = [
+                sys.executable,
+                gpu_counts.__file__,
+                config,
+                mnist_dir,
+                tmp_path / name,
+            ]
             options: dict[str, Any] = {"stdout": subprocess.PIPE, "env": environment}
             runs[name] = programs.start(command, cwd=REPO, **options)
     outputs = {name: run.communicate(timeout=200)[0] for name, run in runs.items()}
-    return {name: json.loads(output.splitlines()[-1]) for name, output in outputs.items()}
+    return {
+        name: json.loads(output.splitlines()[-1]) for name, output in outputs.items()
+    }
 
 
 def total(counts: Counts, kind: str) -> int:
@@ -66,14 +76,18 @@ def ordinary_and_log_steps(steps: list[Counts]) -> tuple[list[Counts], list[Coun
 def operations(steps: list[Counts]) -> tuple[int, int]:
     """Of an ordinary step, and how many more of a log step."""
     ordinary, log_steps = ordinary_and_log_steps(steps)
-    ((usual, _),) = Counter(total(step, "operation") for step in ordinary).most_common(1)
+    ((usual, _),) = Counter(total(step, "operation") for step in ordinary).most_common(
+        1
+    )
     return usual, max(total(step, "operation") for step in log_steps) - usual
 
 
 def row(name: str, steps: list[Counts], checkpoint: Counts) -> str:
     parts = ordinary_and_log_steps(steps)
     usual, more = operations(steps)
-    copies, waits = ([max(total(x, kind) for x in y) for y in parts] for kind in ("copy", "wait"))
+    copies, waits = (
+        [max(total(x, kind) for x in y) for y in parts] for kind in ("copy", "wait")
+    )
     waits.append(total(checkpoint, "wait"))
     lists = " | ".join(", ".join(map(str, numbers)) for numbers in (copies, waits))
     return f"| `{name}.yaml` | {usual} | {more} | {lists} |\n"
@@ -99,7 +113,9 @@ def test_only_a_log_step_waits_and_once(counted: dict[str, Any]) -> None:
         assert len(log_steps) == 3
         assert not [(name, step) for step in ordinary if total(step, "wait")]
         assert not [(name, step) for step in log_steps if total(step, "wait") != 1]
-        assert not [(name, step) for step in steps if any("pageable" in kind for kind in step)]
+        assert not [
+            (name, step) for step in steps if any("pageable" in kind for kind in step)
+        ]
         assert operations(steps)[1] <= MOST_IN_LOG_STEP, name
         assert total(counts["checkpoint"], "wait") <= 1, name
 
@@ -107,7 +123,9 @@ def test_only_a_log_step_waits_and_once(counted: dict[str, Any]) -> None:
 def saved(tmp_path: Path, device: str, is_tied: bool) -> dict[str, Any]:
     """A checkpoint of a network after two steps, read without telling where to."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4, False))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4, False)
+    )
     if is_tied:
         net.append(nn.Linear(4, 4, False))
         net[4].weight = net[3].weight
@@ -116,9 +134,14 @@ def saved(tmp_path: Path, device: str, is_tied: bool) -> dict[str, Any]:
         weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
     optimizer.step()
-    content = {"state_dict": net.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    content = {
+        "state_dict": net.state_dict(),
+        "optimizer_states": [optimizer.state_dict()],
+    }
     AtomicCheckpointIO().save_checkpoint(content, tmp_path / f"{device}.ckpt")
-    return torch.load(tmp_path / f"{device}.ckpt", map_location="cpu" if is_tied else None)  # type: ignore[no-any-return]
+    return torch.load(
+        tmp_path / f"{device}.ckpt", map_location="cpu" if is_tied else None
+    )  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -163,11 +186,17 @@ def test_metrics_of_a_gpu_have_the_values_of_a_cpu(
 
 @pytest.mark.parametrize(("at_batch", "value"), [(25, "nan"), (35, "inf")])
 def test_an_infinite_loss_ends_a_run_on_a_gpu(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any, at_batch: int, value: str
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    at_batch: int,
+    value: str,
 ) -> None:
     monkeypatch.setattr("test_finite.Breaks.at_batch", at_batch)
     monkeypatch.setattr("test_finite.Breaks.value", float(value))
     flags = "--model test_finite.Breaks --trainer.accelerator gpu --trainer.log_every_n_steps 5"
     with pytest.raises(SystemExit):
         train(flags, "--trainer.max_epochs 4")
-    assert f"NaN or infinite after step {at_batch}, in epoch 2" in capsys.readouterr().err
+    assert (
+        f"NaN or infinite after step {at_batch}, in epoch 2" in capsys.readouterr().err
+    )

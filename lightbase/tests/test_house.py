@@ -1,5 +1,5 @@
-"""Imports point one way: the project imports the library, and never the other way round. Private
-attributes of other packages stand in compat.py only."""
+"""Imports point one way: the project imports the library, and never the other way
+round. Private attributes of other packages stand in compat.py only."""
 
 import ast
 import os
@@ -29,7 +29,10 @@ def modules() -> list[Path]:
 def imports(path: Path) -> set[str]:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {*names, *(a.name for node in nodes if isinstance(node, ast.Import) for a in node.names)}
+    return {
+        *names,
+        *(a.name for node in nodes if isinstance(node, ast.Import) for a in node.names),
+    }
 
 
 def test_the_example_uses_public_names_only() -> None:
@@ -76,16 +79,22 @@ def is_of_self(node: ast.Attribute) -> bool:
 
 
 def private_names(node: ast.AST) -> Iterator[str]:
-    """Private names that this node takes from an object, a module or a function's parameters."""
+    """Private names that this node takes from an object, a module or a function's
+    parameters."""
     names: list[str] = []
     if isinstance(node, ast.Attribute) and not is_of_self(node):
         names = [node.attr]
     elif isinstance(node, ast.Import | ast.ImportFrom):
-        paths = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        paths = [
+            getattr(node, "module", None) or "",
+            *(alias.name for alias in node.names),
+        ]
         names = [part for path in paths for part in path.split(".")]
     elif isinstance(node, ast.Call):
         names = [keyword.arg or "" for keyword in node.keywords]
-    return (name for name in names if PRIVATE.fullmatch(name) and name not in DOCUMENTED)
+    return (
+        name for name in names if PRIVATE.fullmatch(name) and name not in DOCUMENTED
+    )
 
 
 def test_only_compat_reads_private_attributes() -> None:
@@ -102,7 +111,9 @@ def test_only_compat_reads_private_attributes() -> None:
 def test_an_import_changes_nothing_else() -> None:
     command = [sys.executable, str(Path(__file__).with_name("importing.py"))]
     environment = os.environ | {"PYTHONPATH": str(LIGHTBASE.parent)}
-    with programs.start(command, cwd=HERE, env=environment, stdout=subprocess.PIPE) as process:
+    with programs.start(
+        command, cwd=HERE, env=environment, stdout=subprocess.PIPE
+    ) as process:
         output, _ = process.communicate(timeout=100)
     num_modules, changed = output.split(maxsplit=1)
     assert int(num_modules) > 40

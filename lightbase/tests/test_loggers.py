@@ -1,4 +1,5 @@
-"""Loggers by a flag or YAML: where they write, what they get, and how they go on after a resume."""
+"""Loggers by a flag or YAML: where they write, what they get, and how they go on after
+a resume."""
 
 import csv
 import shutil
@@ -11,7 +12,13 @@ from test_training import curves
 
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
-SHOWN = ("train/", "val/", "test/acc", "test/loss", "lr")  # of which a resume repeats the numbers
+SHOWN = (
+    "train/",
+    "val/",
+    "test/acc",
+    "test/loss",
+    "lr",
+)  # of which a resume repeats the numbers
 
 
 def of_csv(folder: Path, start: int = 0) -> Points:
@@ -26,7 +33,11 @@ def of_csv(folder: Path, start: int = 0) -> Points:
 
 
 def of_tensorboard(folder: Path) -> Points:
-    return {name: points for name, points in curves(folder).items() if name.startswith(SHOWN)}
+    return {
+        name: points
+        for name, points in curves(folder).items()
+        if name.startswith(SHOWN)
+    }
 
 
 def rounded(points: Points) -> dict[str, list[tuple[int, float]]]:
@@ -68,7 +79,11 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     train, tmp_path, capsys
 ):
     config = yaml_of(tmp_path / "both.yaml", "TensorBoardLogger", CSV)
-    train("--config", config, "--keep_every_epoch true --trainer.max_epochs 3 --step_timer true")
+    train(
+        "--config",
+        config,
+        "--keep_every_epoch true --trainer.max_epochs 3 --step_timer true",
+    )
     folder = tmp_path / "tiny" / "version_0"
     assert f"Curves: tensorboard --logdir {tmp_path}\n" in capsys.readouterr().out
     before = rounded(of_csv(folder))
@@ -82,11 +97,15 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     as_if_killed(folder, 0)
     train("--ckpt_path", "last", "--trainer.max_epochs", 3)
     assert rounded(of_csv(folder)) == before
-    later = {name: [point for point in before[name] if point[0] > 18] for name in before}
+    later = {
+        name: [point for point in before[name] if point[0] > 18] for name in before
+    }
     assert rounded(of_csv(folder, start=1)) == later
     assert rounded(of_tensorboard(folder)) == before
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
-    assert saved[1]["init_args"]["save_dir"] is None  # the recorded config starts a run of its own
+    assert (
+        saved[1]["init_args"]["save_dir"] is None
+    )  # the recorded config starts a run of its own
 
 
 class NoServer(CSVLogger):
@@ -105,7 +124,9 @@ def test_a_start_that_fails_leaves_nothing(train, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(train, tmp_path, monkeypatch):
+def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
+    train, tmp_path, monkeypatch
+):
     import wandb
     from mlflow.tracking import MlflowClient
 
@@ -118,14 +139,20 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(train, tmp_path, m
     folder = tmp_path / "deep" / "x" / "version_0"
 
     client = MlflowClient(f"file:{tmp_path}/mlruns")
-    (experiment,) = (item for item in client.search_experiments() if item.name != "Default")
+    (experiment,) = (
+        item for item in client.search_experiments() if item.name != "Default"
+    )
     (run,) = client.search_runs([experiment.experiment_id])
     assert (experiment.name, run.info.run_name) == ("deep/x", "version_0")
     assert run.info.status == "FINISHED"
     assert run.data.params["model.net"] == "example.models.mlp.MLP"
     names = [name for name in run.data.metrics if name.startswith(SHOWN)]
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
-    points = {name: [(p.step, p.value) for p in found] for name, found in histories.items()}
+    histories = {
+        name: client.get_metric_history(run.info.run_id, name) for name in names
+    }
+    points = {
+        name: [(p.step, p.value) for p in found] for name, found in histories.items()
+    }
     assert rounded(points) == rounded(of_csv(folder))
     pictures = client.list_artifacts(run.info.run_id, "view/confusion_matrix/val")
     assert "view/confusion_matrix/val/37.png" in [file.path for file in pictures]
@@ -134,5 +161,7 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(train, tmp_path, m
     assert not list(tmp_path.glob("wandb"))
     assert not wandb.run
 
-    train("--name deep/x --ckpt_path last --trainer.max_epochs 3")  # starts other runs there
+    train(
+        "--name deep/x --ckpt_path last --trainer.max_epochs 3"
+    )  # starts other runs there
     assert len(client.search_runs([experiment.experiment_id])) == 2

@@ -1,5 +1,5 @@
-"""Targets of the images' height and width, such as masks: `augment`, which gets inputs alone, is
-refused."""
+"""Targets of the images' height and width, such as masks: `augment`, which gets inputs
+alone, is refused."""
 
 from typing import Any
 
@@ -39,7 +39,9 @@ class Masks(Plain):
 class Photos(Plain):
     """A data module with flags for its augmentation, as the shipped ones have."""
 
-    def __init__(self, random_crop: int = 0, random_flip: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, random_crop: int = 0, random_flip: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.random_crop, self.random_flip = random_crop, random_flip
 
@@ -56,12 +58,17 @@ class Joint(Masks):
         images, masks = batch
         if training:
             is_flipped = torch.rand(len(images), device=images.device) < 0.5
-            images, masks = flip_where(is_flipped, images), flip_where(is_flipped, masks)
+            images, masks = (
+                flip_where(is_flipped, images),
+                flip_where(is_flipped, masks),
+            )
         return to_float(images), masks
 
 
 @pytest.mark.parametrize("flags", ["Masks", "Photos --data.random_crop 2"])
-def test_augment_is_refused_where_the_masks_would_stay_as_they_are(train, tmp_path, capsys, flags):
+def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
+    train, tmp_path, capsys, flags
+):
     with pytest.raises(SystemExit) as caught:
         train(f"--data test_masks.{flags}", *SHORT)
     assert caught.value.code == 2
@@ -73,8 +80,12 @@ def test_augment_is_refused_where_the_masks_would_stay_as_they_are(train, tmp_pa
     assert not list(tmp_path.glob("*/version_*"))
 
 
-@pytest.mark.parametrize("kind", ["Joint", pytest.param("Photos", marks=pytest.mark.slow)])
-def test_masks_train_without_augment_and_with_a_transform_of_both(train: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["Joint", pytest.param("Photos", marks=pytest.mark.slow)]
+)
+def test_masks_train_without_augment_and_with_a_transform_of_both(
+    train: Any, kind: str
+) -> None:
     result = train("--data", f"test_masks.{kind}", *SHORT)
     assert result["steps"] == 2
     assert 0 < result["test/acc"] < 1

@@ -3,7 +3,9 @@
 import pytest
 
 
-def test_a_metric_of_torchmetrics_that_does_not_fit_is_two_lines(train, tmp_path, capsys):
+def test_a_metric_of_torchmetrics_that_does_not_fit_is_two_lines(
+    train, tmp_path, capsys
+):
     with pytest.raises(SystemExit) as caught:
         train("--model.metrics.unfit torchmetrics.classification.BinaryF1Score")
     assert caught.value.code == 1

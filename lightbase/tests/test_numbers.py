@@ -1,4 +1,5 @@
-"""Metrics of each class, wrappers, collections, metrics that are no curves; what a metric gets."""
+"""Metrics of each class, wrappers, collections, metrics that are no curves; what a
+metric gets."""
 
 import json
 from typing import Any
@@ -42,16 +43,28 @@ def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys
     names = [f"test_class_acc/{name}" for name in ("cat", "a_b_c", "dog", "d_g")]
     assert set(names) == {key for key in result if key.startswith("test_class_acc")}
     assert result["test/acc"] <= result["test/top2"] <= 1
-    lines = [line.split() for line in shown.splitlines() if line.startswith("  test_class_acc/")]
-    assert [float(value) for _, value in lines] == sorted(float(value) for _, value in lines)
+    lines = [
+        line.split()
+        for line in shown.splitlines()
+        if line.startswith("  test_class_acc/")
+    ]
+    assert [float(value) for _, value in lines] == sorted(
+        float(value) for _, value in lines
+    )
     assert "class_acc" not in "".join(
         line for line in shown.splitlines() if line.startswith(("Epoch", "Test"))
     )
     folder = tmp_path / "tiny" / "version_0"
     assert json.loads((folder / "metrics.json").read_text()) == result
-    assert {f"{stage}_class_acc/cat" for stage in ("train", "val", "test")} <= curves(folder).keys()
-    again = script("evaluate").main(["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")])
-    assert again == {key: value for key, value in result.items() if key.startswith("test")}
+    assert {f"{stage}_class_acc/cat" for stage in ("train", "val", "test")} <= curves(
+        folder
+    ).keys()
+    again = script("evaluate").main(
+        ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
+    )
+    assert again == {
+        key: value for key, value in result.items() if key.startswith("test")
+    }
 
 
 def test_names_of_classes_fit_into_names_of_curves() -> None:
@@ -62,7 +75,9 @@ def test_top_k_over_the_number_of_classes_is_refused(train, capsys):
     with pytest.raises(SystemExit) as caught:
         train("--model.top_k", 5)
     assert caught.value.code == 2
-    assert capsys.readouterr().err.endswith("top_k 5: there are 4 classes; give fewer\n")
+    assert capsys.readouterr().err.endswith(
+        "top_k 5: there are 4 classes; give fewer\n"
+    )
 
 
 def measured(metrics: Any, outputs: Any, targets: Any) -> dict[str, Any]:
@@ -81,7 +96,9 @@ def test_a_classification_metric_gets_float_targets_as_labels() -> None:
     assert result["mae"] == pytest.approx((logits - targets).abs().mean().item())
 
 
-def test_targets_that_are_no_labels_are_refused_and_metrics_of_numbers_take_them() -> None:
+def test_targets_that_are_no_labels_are_refused_and_metrics_of_numbers_take_them() -> (
+    None
+):
     outputs, targets = torch.rand(60, 3), torch.rand(60, 3)
     assert measured({"mae": MeanAbsoluteError()}, outputs, targets)["mae"] < 1
     with pytest.raises(UserError, match="got targets that are no whole numbers"):
@@ -92,20 +109,26 @@ class BoxCountError(MeanAbsoluteError):
     """Takes a list with a dict for each sample, as a metric of detection does."""
 
     def update(self, preds: Any, target: Any) -> None:
-        nums = [[float(len(sample["boxes"])) for sample in side] for side in (preds, target)]
+        nums = [
+            [float(len(sample["boxes"])) for sample in side] for side in (preds, target)
+        ]
         super().update(*map(torch.tensor, nums))
 
 
 def test_outputs_may_be_lists() -> None:
     boxes = [{"boxes": torch.zeros(i % 4, 4)} for i in range(60)]
-    assert measured({"num": BoxCountError()}, boxes, boxes[1:] + boxes[:1])["num"] == 1.5
+    assert (
+        measured({"num": BoxCountError()}, boxes, boxes[1:] + boxes[:1])["num"] == 1.5
+    )
 
 
 def test_collections_and_wrappers_keep_the_names_that_the_user_gave() -> None:
     outputs, targets = torch.randn(60, 3), torch.randint(3, (60,))
 
     def pair(**affixes: str) -> MetricCollection:
-        return MetricCollection({"a": MulticlassAccuracy(3), "f": MulticlassF1Score(3)}, **affixes)
+        return MetricCollection(
+            {"a": MulticlassAccuracy(3), "f": MulticlassF1Score(3)}, **affixes
+        )
 
     usual = {"loss", "num_samples"}
     for metrics, expected in [
@@ -120,34 +143,67 @@ def test_collections_and_wrappers_keep_the_names_that_the_user_gave() -> None:
 METRIC = "torchmetrics.classification.Multiclass"
 
 
-def test_wrappers_and_matrices_of_a_yaml_are_curves_files_and_pictures(train, tmp_path, capsys):
+def test_wrappers_and_matrices_of_a_yaml_are_curves_files_and_pictures(
+    train, tmp_path, capsys
+):
     recall = {"class_path": f"{METRIC}Recall", "init_args": {"average": "none"}}
     f1, wrappers = f"{METRIC}F1Score", "torchmetrics.wrappers"
     metrics = {
         "acc": {"class_path": f"{METRIC}Accuracy", "init_args": {"average": "micro"}},
-        "each": {"class_path": f"{wrappers}.ClasswiseWrapper", "init_args": {"metric": recall}},
-        "sure": {"class_path": f"{wrappers}.BootStrapper", "init_args": {"base_metric": f1}},
+        "each": {
+            "class_path": f"{wrappers}.ClasswiseWrapper",
+            "init_args": {"metric": recall},
+        },
+        "sure": {
+            "class_path": f"{wrappers}.BootStrapper",
+            "init_args": {"base_metric": f1},
+        },
         "confusion": f"{METRIC}ConfusionMatrix",
         "roc": f"{METRIC}ROC",
     }
     config = tmp_path / "metrics.yaml"
     config.write_text(yaml.safe_dump({"model": {"metrics": metrics}}))
-    flags = ("--config", config, "--data", f"{HERE}.Named", "--figures_every_n_epochs", 1)
+    flags = (
+        "--config",
+        config,
+        "--data",
+        f"{HERE}.Named",
+        "--figures_every_n_epochs",
+        1,
+    )
     result = train(*flags, "--trainer.max_epochs", 1)
     folder = tmp_path / "tiny" / "version_0"
     points = curves(folder)
-    assert {"val/sure_mean", "val/sure_std", "val_each/cat", "train_each/d_g"} <= points.keys()
-    rows = torch.tensor(json.loads((folder / "metrics" / "test_confusion.json").read_text()))
+    assert {
+        "val/sure_mean",
+        "val/sure_std",
+        "val_each/cat",
+        "train_each/d_g",
+    } <= points.keys()
+    rows = torch.tensor(
+        json.loads((folder / "metrics" / "test_confusion.json").read_text())
+    )
     assert rows.trace() / rows.sum() == pytest.approx(result["test/acc"], abs=1e-6)
     recalls = rows.diagonal() / rows.sum(1)
     assert result["test_each/dog"] == pytest.approx(recalls[2].item(), abs=1e-6)
-    files = {f"{stage}_{name}.json" for stage in ("val", "test") for name in ("confusion", "roc")}
+    files = {
+        f"{stage}_{name}.json"
+        for stage in ("val", "test")
+        for name in ("confusion", "roc")
+    }
     assert {path.name for path in (folder / "metrics").iterdir()} == files
     assert len(json.loads((folder / "metrics" / "val_roc.json").read_text())) == 3
     out = capsys.readouterr().out
-    assert out.count("Metric roc is no curve: its values are in metrics/val_roc.json\n") == 1
+    assert (
+        out.count("Metric roc is no curve: its values are in metrics/val_roc.json\n")
+        == 1
+    )
     assert "has no picture" not in out
-    tags = {f"view/{name}/{stage}" for name in ("confusion", "roc") for stage in ("val", "test")}
+    tags = {
+        f"view/{name}/{stage}"
+        for name in ("confusion", "roc")
+        for stage in ("val", "test")
+    }
     assert tags <= pictures(folder)
 
 
@@ -182,7 +238,12 @@ class Groups(Classifier):
         return optimizers
 
 
-OF_YAML = ("--model.lr", 0.25, "--model.parameter_groups", '{"layers.1.weight": {lr: 0.5}}')
+OF_YAML = (
+    "--model.lr",
+    0.25,
+    "--model.parameter_groups",
+    '{"layers.1.weight": {lr: 0.5}}',
+)
 
 
 @pytest.mark.parametrize(
@@ -190,27 +251,43 @@ OF_YAML = ("--model.lr", 0.25, "--model.parameter_groups", '{"layers.1.weight": 
     [
         (OF_YAML, ["layers.1.weight", "rest"]),
         (("--model", f"{HERE}.Groups", "--model.kind", "one"), ["group_0", "others"]),
-        (("--model", f"{HERE}.Groups", "--model.kind", "two"), ["optimizer_0", "others"]),
+        (
+            ("--model", f"{HERE}.Groups", "--model.kind", "two"),
+            ["optimizer_0", "others"],
+        ),
     ],
     ids=["a yaml", "one optimizer", "two optimizers"],
 )
-def test_each_parameter_group_has_a_line_and_a_curve(train, tmp_path, capsys, flags, names):
+def test_each_parameter_group_has_a_line_and_a_curve(
+    train, tmp_path, capsys, flags, names
+):
     train(*flags, "--trainer.max_epochs", 1)
     train("--ckpt_path", "last", "--trainer.max_epochs", 2)
     line = f"Parameter group {names[0]}: 3,072 parameters (layers.1.weight), lr 0.5\n"
     assert capsys.readouterr().out.count(line) == 2
     points = curves(tmp_path / "tiny" / "version_0")
-    assert {name for name in points if name.startswith("lr")} == {f"lr/{name}" for name in names}
+    assert {name for name in points if name.startswith("lr")} == {
+        f"lr/{name}" for name in names
+    }
     for name, rate in zip(names, (0.5, 0.25), strict=True):
         steps, rates = zip(*points[f"lr/{name}"], strict=True)
         assert set(rates) == {rate}
         assert steps[-1] > 30  # also after the resume
 
 
-def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training() -> None:
-    wrappers = {"last": Running(MeanAbsoluteError(), 3), "sure": BootStrapper(MeanAbsoluteError())}
+def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training() -> (
+    None
+):
+    wrappers = {
+        "last": Running(MeanAbsoluteError(), 3),
+        "sure": BootStrapper(MeanAbsoluteError()),
+    }
     accumulator, state = Accumulator(collection(wrappers)), torch.get_rng_state()
     for i in range(5):
-        accumulator.add(8, {"loss": torch.zeros(())}, torch.full((8,), float(i)), torch.zeros(8))
-    assert accumulator.result(lambda sums: sums)["last"] == 3  # of the batches 2, 3 and 4
+        accumulator.add(
+            8, {"loss": torch.zeros(())}, torch.full((8,), float(i)), torch.zeros(8)
+        )
+    assert (
+        accumulator.result(lambda sums: sums)["last"] == 3
+    )  # of the batches 2, 3 and 4
     assert torch.equal(torch.get_rng_state(), state)

@@ -1,5 +1,5 @@
-"""Checkpoints of the package under another name evaluate as they were; those from before 0.3 are
-refused."""
+"""Checkpoints of the package under another name evaluate as they were; those from
+before 0.3 are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ def test_another_name_of_the_package_is_todays(train: Train, tmp_path: Path) -> 
     config["data"]["class_path"] = "shoes.data.synthetic.SyntheticImages"
     torch.save(checkpoint, path)
     metrics = script("evaluate").main(["--ckpt_path", str(path)])
-    assert metrics == {name: value for name, value in result.items() if name.startswith("test/")}
+    assert metrics == {
+        name: value for name, value in result.items() if name.startswith("test/")
+    }
 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:

@@ -1,7 +1,8 @@
-"""What a GPU computes, keeps and touches: a CPU's numbers, one resumed run, one loss everywhere.
+"""What a GPU computes, keeps and touches: a CPU's numbers, one resumed run, one loss
+everywhere.
 
-All tests need a GPU, and the last one two. A simulated GPU computes with the CPU's kernels, so
-numbers are equal to the bit there; a real one rounds in another way.
+All tests need a GPU, and the last one two. A simulated GPU computes with the CPU's
+kernels, so numbers are equal to the bit there; a real one rounds in another way.
 """
 
 import copy
@@ -18,7 +19,14 @@ import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
 from paths import HERE, Train, argv
-from test_training import Interrupt, InterruptedRunError, checkpoint, curves, equal, weights
+from test_training import (
+    Interrupt,
+    InterruptedRunError,
+    checkpoint,
+    curves,
+    equal,
+    weights,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,13 +43,16 @@ METRICS = "--model.per_class true --model.top_k 2 --trainer.max_epochs 2"
 
 
 class Small(nn.Module):
-    """A convolution, a norm, and dropout in training. Its input has to be on the current GPU."""
+    """A convolution, a norm, and dropout in training. Its input has to be on the
+    current GPU."""
 
     def __init__(self, num_classes: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         conv = nn.Conv2d(3, 8, 3, stride=2, bias=False)
         layers = [conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
-        self.layers = nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(72, num_classes))
+        self.layers = nn.Sequential(
+            *layers, nn.Dropout(dropout), nn.Linear(72, num_classes)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x + torch.zeros(1, device="cuda") if x.is_cuda else x)
@@ -62,7 +73,9 @@ def check_close(one: Any, other: Any, tolerance: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("data", ["--data.resident true", "--data.resident false"])
-def test_a_gpu_computes_what_a_cpu_computes(train: Train, tmp_path: Path, data: str) -> None:
+def test_a_gpu_computes_what_a_cpu_computes(
+    train: Train, tmp_path: Path, data: str
+) -> None:
     found = {}
     for name in ("cpu", "gpu"):
         flags = f"{METRICS} {SGD} --name {name} --trainer.accelerator {name}"
@@ -100,14 +113,20 @@ class Steps(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         type(self).net, type(self).batches = copy.deepcopy(pl_module.net), []
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, *_: Any
+    ) -> None:
         self.batches.append(tuple(part.clone() for part in batch))
 
 
-def test_half_precision_clips_gradients_that_are_not_scaled(train: Train, tmp_path: Path) -> None:
+def test_half_precision_clips_gradients_that_are_not_scaled(
+    train: Train, tmp_path: Path
+) -> None:
     """As a loop that is written by hand, with torch's GradScaler."""
     flags = f"{ON_GPU} --trainer.precision 16-mixed --trainer.gradient_clip_val 0.1"
-    flags += " --model.optimizer SGD --model.lr 0.5 --trainer.callbacks test_on_gpu.Steps"
+    flags += (
+        " --model.optimizer SGD --model.lr 0.5 --trainer.callbacks test_on_gpu.Steps"
+    )
     train(flags, "--trainer.max_epochs 1 --model.criterion test_on_gpu.Large", *small())
     optimizer = torch.optim.SGD(Steps.net.parameters(), lr=0.5)
     scaler, criterion, num_clipped = torch.amp.GradScaler("cuda"), Large(), 0
@@ -126,7 +145,9 @@ def test_half_precision_clips_gradients_that_are_not_scaled(train: Train, tmp_pa
     assert scaler.get_scale() < 65536  # some steps were skipped
     content = checkpoint(tmp_path / "tiny" / "version_0")
     assert content["MixedPrecision"]["scale"] == scaler.get_scale()
-    expected = {f"net.{name}": value.cpu() for name, value in Steps.net.state_dict().items()}
+    expected = {
+        f"net.{name}": value.cpu() for name, value in Steps.net.state_dict().items()
+    }
     check_close(content["state_dict"], expected, 0.01)
 
 
@@ -176,7 +197,9 @@ main(["--ckpt_path", sys.argv[1], "--trainer.accelerator", "cpu", "--trust_check
 
 def test_one_checkpoint_has_one_loss_on_all_devices(train, tmp_path, capfd):
     expected = train(f"{ON_GPU} {METRICS}", *small())
-    expected = {name: value for name, value in expected.items() if name.startswith("test")}
+    expected = {
+        name: value for name, value in expected.items() if name.startswith("test")
+    }
     flags = ["--trainer.accelerator cpu", f"{ON_GPU} --trainer.precision 32-true"]
     if NUM_GPUS > 1:
         flags += [f"{ON_GPU} --trainer.devices [1]", DP]

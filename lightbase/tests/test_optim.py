@@ -9,7 +9,12 @@ from torch import nn
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.errors import UserError
 from lightbase.core.module import BaseModule
-from lightbase.core.optim import build_optimizer, build_scheduler, check_options, grouped
+from lightbase.core.optim import (
+    build_optimizer,
+    build_scheduler,
+    check_options,
+    grouped,
+)
 
 
 def parameter() -> list[dict[str, Any]]:
@@ -81,7 +86,16 @@ def test_warmup_is_linear_then_the_cosine_ends_at_zero() -> None:
 
 
 def test_the_final_decay_is_constant_then_a_line_to_zero() -> None:
-    assert rates("FinalDecayLR", {"decay_fraction": 0.5}, 8) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates("FinalDecayLR", {"decay_fraction": 0.5}, 8) == [
+        1,
+        1,
+        1,
+        1,
+        1,
+        0.75,
+        0.5,
+        0.25,
+    ]
     assert rates("FinalDecayLR", {}, 20) == pytest.approx([1] * 19 + [0.5])
 
 
@@ -91,21 +105,30 @@ def test_the_length_of_the_training_is_filled_in() -> None:
     assert rates("CosineAnnealingLR", {"T_max": 20}, 10)[5] == pytest.approx(0.853553)
     one_cycle = rates("OneCycleLR", {}, 10)
     assert max(one_cycle) == pytest.approx(1.0)
-    assert rates("OneCycleLR", {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}, 10) == one_cycle
+    assert (
+        rates("OneCycleLR", {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}, 10)
+        == one_cycle
+    )
 
 
 def test_the_highest_rate_is_the_learning_rate() -> None:
     args = {"base_lr": 0.1, "step_size_up": 3, "cycle_momentum": False}
     assert max(rates("CyclicLR", args, 8)) == pytest.approx(1.0)
-    with pytest.raises(UserError, match=r"max_lr 2\.0: the highest rate is --model\.lr, 1\.0"):
+    with pytest.raises(
+        UserError, match=r"max_lr 2\.0: the highest rate is --model\.lr, 1\.0"
+    ):
         rates("OneCycleLR", {"max_lr": 2.0}, 10)
 
 
 def test_schedulers_made_for_steps() -> None:
     for name in ("torch.optim.lr_scheduler.CyclicLR", "WarmupCosineLR"):
-        assert BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "step"
+        assert (
+            BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "step"
+        )
     for name in ("CosineAnnealingLR", None):
-        assert BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "epoch"
+        assert (
+            BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "epoch"
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,8 +158,14 @@ def names_of(groups: list[dict[str, Any]], net: nn.Module) -> list[list[str]]:
 
 def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None:
     net = small_net()
-    options = {"2": {"lr": 0.5}, "*.bias": {"lr": 0.25}, "norms_and_biases": {"weight_decay": 0.0}}
-    groups = grouped(((f"net.{name}", value) for name, value in net.named_parameters()), options)
+    options = {
+        "2": {"lr": 0.5},
+        "*.bias": {"lr": 0.25},
+        "norms_and_biases": {"weight_decay": 0.0},
+    }
+    groups = grouped(
+        ((f"net.{name}", value) for name, value in net.named_parameters()), options
+    )
     names = [["0.weight"], ["2.weight", "2.bias"], ["0.bias", "1.bias"], ["1.weight"]]
     assert names_of(groups, net) == names
     built = build_optimizer("SGD", {"weight_decay": 0.1}, groups, lr=0.125).param_groups
@@ -161,7 +190,10 @@ def test_a_head_beside_the_network_is_not_lost_to_one_of_the_same_name_in_it() -
         ({"0": {"lr": "fast"}}, "0.lr 'fast': a learning rate is a number over 0"),
         ({"0": {"momentun": 0.1}}, "no option momentun of SGD; it has .*, momentum,"),
         ({"0": {"fused": True}}, "no option fused"),
-        ({"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}}, "in the first group that it matches"),
+        (
+            {"*.bias": {"lr": 1.0}, "0.bias": {"lr": 0.1}},
+            "in the first group that it matches",
+        ),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
@@ -192,7 +224,9 @@ def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
 
 @pytest.mark.parametrize(("has_gpu", "num"), [(False, 0), (True, 1)])
 def test_without_a_gpu_no_step_looks_for_one(monkeypatch, has_gpu, num):
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it for all
+    monkeypatch.setenv(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # as Lightning sets it for all
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     quiet_lightning()
     assert int("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) == num

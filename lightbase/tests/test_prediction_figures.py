@@ -33,9 +33,20 @@ def events(folder: Path) -> EventAccumulator:
 
 @pytest.mark.slow
 def test_tags_and_steps(train: Train, tmp_path: Path) -> None:
-    train(*ON, "--step_timer", "true", "--device_monitor", "true", "--trainer.max_epochs", 3)
+    train(
+        *ON,
+        "--step_timer",
+        "true",
+        "--device_monitor",
+        "true",
+        "--trainer.max_epochs",
+        3,
+    )
     found = events(tmp_path / "tiny" / "version_0")
-    steps = {tag: [event.step for event in found.Images(tag)] for tag in found.Tags()["images"]}
+    steps = {
+        tag: [event.step for event in found.Images(tag)]
+        for tag in found.Tags()["images"]
+    }
     of_epochs_2_and_3 = [2 * 19 - 1, 3 * 19 - 1]
     assert steps == {
         "view/inputs/train": [0],
@@ -57,12 +68,16 @@ def test_classes_that_are_no_images_have_a_confusion_matrix(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)]
+    "flags",
+    [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)],
 )
 @pytest.mark.slow
 def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
     watching = (*ON, "--step_timer", "true", "--device_monitor", "true")
-    results = [train(*flags, "--name", "plain"), train(*flags, *watching, "--name", "watched")]
+    results = [
+        train(*flags, "--name", "plain"),
+        train(*flags, *watching, "--name", "watched"),
+    ]
     for result in results:
         del result["train_seconds"]
     assert results[0] == results[1]
@@ -70,7 +85,9 @@ def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
     assert equal(*map(weights, folders))
     plain, watched = map(curves, folders)
     own = "watch/device/"
-    assert {name: watched[name] for name in watched if not name.startswith(own)} == plain
+    assert {
+        name: watched[name] for name in watched if not name.startswith(own)
+    } == plain
 
 
 class Drawing:
@@ -88,7 +105,9 @@ class Drawing:
             ("image_grid", self.grids),
             ("bars", self.bars),
         ):
-            monkeypatch.setattr(figures, name, lambda *args, calls=calls: calls.append(args))
+            monkeypatch.setattr(
+                figures, name, lambda *args, calls=calls: calls.append(args)
+            )
 
 
 class Keep(Callback):
@@ -130,11 +149,22 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(train, tmp_path):
+def test_the_inputs_are_augmented_and_training_draws_what_it_would_have_drawn(
+    train, tmp_path
+):
     for name, every in (("off", 0), ("on", 1)):
-        train("--data", "small.Augmented", "--figures_every_n_epochs", every, "--name", name)
+        train(
+            "--data",
+            "small.Augmented",
+            "--figures_every_n_epochs",
+            every,
+            "--name",
+            name,
+        )
     train("--name", "plain")
-    off, on, plain = (weights(tmp_path / name / "version_0") for name in ("off", "on", "plain"))
+    off, on, plain = (
+        weights(tmp_path / name / "version_0") for name in ("off", "on", "plain")
+    )
     assert equal(off, on)
     assert not equal(off, plain)
 
@@ -147,7 +177,9 @@ class ByHand(Classifier):
         self.automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
-        layers = [layer for layer in self.net.modules() if isinstance(layer, torch.nn.Linear)]
+        layers = [
+            layer for layer in self.net.modules() if isinstance(layer, torch.nn.Linear)
+        ]
         return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
@@ -164,7 +196,9 @@ def test_with_two_optimizers_all_curves_and_pictures_count_batches(train, tmp_pa
     result = train(*ON, *watching, "--model", "test_prediction_figures.ByHand")
     assert result["steps"] == 2 * 19
     folder = tmp_path / "tiny" / "version_0"
-    steps = {name: [step for step, _ in points] for name, points in curves(folder).items()}
+    steps = {
+        name: [step for step, _ in points] for name, points in curves(folder).items()
+    }
     assert steps["val/loss"] == [18, 37]
     for name in ("train/loss", "watch/device/memory_gib"):
         assert steps[name][-1] == 37
@@ -178,18 +212,29 @@ class SameMemory(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = super().forward(x)
-        type(self).memory = self.memory.to(outputs.device)  # the same memory from then on
+        type(self).memory = self.memory.to(
+            outputs.device
+        )  # the same memory from then on
         return outputs if self.training else self.memory[: len(outputs)].copy_(outputs)
 
 
 def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
     drawing = Drawing(monkeypatch)
-    data = ("--data", "small.Numbers", "--data.val_fraction", 0.3, "--model.net.sizes", "[10,1]")
+    data = (
+        "--data",
+        "small.Numbers",
+        "--data.val_fraction",
+        0.3,
+        "--model.net.sizes",
+        "[10,1]",
+    )
     points = []
     for net in ("example.models.mlp.MLP", "test_prediction_figures.SameMemory"):
         model = ("--model", "example.regressor.Regressor", "--model.net", net)
         train(*model, *data, *ON, "--trainer.limit_test_batches", 0)
-        points.append(drawing.figures["view/predictions/val"].axes[0].lines[0].get_ydata())
+        points.append(
+            drawing.figures["view/predictions/val"].axes[0].lines[0].get_ydata()
+        )
     assert len(points[0]) == 90
     assert (points[0] == points[1]).all()
 
@@ -239,7 +284,9 @@ class Outputs(BaseDataModule):
         super().__init__(**kwargs)
         self.task = task
         self.image_shape = (3, 8, 8) if task == "segmentation" else None
-        self.classes = ["red", "green", "blue"] if task in ("multilabel", "segmentation") else []
+        self.classes = (
+            ["red", "green", "blue"] if task in ("multilabel", "segmentation") else []
+        )
 
     def load(self, split: str) -> Any:  # type: ignore[override]
         generator = torch.Generator().manual_seed(len(split))
@@ -264,9 +311,13 @@ class Outputs(BaseDataModule):
 
 def flags_of(task: str, model: str = "Task") -> str:
     """A training that leaves the network as it is."""
-    flags = f"--model test_prediction_figures.{model} --model.task {task} --model.lr 1e-30"
+    flags = (
+        f"--model test_prediction_figures.{model} --model.task {task} --model.lr 1e-30"
+    )
     flags += " --model.net test_prediction_figures.Scale"
-    data = f"--data test_prediction_figures.Outputs --data.task {task} --data.batch_size 7"
+    data = (
+        f"--data test_prediction_figures.Outputs --data.task {task} --data.batch_size 7"
+    )
     return f"{flags} {data} --trainer.max_epochs 1 --monitor val/loss"
 
 
@@ -307,7 +358,9 @@ def test_masks_have_bars_of_iou_and_lie_over_the_images(train, monkeypatch):
 
 
 def test_an_overlay_colours_what_counts() -> None:
-    shown = figures.overlay(torch.full((1, 3, 4, 4), 0.8), torch.tensor([[[-100, 1]]]))[0]
+    shown = figures.overlay(torch.full((1, 3, 4, 4), 0.8), torch.tensor([[[-100, 1]]]))[
+        0
+    ]
     assert (shown[:, :, :2] == 0.8).all()
     assert torch.allclose(shown[:, 0, 3], (0.8 + PALETTE[1] / 255) / 2)
 
@@ -324,7 +377,9 @@ def test_numbers_and_texts_show_what_is_true_and_predicted(train, monkeypatch):
     train(*ON, flags_of("text"))
     x, y = outputs_of("text")
     (text,) = drawing.figures["view/predictions/test"].axes[0].texts
-    tokens = [tokens for i in range(0, 40, 4) for tokens in (y[i, 1:], x[i, 1:].argmax(1))]
+    tokens = [
+        tokens for i in range(0, 40, 4) for tokens in (y[i, 1:], x[i, 1:].argmax(1))
+    ]
     shown = [line.split()[1] for line in text.get_text().splitlines()]
     assert shown == [Outputs("text").to_text(values) for values in tokens]
 
@@ -339,14 +394,15 @@ def test_what_is_not_drawn_is_said(train: Train, tmp_path: Path, capsys: Any) ->
     tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
     assert "view/confusion_matrix/val" not in tags
     assert "view/confusion_matrix/test" in tags
-    line = (
-        "none of predictions of val: the outputs and targets that OnlyLoss gives track do not fit"
-    )
+    line = "none of predictions of val: the outputs and targets that OnlyLoss gives track do not fit"
     assert capsys.readouterr().out.count(line) == 1
     train(*ON, flags_of("text"), "--model.task", "multilabel", "--name", "misfit")
     assert "that Task gives track do not fit task multilabel" in capsys.readouterr().out
     train(*ON, flags_of("regression"), "--model.task", "null", "--name", "none")
-    assert "none of predictions: set the attribute task of Task," in capsys.readouterr().out
+    assert (
+        "none of predictions: set the attribute task of Task,"
+        in capsys.readouterr().out
+    )
     for name in ("misfit", "none"):
         assert not events(tmp_path / name / "version_0").Tags()["images"]
 
@@ -377,7 +433,9 @@ class MaskOfDict(Task):
         super().test_step((batch[0], batch[1]["mask"]), batch_idx)
 
 
-def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(train, tmp_path, capsys):
+def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(
+    train, tmp_path, capsys
+):
     flags = flags_of("segmentation").replace("Outputs", "InDict")
     train(*ON, flags, "--name", "inputs")
     assert "no images: the inputs of InDict are no tensor" in capsys.readouterr().out
@@ -394,7 +452,9 @@ def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(train, 
 @pytest.mark.slow
 def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> None:
     train("--figures_every_n_epochs", 1, "--trainer.max_epochs", 1)
-    train("--figures_every_n_epochs", 1, "--ckpt_path", "last", "--trainer.max_epochs", 2)
+    train(
+        "--figures_every_n_epochs", 1, "--ckpt_path", "last", "--trainer.max_epochs", 2
+    )
     found = events(tmp_path / "tiny" / "version_0")
     assert [event.step for event in found.Images("view/mistakes/val")] == [18, 37]
     assert [event.step for event in found.Images("view/inputs/train")] == [0]
@@ -402,7 +462,9 @@ def test_a_resumed_run_has_every_picture_once(train: Train, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (2, 5, 7)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_images_of_any_kind_can_be_shown(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_images_of_any_kind_can_be_shown(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     shown = figures.displayable((torch.rand(2, *shape) * 255).to(dtype))
     assert shown.shape == (2, 3, *shape[1:])
     assert 0 <= shown.min() < shown.max() <= 1
@@ -421,7 +483,13 @@ def test_confusion_matrices_of_many_classes_stay_small(num: int) -> None:
         ("--trainer.logger", "false"),
         ("--trainer.limit_val_batches", 0, *ONE),
         ("--trainer.overfit_batches", 1, "--trainer.log_every_n_steps", 1),
-        ("--trainer.enable_checkpointing", "false", "--trainer.log_every_n_steps", 0, *ONE),
+        (
+            "--trainer.enable_checkpointing",
+            "false",
+            "--trainer.log_every_n_steps",
+            0,
+            *ONE,
+        ),
         ("--data.val_fraction", 0, "--trainer.val_check_interval", 5, *ONE),
         ("--trainer.max_epochs", 0),
     ],

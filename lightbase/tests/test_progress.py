@@ -29,24 +29,38 @@ WIDE = rf"[\d,]+ images/s, 0:0\d left, train/loss {NUMBER}, train/acc {NUMBER}, 
 
 
 @pytest.mark.parametrize(("columns", "steps", "text"), [(160, 1, WIDE), (80, 8, SHORT)])
-def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, columns, steps, text):
-    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+def test_a_terminal_gets_a_bar_below_the_lines(
+    train, capfd, monkeypatch, columns, steps, text
+):
+    monkeypatch.setattr(
+        os, "get_terminal_size", lambda *_: os.terminal_size((columns, 24))
+    )
     train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
-    assert [line[6] for line in shown if re.match(r"Epoch \d of 3: ", line)] == ["1", "2", "3"]
+    assert [line[6] for line in shown if re.match(r"Epoch \d of 3: ", line)] == [
+        "1",
+        "2",
+        "3",
+    ]
     bars = [line for line in shown if re.match(r"Epoch \d/3: |Testing", line)]
     assert [line for line in bars if re.match(rf"Epoch 2/3: 100%.*\| {text}", line)]
     assert max(map(len, bars)) == columns - 1
 
 
-def test_a_file_gets_a_line_an_epoch_and_one_a_minute(train: Train, capsys, monkeypatch) -> None:
+def test_a_file_gets_a_line_an_epoch_and_one_a_minute(
+    train: Train, capsys, monkeypatch
+) -> None:
     train()
     first, second = epoch_lines(capsys)
-    assert re.match(rf"Epoch 1 of 2: .*val/acc {NUMBER}, [\d,]+ images/s, 0:0\d left$", first)
+    assert re.match(
+        rf"Epoch 1 of 2: .*val/acc {NUMBER}, [\d,]+ images/s, 0:0\d left$", first
+    )
     assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", second)
     monkeypatch.setattr(progress, "LINE_S", 0)
     train("--trainer.max_epochs", 1)
-    assert re.match(r"Epoch 1 of 1: 11%, [\d,]+ images/s, 0:0\d left$", epoch_lines(capsys)[1])
+    assert re.match(
+        r"Epoch 1 of 1: 11%, [\d,]+ images/s, 0:0\d left$", epoch_lines(capsys)[1]
+    )
 
 
 def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys):
@@ -67,10 +81,15 @@ def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys)
     ids=["epochs", "steps", "time", "long", "no end"],
 )
 def test_the_pace_counts_batches_and_the_nearest_limit(monkeypatch, limits, left):
-    """A GradientAccumulationScheduler and several optimizers make steps of several batches, or
-    several steps of a batch."""
+    """A GradientAccumulationScheduler and several optimizers make steps of several
+    batches, or several steps of a batch."""
     loop = SimpleNamespace(total_batch_idx=-1)
-    counters = {"fit_loop": loop, "global_step": 0, "world_size": 2, "num_training_batches": 20}
+    counters = {
+        "fit_loop": loop,
+        "global_step": 0,
+        "world_size": 2,
+        "num_training_batches": 20,
+    }
     options = {"max_steps": -1, "callbacks": [], "datamodule": Points(batch_size=5)}
     trainer: Any = SimpleNamespace(**counters | options | limits)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)

@@ -27,7 +27,9 @@ QUIET = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs":
 
 def objects(**arguments: Any) -> tuple[Classifier, Points]:
     seed_everything(1, verbose=False)
-    return Classifier(MLP([10, 4, 2]), num_classes=2, **arguments), Points(batch_size=10)
+    return Classifier(MLP([10, 4, 2]), num_classes=2, **arguments), Points(
+        batch_size=10
+    )
 
 
 def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
@@ -41,7 +43,11 @@ def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
     )
     run = tmp_path / "try" / "version_0"
     best = run / "checkpoints" / "best.ckpt"
-    assert {file.name for file in run.iterdir()} >= {"config.yaml", "metrics.json", "checkpoints"}
+    assert {file.name for file in run.iterdir()} >= {
+        "config.yaml",
+        "metrics.json",
+        "checkpoints",
+    }
     arguments = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
     assert arguments["lr"] == 0.05
     assert arguments["net"]["init_args"]["sizes"] == [10, 4, 2]
@@ -50,10 +56,14 @@ def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
     assert isinstance(loaded, Classifier)
     assert loaded.criterion.label_smoothing == 0.1
     for weight, other in zip(loaded.parameters(), module.parameters(), strict=True):
-        assert torch.equal(weight, other)  # after the test the module has the best weights
+        assert torch.equal(
+            weight, other
+        )  # after the test the module has the best weights
     again = evaluate(["--ckpt_path", str(best)])
     assert {key: metrics[key] for key in again} == again
-    monkeypatch.setattr(PROJECT, "default_model", "")  # a session that no script has started
+    monkeypatch.setattr(
+        PROJECT, "default_model", ""
+    )  # a session that no script has started
     _, data = lightbase.load(best)
     assert isinstance(data, Points)
     assert data.batch_size == 10
@@ -63,8 +73,14 @@ def test_trained_objects_are_loaded_and_evaluated_like_a_run_of_the_command(
 
 def test_python_loads_a_run_of_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     flags = ["--data=small.Points", "--model.net=example.models.mlp.MLP"]
-    flags += ["--model.net.sizes=[10,4,2]", "--trainer.max_epochs=1", "--device_monitor=false"]
-    command([*flags, "--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"])
+    flags += [
+        "--model.net.sizes=[10,4,2]",
+        "--trainer.max_epochs=1",
+        "--device_monitor=false",
+    ]
+    command(
+        [*flags, "--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
+    )
     monkeypatch.setattr(PROJECT, "default_model", "")  # no script has set it
     [best] = tmp_path.glob("*/version_0/checkpoints/best.ckpt")
     assert isinstance(lightbase.load(best)[0], Classifier)
@@ -77,17 +93,24 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     arguments = {"scheduler": "CosineAnnealingLR"}
     lightbase.train(*objects(**arguments), name="long", **flags)
     with pytest.raises(KeyboardInterrupt):  # twice in this process
-        lightbase.train(*objects(**arguments), name="x", callbacks=[Interrupt()], **flags)
+        lightbase.train(
+            *objects(**arguments), name="x", callbacks=[Interrupt()], **flags
+        )
     assert (
-        'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on' in capsys.readouterr().out
+        'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on'
+        in capsys.readouterr().out
     )
     resume = {"name": "x", "ckpt_path": "last", **flags}
     with pytest.raises(UserError, match=r"--model.*: a resume goes on with"):
         lightbase.train(*objects(**arguments, lr=0.5), **resume)
     assert lightbase.train(*objects(**arguments), **resume)["epochs"] == 3
-    paths = [tmp_path / name / "version_0" / "checkpoints" / "last.ckpt" for name in ("long", "x")]
+    paths = [
+        tmp_path / name / "version_0" / "checkpoints" / "last.ckpt"
+        for name in ("long", "x")
+    ]
     one, two = (
-        torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in paths
+        torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        for path in paths
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -139,7 +162,10 @@ def test_objects_that_cannot_be_built_again_are_named(
 
 def test_mistakes_are_user_errors(tmp_path: Path) -> None:
     for flags, text in (
-        ({"max_epoch": 1}, r"unknown argument --max_epoch; did you mean --trainer.max_epochs"),
+        (
+            {"max_epoch": 1},
+            r"unknown argument --max_epoch; did you mean --trainer.max_epochs",
+        ),
         ({"max_epochs": "many"}, r"trainer.max_epochs: 'many'"),
         ({"ckpt_path": "last", "name": "none"}, r"ckpt_path last: no run in"),
     ):
@@ -147,7 +173,9 @@ def test_mistakes_are_user_errors(tmp_path: Path) -> None:
             lightbase.train(*objects(), default_root_dir=str(tmp_path), **flags)
 
 
-def test_without_a_script_the_repository_names_the_project(tmp_path, monkeypatch) -> None:
+def test_without_a_script_the_repository_names_the_project(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(PROJECT, "default_model", "")
     with pytest.raises(UserError, match=r"none\.ckpt"):
         lightbase.load(tmp_path / "none.ckpt")

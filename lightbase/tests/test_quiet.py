@@ -1,5 +1,5 @@
-"""What Lightning and torch say on a machine with a GPU, and need not; and that other words get
-through."""
+"""What Lightning and torch say on a machine with a GPU, and need not; and that other
+words get through."""
 
 import warnings
 
@@ -15,7 +15,9 @@ bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered int
 
 def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what torch asks the driver
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: False
+    )  # what torch asks the driver
     warnings.simplefilter("error")  # without the line in pyproject.toml
     train("--trainer.max_steps 1 --trainer.accelerator cpu")
     shown = capsys.readouterr()

@@ -23,13 +23,19 @@ def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
     return rows, [list(map(int, row[1:])) for row in matrix]
 
 
-def test_the_report_agrees_with_the_test(trained: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_report_agrees_with_the_test(
+    trained: Any, tmp_path: Path, capsys: Any
+) -> None:
     folder, trained_metrics = trained()
     copied = tmp_path / "copied.ckpt"  # outside of a run's folder
     copied.write_bytes((folder / "checkpoints" / "best.ckpt").read_bytes())
     metrics = evaluate(argv("--ckpt_path", copied, "--report"))
     shown = capsys.readouterr().out.splitlines()
-    assert json.loads(shown[-1]) == metrics == {key: trained_metrics[key] for key in metrics}
+    assert (
+        json.loads(shown[-1])
+        == metrics
+        == {key: trained_metrics[key] for key in metrics}
+    )
     rows, counts = read(tmp_path)
     num, right = sum(map(sum, counts)), [counts[i][i] for i in range(4)]
     assert num == metrics["test/num_samples"]
@@ -56,7 +62,9 @@ def test_labels_and_masks_have_their_scores(train, tmp_path, task):
     x, y = outputs_of(task)
     if task == "segmentation":
         assert [float(row["iou"]) for row in rows] == pytest.approx(ious(x, y))
-        assert [int(row["support"]) for row in rows] == [(y == i).sum() for i in range(3)]
+        assert [int(row["support"]) for row in rows] == [
+            (y == i).sum() for i in range(3)
+        ]
         assert read(tmp_path)[1][1][1] == ((x.argmax(1) == 1) & (y == 1)).sum()
         return
     right = ((x > 0) & (y > 0)).sum(0)

@@ -1,5 +1,5 @@
-"""A resume keeps the run's own config. It may change the length, the machine and what only
-watches."""
+"""A resume keeps the run's own config. It may change the length, the machine and what
+only watches."""
 
 import shutil
 from pathlib import Path
@@ -17,8 +17,17 @@ def config(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "config.yaml").read_text())
 
 
-def test_a_resume_goes_on_with_the_flags_of_the_first_start(train: Train, tmp_path: Path) -> None:
-    flags = ("--model.lr", 0.03, "--model.net.activation", "tanh", "--data.batch_size", 8)
+def test_a_resume_goes_on_with_the_flags_of_the_first_start(
+    train: Train, tmp_path: Path
+) -> None:
+    flags = (
+        "--model.lr",
+        0.03,
+        "--model.net.activation",
+        "tanh",
+        "--data.batch_size",
+        8,
+    )
     train(*flags, "--trainer.max_epochs", 3, "--name", "whole")
     train(*flags, "--trainer.max_epochs", 2)
     train("--ckpt_path", "last", "--trainer.max_epochs", 3)
@@ -59,7 +68,12 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
         "Resume: patience stays None; to use 3 add --patience 3",
         "Resume: trainer.max_epochs 2, before 1",
     ]
-    assert checkpoint(tmp_path / "tiny" / "version_0")["config"]["model"]["init_args"]["lr"] == 0.01
+    assert (
+        checkpoint(tmp_path / "tiny" / "version_0")["config"]["model"]["init_args"][
+            "lr"
+        ]
+        == 0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +87,9 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
         ("--model.net", "small.ConvNet"),
     ],
 )
-def test_what_a_run_cannot_go_on_with_is_refused(train, trained, tmp_path, capsys, flags):
+def test_what_a_run_cannot_go_on_with_is_refused(
+    train, trained, tmp_path, capsys, flags
+):
     folder = tmp_path / "tiny" / "version_0"
     shutil.copytree(trained("--trainer.max_epochs", 1)[0], folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -83,10 +99,14 @@ def test_what_a_run_cannot_go_on_with_is_refused(train, trained, tmp_path, capsy
     error = capsys.readouterr().err
     assert f"{flags[0]} {flags[1]}" in error
     assert len(error.splitlines()) == 2
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    } == before
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, tmp_path, capsys):
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+    train, tmp_path, capsys
+):
     train()
     train("--model.lr", 0.03)
     older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
@@ -95,10 +115,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(train, t
     shutil.rmtree(newest / "checkpoints")
     (newest / "metrics.json").unlink()
     train("--ckpt_path", "last")
-    assert f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
+    assert (
+        f"{newest} was stopped before its first checkpoint" in capsys.readouterr().out
+    )
     assert equal(weights(newest), expected)
     assert curves(newest) == points, "each point once"
-    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in older.rglob("*") if path.is_file()
+    } == before
     (newest / "checkpoints" / "last.ckpt").unlink()
     with pytest.raises(SystemExit):  # a run that has ended is not one to start again
         train("--ckpt_path", "last")

@@ -41,7 +41,9 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     assert kept.folder.is_dir()
 
 
-def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(tmp_path: Path) -> None:
+def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(
+    tmp_path: Path,
+) -> None:
     last = tmp_path / "a" / "b" / "version_9" / "checkpoints" / "last.ckpt"
     assert root_of(last, "a/b") == str(tmp_path)
     assert root_of(last, "b") == str(tmp_path / "a")
@@ -72,8 +74,19 @@ def test_hyper_parameters_are_flat_and_plain() -> None:
 
 def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
     def git(*args: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *args,
+        ]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
 
     monkeypatch.setattr(PROJECT, "root", tmp_path)
     git("init", "-q")

@@ -21,13 +21,22 @@ runs = script("runs")
 
 
 def write_run(
-    root: Path, path: str, lr: float = 0.1, metric: str = "val/acc", **results: float | None
+    root: Path,
+    path: str,
+    lr: float = 0.1,
+    metric: str = "val/acc",
+    **results: float | None,
 ) -> Path:
-    """A run's folder as train.py leaves it. results: `best`, and `test` unless it was stopped."""
+    """A run's folder as train.py leaves it. results: `best`, and `test` unless it was
+    stopped."""
     folder = root / path
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "best.ckpt").touch()
-    config = {"name": "x", "ckpt_path": None, "model": {"class_path": "M", "init_args": {"lr": lr}}}
+    config = {
+        "name": "x",
+        "ckpt_path": None,
+        "model": {"class_path": "M", "init_args": {"lr": lr}},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     progress: dict[str, Any] = {"epochs": 3, "train_seconds": 90.0}
     if "best" in results:
@@ -36,7 +45,9 @@ def write_run(
     (folder / "progress.json").write_text(json.dumps(progress))
     if "test" in results:
         metrics = {"test/acc": results["test"], "test/num_samples": 10, "epochs": 4}
-        (folder / "metrics.json").write_text(json.dumps(metrics | {"train_seconds": 120.0}))
+        (folder / "metrics.json").write_text(
+            json.dumps(metrics | {"train_seconds": 120.0})
+        )
     return folder
 
 
@@ -67,14 +78,18 @@ def fails(capsys: Any, root: Path, status: int, *args: str) -> str:
     with pytest.raises(SystemExit) as caught:
         call(root, *args)
     shown = capsys.readouterr()
-    error = "\n".join(line for line in shown.err.splitlines() if not line.startswith("Note: "))
+    error = "\n".join(
+        line for line in shown.err.splitlines() if not line.startswith("Note: ")
+    )
     assert caught.value.code == status, error
     assert 1 <= len(error.splitlines()) <= 2, error
     assert shown.out == ""
     return error
 
 
-def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(root, capsys):
+def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
+    root, capsys
+):
     rows = table(capsys, root)
     assert [(row["name"], row["version"], row["status"]) for row in rows] == [
         ("mlp", "0", "finished"),
@@ -82,7 +97,13 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
         ("mlp", "10", "stopped"),
         ("sweep/trial_3", "0", "finished"),
     ]
-    assert list(rows[0])[3:] == ["epochs", "minutes", "best val/acc", "test/acc", "model.lr"]
+    assert list(rows[0])[3:] == [
+        "epochs",
+        "minutes",
+        "best val/acc",
+        "test/acc",
+        "model.lr",
+    ]
     assert list(rows[1].values())[3:] == ["4", "2.0", "0.9", "0.6", "0.01"]
     assert list(rows[2].values())[3:] == ["3", "1.5", "", "", "0.1"]
     call(root, "mlp/version_0", "mlp/version_10")
@@ -103,11 +124,15 @@ def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root: Path, capsys: Any) 
 
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: Any) -> None:
-    assert f"no run below {tmp_path}/none" in fails(capsys, tmp_path / "none", 2, "--best")
+    assert f"no run below {tmp_path}/none" in fails(
+        capsys, tmp_path / "none", 2, "--best"
+    )
     assert "is named mpl; did you mean mlp?" in fails(capsys, root, 2, "mpl")
     assert "needs runs with curves" in fails(capsys, root, 2, "mlp", "--plot", "x.svg")
     assert "the columns are name, version" in fails(capsys, root, 2, "--sort", "loss")
-    assert "in none that is there" in fails(capsys, root, 2, "--csv", str(root / "none" / "x.csv"))
+    assert "in none that is there" in fails(
+        capsys, root, 2, "--csv", str(root / "none" / "x.csv")
+    )
 
 
 def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -> None:
@@ -118,7 +143,9 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
     (root / "mlp/version_12/.lock").touch()  # killed before it wrote anything
     (root / "mlp/version_13").write_text("a file")
     (root / "lightning_logs/version_0").mkdir(parents=True)
-    (root / "lightning_logs/version_0/config.yaml").write_bytes(b"\xff")  # of another program
+    (root / "lightning_logs/version_0/config.yaml").write_bytes(
+        b"\xff"
+    )  # of another program
     call(root, "--sort", "minutes")
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 6
@@ -130,19 +157,32 @@ def test_damaged_files_are_reported_and_break_nothing(root: Path, capsys: Any) -
 
 def test_a_terminal_gets_the_columns_that_it_has_room_for(root, capsys, monkeypatch):
     for version, lr in enumerate((0.0012345678, 0.1)):
-        write_run(root, f"a_sweep_with_a_long_name/trial/version_{version}", lr, best=0.95, test=0)
+        write_run(
+            root,
+            f"a_sweep_with_a_long_name/trial/version_{version}",
+            lr,
+            best=0.95,
+            test=0,
+        )
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((80, 9)))
     call(root, "a_sweep*")
     first, row, _, last = capsys.readouterr().out.splitlines()
     assert first.endswith("  version  best val/acc  test/acc  model.lr")
     assert row.endswith("  0        0.9500        0         0.001235")
-    assert last == "More columns with | less -S: status, epochs, minutes"  # equal in both rows
+    assert (
+        last == "More columns with | less -S: status, epochs, minutes"
+    )  # equal in both rows
 
 
-def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, capsys: Any) -> None:
+def test_sorting_puts_the_best_first_and_what_has_no_value_last(
+    root: Path, capsys: Any
+) -> None:
     def order(column: str) -> list[str]:
-        return [row["version"] + row["name"][0] for row in table(capsys, root, "--sort", column)]
+        return [
+            row["version"] + row["name"][0]
+            for row in table(capsys, root, "--sort", column)
+        ]
 
     assert order("best val/acc") == ["2m", "0m", "0s", "10m"]
     assert order("test/acc") == ["0m", "2m", "0s", "10m"]
@@ -152,14 +192,21 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root: Path, caps
     assert order("best val/loss") == ["4=", "3=", "0m", "2m", "10m", "0s"]
 
 
-def test_the_best_is_chosen_by_validation(root: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_the_best_is_chosen_by_validation(
+    root: Path, capsys: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(root.parent)
     write_run(root, "first/version_0")  # without a value
     for number, best in ((0, 0.3), (1, 0.5)):
         write_run(root, f"loss/version_{number}", metric="val/loss", best=best)
-    for names, run in ((["first", "mlp"], "mlp/version_2"), (["loss"], "loss/version_0")):
+    for names, run in (
+        (["first", "mlp"], "mlp/version_2"),
+        (["loss"], "loss/version_0"),
+    ):
         call(root, *names, "--best")
-        assert capsys.readouterr().out == f"logs/{run}/checkpoints/best.ckpt\n", "not by test"
+        assert capsys.readouterr().out == f"logs/{run}/checkpoints/best.ckpt\n", (
+            "not by test"
+        )
     assert "val/acc (max) and val/loss (min)" in fails(capsys, root, 2, "--best")
     assert "these have no value of any" in fails(capsys, root, 2, "first", "--best")
 
@@ -170,7 +217,9 @@ def test_the_table_needs_no_torch(root: Path) -> None:
     code += "runpy.run_path('scripts/runs.py', run_name='__main__')\n"
     code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
     command = [sys.executable, "-c", code]
-    output = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, cwd=HERE, capture_output=True, text=True, check=True
+    ).stdout
     assert len(output.splitlines()) == 6
     assert output.splitlines()[-1] == "set()"
 
@@ -182,13 +231,15 @@ def status(capsys: Any, root: Path) -> tuple[str, str]:
 
 
 class Failing(Callback):
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         raise UserError("failed")
 
 
 def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
-    """Finished, trained further until an error, finished again; the best value is what best.ckpt
-    was chosen by."""
+    """Finished, trained further until an error, finished again; the best value is what
+    best.ckpt was chosen by."""
     train()
     assert status(capsys, tmp_path) == ("finished", "2")
     further = ("--ckpt_path", "last", "--trainer.max_epochs", 3)
@@ -210,7 +261,11 @@ def test_the_plot_fits_val_and_names_runs_by_their_settings(root, capsys, monkey
     for version in (0, 2):
         with SummaryWriter(str(root / "mlp" / f"version_{version}")) as writer:
             for step, value in enumerate((1, math.nan, 3)):
-                for tag, factor in (("val_loss", 1), ("train/loss", 99), ("val_loss/cat", 1)):
+                for tag, factor in (
+                    ("val_loss", 1),
+                    ("train/loss", 99),
+                    ("val_loss/cat", 1),
+                ):
                     writer.add_scalar(tag, factor * value, step)
     figures: list[Any] = []
     monkeypatch.chdir(root)
@@ -223,7 +278,9 @@ def test_the_plot_fits_val_and_names_runs_by_their_settings(root, capsys, monkey
     assert capsys.readouterr().out.startswith("Curves of 3 runs: x.svg\n")
     (axes,) = figures[0].axes  # none for a class
     assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", "-", "--", "--"]
-    assert list(axes.lines[0].get_ydata()) == pytest.approx([1, math.nan, 3], nan_ok=True)
+    assert list(axes.lines[0].get_ydata()) == pytest.approx(
+        [1, math.nan, 3], nan_ok=True
+    )
     assert axes.get_ylim()[1] < 5
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert labels[:2] == ["mlp/version_0, model.lr 0.1", "mlp/version_2, model.lr 0.01"]

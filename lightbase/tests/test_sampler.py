@@ -14,7 +14,9 @@ def epoch(sampler: EpochBatchSampler, number: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(103, 10), (7, 10), (1, 1)])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_evaluation_sees_every_sample_once_whatever_the_ranks(num_samples, batch_size, num_ranks):
+def test_evaluation_sees_every_sample_once_whatever_the_ranks(
+    num_samples, batch_size, num_ranks
+):
     samplers = [
         EpochBatchSampler(num_samples, batch_size, rank=r, num_ranks=num_ranks)
         for r in range(num_ranks)
@@ -30,7 +32,12 @@ def test_evaluation_sees_every_sample_once_whatever_the_ranks(num_samples, batch
 def test_training_gives_all_ranks_batches_of_the_same_sizes_and_no_sample_twice(
     num_samples, batch_size, num_ranks, drop_last
 ):
-    options: Any = {"shuffle": True, "even": True, "drop_last": drop_last, "num_ranks": num_ranks}
+    options: Any = {
+        "shuffle": True,
+        "even": True,
+        "drop_last": drop_last,
+        "num_ranks": num_ranks,
+    }
     samplers = [
         EpochBatchSampler(num_samples, batch_size, rank=rank, **options)
         for rank in range(num_ranks)
@@ -49,10 +56,16 @@ def test_training_gives_all_ranks_batches_of_the_same_sizes_and_no_sample_twice(
 def test_the_ranks_together_make_the_batches_of_one_process() -> None:
     one = epoch(EpochBatchSampler(100, 20, shuffle=True, drop_last=True, seed=1))
     two = [
-        epoch(EpochBatchSampler(100, 10, shuffle=True, drop_last=True, seed=1, rank=r, num_ranks=2))
+        epoch(
+            EpochBatchSampler(
+                100, 10, shuffle=True, drop_last=True, seed=1, rank=r, num_ranks=2
+            )
+        )
         for r in range(2)
     ]
-    assert [sorted(batch) for batch in one] == [sorted(a + b) for a, b in zip(*two, strict=True)]
+    assert [sorted(batch) for batch in one] == [
+        sorted(a + b) for a, b in zip(*two, strict=True)
+    ]
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
@@ -60,7 +73,10 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
         return epoch(EpochBatchSampler(50, 5, shuffle=True, seed=seed), number)
 
     assert order(1, 0) == order(1, 0)
-    assert len({str(order(seed, number)) for seed in (0, 1, 2) for number in (0, 1, 2)}) == 9
+    assert (
+        len({str(order(seed, number)) for seed in (0, 1, 2) for number in (0, 1, 2)})
+        == 9
+    )
 
 
 def test_several_batches_at_once_are_the_same_batches() -> None:

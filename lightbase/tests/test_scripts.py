@@ -32,7 +32,9 @@ from lightbase.core.run import main
 from lightbase.extras.image_folder import read_image
 
 STRIPES = [f"stripes_{i}" for i in range(4)]
-evaluate, predict, export = (script(name).main for name in ("evaluate", "predict", "export"))
+evaluate, predict, export = (
+    script(name).main for name in ("evaluate", "predict", "export")
+)
 
 
 @pytest.fixture
@@ -71,7 +73,9 @@ def test_evaluate_returns_the_numbers_of_the_training_from_any_folder_and_writes
     evaluate(ckpt)
     *_, header, _, row, _, last = capsys.readouterr().out.splitlines()
     metrics = json.loads(last)
-    assert metrics == {key: value for key, value in run[1].items() if key.startswith("test/")}
+    assert metrics == {
+        key: value for key, value in run[1].items() if key.startswith("test/")
+    }
     assert (header.split(), row.split()[0]) == (["metric", "value"], "test/acc")
     assert row.split()[1] == f"{metrics['test/acc']:.4f}"
     assert len(str(metrics["test/loss"])) <= 12, "float32 holds no more digits"
@@ -80,13 +84,19 @@ def test_evaluate_returns_the_numbers_of_the_training_from_any_folder_and_writes
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluate_takes_flags_of_data_and_trainer_only(run: Any, ckpt: Any, capsys: Any) -> None:
-    metrics = evaluate([*ckpt, "--data.batch_size", "7", "--trainer.precision", "64-true"])
+def test_evaluate_takes_flags_of_data_and_trainer_only(
+    run: Any, ckpt: Any, capsys: Any
+) -> None:
+    metrics = evaluate(
+        [*ckpt, "--data.batch_size", "7", "--trainer.precision", "64-true"]
+    )
     assert metrics["test/acc"] == pytest.approx(run[1]["test/acc"])
     assert metrics["test/loss"] == pytest.approx(run[1]["test/loss"], rel=1e-5)
     limited = evaluate([*ckpt, "--trainer.limit_test_batches", "1"])
     assert limited["test/num_samples"] == 16
-    assert "--model.lr" in fails(capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"]))
+    assert "--model.lr" in fails(
+        capsys, 2, lambda: evaluate([*ckpt, "--model.lr", "1"])
+    )
     wrong = [*ckpt, "--data.batchsize", "1"]
     assert "batch_size?" in fails(capsys, 2, lambda: evaluate(wrong))
 
@@ -105,7 +115,9 @@ class Silent(Classifier):
 
 
 def test_evaluate_draws_the_random_numbers_of_the_training(train, tmp_path):
-    metrics = train("--model test_scripts.Draws --data small.Augmented --trainer.max_epochs 1")
+    metrics = train(
+        "--model test_scripts.Draws --data small.Augmented --trainer.max_epochs 1"
+    )
     expected = {name: value for name, value in metrics.items() if name[:5] == "test/"}
     assert len(expected) == 3
     assert evaluate(best_of(tmp_path)) == expected
@@ -123,12 +135,19 @@ def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_p
     metrics = train(flags, 4, "--name straight")
     train(flags, 2, "--name resumed")
     train(flags, 4, "--name resumed --ckpt_path last")
-    runs = [tmp_path / name / "version_0" / "checkpoints" for name in ("straight", "resumed")]
-    weights = [torch.load(run / "last.ckpt", weights_only=True)["state_dict"] for run in runs]
+    runs = [
+        tmp_path / name / "version_0" / "checkpoints"
+        for name in ("straight", "resumed")
+    ]
+    weights = [
+        torch.load(run / "last.ckpt", weights_only=True)["state_dict"] for run in runs
+    ]
     assert weights[0]["net.layers.1.weight"].dtype == torch.float64
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     flag = ["--ckpt_path", str(runs[0] / "best.ckpt")]
-    assert evaluate(flag) == {name: metrics[name] for name in metrics if name[:5] == "test/"}
+    assert evaluate(flag) == {
+        name: metrics[name] for name in metrics if name[:5] == "test/"
+    }
     net = torch.export.load(export([*flag, "--format", "pt2"])).module()
     images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
     loaded: Any = load_run(Path(flag[1]))
@@ -156,20 +175,26 @@ def test_the_name_of_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch):
     for time, (name, which) in enumerate(files.items()):
         (tmp_path / "logs" / name / "checkpoints").mkdir(parents=True)
         (tmp_path / "logs" / name / "checkpoints" / f"{which}.ckpt").touch()
-        os.utime(tmp_path / "logs" / name / "checkpoints" / f"{which}.ckpt", (time, time))
+        os.utime(
+            tmp_path / "logs" / name / "checkpoints" / f"{which}.ckpt", (time, time)
+        )
     typed = ["mlp/version_2", "best", "last", "mlp", f"{tmp_path}/logs/mlp/version_10"]
     paths = map(checkpoint_file, typed)
-    assert [path.parent.parent.name[8:] + path.stem for path in paths if path.is_file()] == [
-        *("2best", "10best", "0last", "10best", "10best")
-    ]
-    with pytest.raises(UserError, match="nor a run with this checkpoint; did you mean mlp"):
+    assert [
+        path.parent.parent.name[8:] + path.stem for path in paths if path.is_file()
+    ] == [*("2best", "10best", "0last", "10best", "10best")]
+    with pytest.raises(
+        UserError, match="nor a run with this checkpoint; did you mean mlp"
+    ):
         checkpoint_file("mpl")
 
 
 # export.py --format pth, and how files are written
 
 
-def test_exported_weights_give_the_same_outputs_in_plain_torch(ckpt: Any, tmp_path: Path) -> None:
+def test_exported_weights_give_the_same_outputs_in_plain_torch(
+    ckpt: Any, tmp_path: Path
+) -> None:
     output = tmp_path / "tiny.pth"
     assert export([*ckpt, "--format", "pth", "--output", str(output)]) == output
     net = MLP([192, 16, 4])
@@ -219,7 +244,9 @@ def rows_of(ckpt: Any, output: Path, *args: object) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(ckpt, tmp_path, capsys):
+def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
+    ckpt, tmp_path, capsys
+):
     folder = tmp_path / "images"
     (folder / "below").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -248,7 +275,9 @@ def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(ckpt, tmp_p
         assert 0.25 <= float(row["probability"]) <= 1
 
 
-def test_predict_agrees_with_the_network(ckpt: Any, tmp_path: Path, capsys: Any) -> None:
+def test_predict_agrees_with_the_network(
+    ckpt: Any, tmp_path: Path, capsys: Any
+) -> None:
     loaded: Any = load_run(Path(ckpt[1]))
     loaded.datamodule.setup("test")
     inputs = loaded.datamodule.splits["test"].inputs[:30]
@@ -265,10 +294,23 @@ def test_predict_agrees_with_the_network(ckpt: Any, tmp_path: Path, capsys: Any)
     highest = expected.max(1).values.tolist()
     assert [float(row[2]) for row in table] == pytest.approx(highest, abs=1e-4)
     rows = rows_of(ckpt, tmp_path / "all.csv", *files, "--top_k", 3, "--probabilities")
-    likeliest = ["class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
-    assert list(rows[0]) == ["file", *likeliest, *(f"probability_{name}" for name in STRIPES)]
+    likeliest = [
+        "class",
+        "probability",
+        "class_2",
+        "probability_2",
+        "class_3",
+        "probability_3",
+    ]
+    assert list(rows[0]) == [
+        "file",
+        *likeliest,
+        *(f"probability_{name}" for name in STRIPES),
+    ]
     for row, values, indices in zip(rows, expected, order, strict=True):
-        assert [row[name] for name in likeliest[::2]] == [STRIPES[i] for i in indices[:3]]
+        assert [row[name] for name in likeliest[::2]] == [
+            STRIPES[i] for i in indices[:3]
+        ]
         each = [float(row[f"probability_{name}"]) for name in STRIPES]
         assert each == pytest.approx(values.tolist(), abs=1e-4)
         assert float(row["probability_3"]) == sorted(each)[1]
@@ -279,7 +321,8 @@ def test_predict_agrees_with_the_network(ckpt: Any, tmp_path: Path, capsys: Any)
 
 
 class PlainImages(LightningDataModule):
-    """Images of a plain data module: nobody knows what its loaders do to a file's pixels."""
+    """Images of a plain data module: nobody knows what its loaders do to a file's
+    pixels."""
 
     def train_dataloader(self) -> DataLoader:
         images = torch.rand(32, 3, 8, 8)
@@ -293,11 +336,22 @@ def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys,
     train("--data", "small.Points", "--model.net.sizes", "[10,2]", limits)
     error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), black]))
     assert "Points has no read_inputs(path), nor uint8 images" in error
-    train("--data test_scripts.PlainImages --model.net.sizes [192,4] --name plain", limits)
+    train(
+        "--data test_scripts.PlainImages --model.net.sizes [192,4] --name plain", limits
+    )
     path = tmp_path / "plain" / "version_0" / "checkpoints" / "best.ckpt"
     error = fails(capsys, 2, lambda: predict(["--ckpt_path", str(path), black]))
     assert "files need a BaseDataModule, which PlainImages is not" in error
-    predict(["--ckpt_path", str(path), "--split", "val", "--output", str(tmp_path / "x.npz")])
+    predict(
+        [
+            "--ckpt_path",
+            str(path),
+            "--split",
+            "val",
+            "--output",
+            str(tmp_path / "x.npz"),
+        ]
+    )
     assert np.load(tmp_path / "x.npz")["prediction"].shape == (32, 4)
 
 
@@ -317,7 +371,10 @@ def test_predict_writes_labels_numbers_and_texts(train, tmp_path, capsys):
     rows = {}
     for task in ("multilabel", "regression", "text"):
         train(flags_of(task), "--name", task)
-        ckpt = ["--ckpt_path", str(tmp_path / task / "version_0" / "checkpoints" / "best.ckpt")]
+        ckpt = [
+            "--ckpt_path",
+            str(tmp_path / task / "version_0" / "checkpoints" / "best.ckpt"),
+        ]
         flags = ["--threshold", 0.7, "--probabilities"] if task == "multilabel" else []
         rows[task] = rows_of(ckpt, tmp_path / "x.csv", *flags)
     (x, _), names = outputs_of("multilabel"), np.array(["red", "green", "blue"])
@@ -326,7 +383,10 @@ def test_predict_writes_labels_numbers_and_texts(train, tmp_path, capsys):
         each = [float(row[f"probability_{name}"]) for name in names]
         assert each == pytest.approx(logits.sigmoid().tolist(), abs=1e-4)
     (x, y), first = outputs_of("regression"), rows["regression"][0]
-    numbers = [float(first[name]) for name in ("prediction_0", "prediction_1", "true_0", "true_1")]
+    numbers = [
+        float(first[name])
+        for name in ("prediction_0", "prediction_1", "true_0", "true_1")
+    ]
     assert numbers == pytest.approx([*x[0].tolist(), *y[0].tolist()], rel=1e-5)
     (x, _), last = outputs_of("text"), rows["text"][-1]
     assert last["text"] == "".join("abcde"[i] for i in x[-1].argmax(1))
@@ -349,7 +409,9 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
     train(flags_of("segmentation", "Parts"), "--model.task null --name parts")
     ckpt[1] = ckpt[1].replace("tiny", "parts")
-    assert "--output FILE.npz writes any tensors" in fails(capsys, 2, lambda: predict(ckpt))
+    assert "--output FILE.npz writes any tensors" in fails(
+        capsys, 2, lambda: predict(ckpt)
+    )
     predict([*ckpt, "--output", str(tmp_path / "x.npz")])
     arrays = np.load(tmp_path / "x.npz")
     assert sorted(arrays) == ["mean", "more", "names"]
@@ -396,7 +458,9 @@ class PlainWithStep(Plain):
 
 
 @pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1)])
-def test_predict_goes_through_the_predict_step_of_any_module(tmp_path, capsys, model, a):
+def test_predict_goes_through_the_predict_step_of_any_module(
+    tmp_path, capsys, model, a
+):
     config = tmp_path / "plain.yaml"
     config.write_text(
         f"model: {{class_path: test_scripts.{model}}}\n"
@@ -430,14 +494,23 @@ def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     predict([*ckpt, *names[:2]])
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table] == ["file", "caf\\udce9.png", "two\\nlines.png"]
+    assert [line.split()[0] for line in table] == [
+        "file",
+        "caf\\udce9.png",
+        "two\\nlines.png",
+    ]
     Path("bad\nname.png").write_bytes(b"")
     error = fails(capsys, 1, lambda: predict([*ckpt, "bad\nname.png"]))
     assert error == "error: cannot read bad\\nname.png: not an image, or cut short"
 
 
 def test_grey_white_transparent_and_turned_images(tmp_path: Path) -> None:
-    for white, dtype in ((65535, "uint16"), (1, "float32"), (65535, "int32"), (255, "uint8")):
+    for white, dtype in (
+        (65535, "uint16"),
+        (1, "float32"),
+        (65535, "int32"),
+        (255, "uint8"),
+    ):
         values = np.full((8, 8), white, dtype=dtype)
         values[:, :4] = values[0, 0] / 2
         Image.fromarray(values).save(tmp_path / "x.tiff")
@@ -459,7 +532,9 @@ def test_grey_white_transparent_and_turned_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_scripts_run_as_programs(run: Any, ckpt: Any, black: str, tmp_path: Path) -> None:
+def test_the_scripts_run_as_programs(
+    run: Any, ckpt: Any, black: str, tmp_path: Path
+) -> None:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for name, *args, words in (
         ("evaluate.py", f'"test/acc": {run[1]["test/acc"]}'),
@@ -481,9 +556,14 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
 ):
     """With stand-ins for srun and scontrol, which write down how they are called."""
     for name, end in (("srun", status), ("scontrol", 0)):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n'
+        )
         (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+    }
     environment["SLURM_CPUS_PER_TASK"] = "4"
     command = ["bash", str(HERE / "scripts" / "slurm.sh"), "--config", "a b.yaml"]
     assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status
@@ -498,12 +578,15 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), [("evaluate", "load_run"), ("predict", "load_run"), ("tune", "parse")]
+    ("name", "first"),
+    [("evaluate", "load_run"), ("predict", "load_run"), ("tune", "parse")],
 )
 @pytest.mark.linux
 def test_ctrl_c_ends_a_script_in_one_line(monkeypatch, capsys, name, first):
     module = script(name)
-    monkeypatch.setattr(module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        module, first, lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
     with pytest.raises(SystemExit) as caught:
         module.main([] if name == "tune" else ["--ckpt_path", __file__])
     assert caught.value.code == 130

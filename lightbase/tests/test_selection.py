@@ -46,7 +46,9 @@ def test_the_first_metric_selects_the_best_epoch(train, tmp_path, capsys, flags,
     folder = tmp_path / "tiny" / "version_0"
     better, monitor = text.split()
     values = [value for _, value in curves(folder)[monitor]]
-    assert best_epoch(folder) == values.index(min(values) if better == "lowest" else max(values))
+    assert best_epoch(folder) == values.index(
+        min(values) if better == "lowest" else max(values)
+    )
     assert saved(folder) == ("auto", None)
 
 
@@ -73,7 +75,10 @@ def test_a_name_that_does_not_tell_needs_a_mode(train, tmp_path, capsys):
 
 
 def test_torchmetrics_or_the_name_says_which_is_better() -> None:
-    metrics: Any = {"wrong/acc": MulticlassHammingDistance(4), "acc": MulticlassAccuracy(4)}
+    metrics: Any = {
+        "wrong/acc": MulticlassHammingDistance(4),
+        "acc": MulticlassAccuracy(4),
+    }
     model = Classifier(MLP([2, 4]), metrics=metrics, num_classes=4)
     assert [better(f"val/{name}", model) for name in metrics] == ["min", "max"]
     names = ("val/loss", "val/pixel_error", "val_loss", "val/top5_acc", "val/AUROC")
@@ -118,7 +123,9 @@ trainer: {accelerator: CPU, max_epochs: 4, log_every_n_steps: 5}
     return str(config)
 
 
-def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(train, tmp_path, plain, capsys):
+def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(
+    train, tmp_path, plain, capsys
+):
     train(config=plain)
     folder = tmp_path / "plain" / "version_0"
     assert best_epoch(folder) == 3

@@ -1,7 +1,7 @@
 """Runs on several GPUs, and what a run says where a GPU or its driver does not work.
 
-The tests marked `simulated` set up such a machine by the variables of tests/simgpu. The function
-`train` runs on the ranks of ranks.py.
+The tests marked `simulated` set up such a machine by the variables of tests/simgpu. The
+function `train` runs on the ranks of ranks.py.
 """
 
 import json
@@ -27,10 +27,14 @@ from torch import Tensor
 from lightbase.core.run import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.linux]
-simulated = pytest.mark.skipif("SIMGPU_FOLDER" not in os.environ, reason="GPUs are not simulated")
+simulated = pytest.mark.skipif(
+    "SIMGPU_FOLDER" not in os.environ, reason="GPUs are not simulated"
+)
 NUM_GPUS = torch.cuda.device_count()
 TWO, FOUR = (
-    pytest.param(number, marks=pytest.mark.skipif(number > NUM_GPUS, reason=f"{NUM_GPUS} GPUs"))
+    pytest.param(
+        number, marks=pytest.mark.skipif(number > NUM_GPUS, reason=f"{NUM_GPUS} GPUs")
+    )
     for number in (2, 4)
 )
 two_gpus = pytest.mark.skipif(NUM_GPUS < 2, reason=f"{NUM_GPUS} GPUs")
@@ -53,12 +57,15 @@ class Watched(MLP):
 
 
 class NotePlaces(Callback):
-    """Leaves places_RANK.json: the devices of this process's tensors, and those with memory."""
+    """Leaves places_RANK.json: the devices of this process's tensors, and those with
+    memory."""
 
     def __init__(self) -> None:
         self.places: set[str] = set()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, output: Any, batch: Any, i: int):
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, output: Any, batch: Any, i: int
+    ):
         states = trainer.optimizers[0].state.values()
         moments = [state["exp_avg"] for state in states]
         gradients = [parameter.grad for parameter in pl_module.parameters()]
@@ -66,9 +73,16 @@ class NotePlaces(Callback):
         self.places |= {str(tensor.device) for tensor in tensors if tensor is not None}
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        memory = [torch.cuda.max_memory_allocated(i) > 0 for i in range(torch.cuda.device_count())]
+        memory = [
+            torch.cuda.max_memory_allocated(i) > 0
+            for i in range(torch.cuda.device_count())
+        ]
         used = [f"cuda:{i}" for i, is_used in enumerate(memory) if is_used]
-        notes = {"tensors": sorted(self.places), "memory": used, "net": sorted(Watched.devices)}
+        notes = {
+            "tensors": sorted(self.places),
+            "memory": used,
+            "net": sorted(Watched.devices),
+        }
         path = Path(trainer.default_root_dir, f"places_{trainer.global_rank}.json")
         path.write_text(json.dumps(notes))
 
@@ -82,7 +96,9 @@ class Fill(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.current_epoch == 1:
-            self.tensor = torch.empty(100 * 2**20, dtype=torch.uint8, device=pl_module.device)
+            self.tensor = torch.empty(
+                100 * 2**20, dtype=torch.uint8, device=pl_module.device
+            )
 
 
 def train(folder: str, *flags: str) -> None:
@@ -116,7 +132,9 @@ def run(folder: Path, *args: object, status: int = 0) -> list[str]:
 
 
 def run_ranks(folder: Path, number: int, *args: object) -> Ranks:
-    return on_ranks(folder.parent, number, "test_several_gpus.train", folder, *argv(*args))
+    return on_ranks(
+        folder.parent, number, "test_several_gpus.train", folder, *argv(*args)
+    )
 
 
 def each(number: int) -> str:
@@ -167,8 +185,18 @@ def assert_same_run(folder: Path, expected: tuple[Path, dict[str, Any]]) -> None
 
 @pytest.mark.parametrize("number", [TWO, FOUR])
 def test_dp_trains_on_all_gpus_as_on_one(tmp_path, one_gpu, number):
-    net = ("--model.net", "test_several_gpus.Watched", "--model.net.sizes", "[192,16,4]")
-    run(tmp_path, f"{GPU} --trainer.strategy dp --trainer.devices {number}", *net, *PLACES)
+    net = (
+        "--model.net",
+        "test_several_gpus.Watched",
+        "--model.net.sizes",
+        "[192,16,4]",
+    )
+    run(
+        tmp_path,
+        f"{GPU} --trainer.strategy dp --trainer.devices {number}",
+        *net,
+        *PLACES,
+    )
     assert_same_run(tmp_path, one_gpu)
     gpus = [f"cuda:{i}" for i in range(number)]
     assert places(tmp_path) == {"tensors": ["cuda:0"], "memory": gpus, "net": gpus}
@@ -185,14 +213,17 @@ def test_ddp_trains_each_rank_on_its_gpu_as_one_gpu(tmp_path, one_gpu, number):
 
 @two_gpus
 def test_a_run_goes_on_with_another_number_of_gpus(tmp_path):
-    """As on CPUs. The batch of a rank stays, so no single process makes the same steps."""
+    """As on CPUs. The batch of a rank stays, so no single process makes the same
+    steps."""
     numbers = (2, 4, 1) if NUM_GPUS >= 4 else (2, 1)  # in each epoch
     for device in ("gpu", "cpu"):
         for epoch, number in enumerate(numbers):
             flags = f"--data.batch_size 4 --trainer.max_epochs {epoch + 1}"
             resume = ("--ckpt_path", "last") if epoch else ()
             folder = tmp_path / device
-            assert_trains(folder, number, f"{flags} --trainer.accelerator {device}", *resume)
+            assert_trains(
+                folder, number, f"{flags} --trainer.accelerator {device}", *resume
+            )
             assert num_epochs(folder) == epoch + 1
     (path,) = (tmp_path / "cpu").rglob("metrics.json")
     metrics = json.loads(path.read_text())
@@ -227,7 +258,9 @@ def test_the_second_gpu_alone(tmp_path, one_gpu, monkeypatch):
     assert places(tmp_path / "flag") == used
     assert_same_run(tmp_path / "flag", one_gpu)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    shown = run(tmp_path / "variable", f"{GPU} --trainer.max_epochs 1 --trainer.devices -1")
+    shown = run(
+        tmp_path / "variable", f"{GPU} --trainer.max_epochs 1 --trainer.devices -1"
+    )
     assert "Device: cuda:0, machines: 1, GPUs found: 1" in shown
 
 
@@ -238,13 +271,33 @@ def test_two_machines_with_a_gpu_each(tmp_path: Path, one_gpu: Any) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # as a file, so that programs.py can fork it
-    program = [sys.executable, str(Path(torch.__file__).parent / "distributed" / "run.py")]
-    program += ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=1"]
-    program += [f"--rdzv-endpoint=127.0.0.1:{port}", "--", "scripts/train.py", "--config", TINY]
+    program = [
+        sys.executable,
+        str(Path(torch.__file__).parent / "distributed" / "run.py"),
+    ]
+    program += [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=1",
+    ]
+    program += [
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--",
+        "scripts/train.py",
+        "--config",
+        TINY,
+    ]
     program += argv("--trainer.default_root_dir", tmp_path, each(2))
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": HERE}
+    piped: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "cwd": HERE,
+    }
     machines = [
-        programs.start(program, env=os.environ | {"CUDA_VISIBLE_DEVICES": str(i)}, **piped)
+        programs.start(
+            program, env=os.environ | {"CUDA_VISIBLE_DEVICES": str(i)}, **piped
+        )
         for i in range(2)
     ]
     outputs = [machine.communicate(timeout=LIMIT_S)[0] for machine in machines]
@@ -262,10 +315,14 @@ def test_two_machines_with_a_gpu_each(tmp_path: Path, one_gpu: Any) -> None:
 @two_gpus
 def test_a_full_memory_on_one_gpu_of_two(tmp_path, monkeypatch):
     monkeypatch.setenv("SIMGPU_MIB", "16384,64")
-    result = run_ranks(tmp_path, 2, GPU, "--trainer.callbacks", "test_several_gpus.Fill")
+    result = run_ranks(
+        tmp_path, 2, GPU, "--trainer.callbacks", "test_several_gpus.Fill"
+    )
     assert all(result.statuses)
     lines = result.outputs[1].splitlines()
-    assert_two_lines(lines, "on rank 1: CUDA out of memory. Tried to allocate 100", "batch_size")
+    assert_two_lines(
+        lines, "on rank 1: CUDA out of memory. Tried to allocate 100", "batch_size"
+    )
     assert len(lines) == 2
     assert num_epochs(tmp_path) == 1
     first = result.outputs[0].splitlines()
@@ -283,7 +340,9 @@ def test_a_driver_that_is_too_old(tmp_path, monkeypatch, function):
     monkeypatch.setenv("SIMGPU_DRIVER", "12040")
 
     def shown(status: int, *args: object) -> list[str]:
-        result = on_ranks(tmp_path, 1, f"test_several_gpus.{function}", tmp_path, *argv(*args))
+        result = on_ranks(
+            tmp_path, 1, f"test_several_gpus.{function}", tmp_path, *argv(*args)
+        )
         assert result.statuses == [status], result.outputs
         return result.outputs[0].splitlines()
 
@@ -317,12 +376,16 @@ class Fail(Callback):
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Any, pl_module: Any, optimizer: Any
+    ) -> None:
         if (trainer.global_rank, trainer.current_epoch) == (self.rank, 1):
             import simgpu
 
             counts = simgpu.counts().items()
-            number = sum(count for name, count in counts if name.startswith("operation"))
+            number = sum(
+                count for name, count in counts if name.startswith("operation")
+            )
             os.environ["SIMGPU_FAIL_AT"] = str(number + 1)
 
 
@@ -338,7 +401,9 @@ AGAIN = "start again, after the first epoch with --ckpt_path last"
 def test_a_gpu_that_fails_leaves_a_run_that_goes_on(tmp_path, monkeypatch, one_gpu):
     monkeypatch.setenv("SIMGPU_TRACE", "1")  # it counts the operations
     lines = run(tmp_path, GPU, fail_on(0), status=1)
-    assert_two_lines(lines, FAILURE, f"nvidia-smi and dmesg may tell why it fails; {AGAIN}")
+    assert_two_lines(
+        lines, FAILURE, f"nvidia-smi and dmesg may tell why it fails; {AGAIN}"
+    )
     assert num_epochs(tmp_path) == 1
     run(tmp_path, GPU, "--ckpt_path last --trainer.callbacks null")
     expected = weights(one_gpu[0])
@@ -348,7 +413,8 @@ def test_a_gpu_that_fails_leaves_a_run_that_goes_on(tmp_path, monkeypatch, one_g
 @simulated
 @two_gpus
 def test_a_gpu_of_two_that_fails(tmp_path, monkeypatch):
-    """torch would abort the process, with 25 lines, as it frees what DDP has on the GPU."""
+    """torch would abort the process, with 25 lines, as it frees what DDP has on the
+    GPU."""
     monkeypatch.setenv("SIMGPU_TRACE", "1")
     # not by `run`, whose processes leave without freeing anything
     script = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
@@ -356,13 +422,19 @@ def test_a_gpu_of_two_that_fails(tmp_path, monkeypatch):
     flags = argv(GPU, fail_on(1), strategy, tmp_path)
     environment = os.environ | {"PYTHONPATH": with_tests()}
     done = subprocess.run(
-        [*script, *flags], env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        [*script, *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     lines = done.stderr.splitlines()
     assert done.returncode != 0
     way_out = f"nvidia-smi and dmesg may tell why it fails; {AGAIN}"
     assert_two_lines(lines[:2], f"error: on rank 1: {FAILURE}", way_out)
-    if not lines[2].startswith("[rank: 1] Child process with PID"):  # Lightning looks every 5 s
+    if not lines[2].startswith(
+        "[rank: 1] Child process with PID"
+    ):  # Lightning looks every 5 s
         way_out = f"another process has ended, its lines may tell why; {AGAIN}"
         assert_two_lines(lines[2:], "remote process exited", way_out)
         assert done.returncode == 1

@@ -1,5 +1,5 @@
-"""Where a step's time goes: each phase is found, the phases add up to the wall time, validations
-are left out."""
+"""Where a step's time goes: each phase is found, the phases add up to the wall time,
+validations are left out."""
 
 import os
 import re
@@ -22,7 +22,9 @@ from lightbase.extras.step_timer import PHASES, PhaseClock, StepTimer, shares, t
 SLEEP_S = 0.004
 
 
-def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, seconds: float) -> None:
+def delay(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, seconds: float
+) -> None:
     """Let each call of a method take so much longer."""
     original = getattr(owner, method)
 
@@ -35,7 +37,8 @@ def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, seconds: flo
 
 
 class Keep(Callback):
-    """The timer, and the wall time of the training, and of its steps without validations."""
+    """The timer, and the wall time of the training, and of its steps without
+    validations."""
 
     timer: StepTimer
     wall: float
@@ -58,9 +61,20 @@ class Keep(Callback):
 
 
 HERE = "test_step_timer"
-FLAGS = ("--step_timer", "true", "--trainer.callbacks", f"{HERE}.Keep", "--num_threads", 1)
+FLAGS = (
+    "--step_timer",
+    "true",
+    "--trainer.callbacks",
+    f"{HERE}.Keep",
+    "--num_threads",
+    1,
+)
 SLOW: dict[str, tuple[Any, str, float]] = {
-    "data_loading": (TensorBatches, "__getitems__", 30 * SLEEP_S),  # reads many batches at once
+    "data_loading": (
+        TensorBatches,
+        "__getitems__",
+        30 * SLEEP_S,
+    ),  # reads many batches at once
     "transfer_transforms": (SyntheticImages, "normalize", SLEEP_S),
     "forward": (MLP, "forward", SLEEP_S),
     "backward": (Tensor, "backward", SLEEP_S),
@@ -78,14 +92,21 @@ STEPS = {
 @pytest.mark.parametrize(
     ("phase", "steps"),
     [
-        pytest.param(phase, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow)
+        pytest.param(
+            phase, steps, marks=[] if i % len(STEPS) == j else pytest.mark.slow
+        )
         for i, phase in enumerate(SLOW)
         for j, steps in enumerate(STEPS)
     ],
 )
 def test_what_is_slow_is_found(train, capsys, monkeypatch, phase, steps):
     delay(monkeypatch, *SLOW[phase])
-    train(*FLAGS, "--trainer.log_every_n_steps", 1 if phase == "logging" else 5, *STEPS[steps])
+    train(
+        *FLAGS,
+        "--trainer.log_every_n_steps",
+        1 if phase == "logging" else 5,
+        *STEPS[steps],
+    )
     row = Keep.timer.sum()
     assert total(row) + row["rest"] == pytest.approx(Keep.wall, rel=0.05, abs=0.003)
     assert row[phase] > 0.99 * row["num_steps"] * SLEEP_S
@@ -93,18 +114,24 @@ def test_what_is_slow_is_found(train, capsys, monkeypatch, phase, steps):
     assert "\nAdvice: " in shown
     table = [line for line in shown.splitlines() if line.endswith(" ms")]
     assert [line[2:26].strip() for line in table] == [*PHASES]
-    percents = {line[2:26].strip(): float(line.split("%")[0].split()[-1]) for line in table}
+    percents = {
+        line[2:26].strip(): float(line.split("%")[0].split()[-1]) for line in table
+    }
     assert max(percents, key=lambda label: percents[label]) == phase
     assert sum(percents.values()) == pytest.approx(100, abs=0.5)
 
 
-def test_validations_are_left_out(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validations_are_left_out(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delay(monkeypatch, *SLOW["transfer_transforms"])
     slow = "--data.val_fraction 0.6 --trainer.val_check_interval 2"
     train(*FLAGS, *slow.split())
     row = Keep.timer.sum()
     assert row["rest"] > 2 * total(row)
-    assert total(row) < Keep.steps + 0.01  # Lightning does more than lies between the two hooks
+    assert (
+        total(row) < Keep.steps + 0.01
+    )  # Lightning does more than lies between the two hooks
     assert total(row) + row["rest"] == pytest.approx(Keep.wall, rel=0.05)
     assert shares(row)["transfer_transforms"] > 0.3
 
@@ -119,7 +146,9 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(train, capsys, monkeypatc
     ((pie, labels, title),) = drawn
     shown = capsys.readouterr().out
     (line,) = re.findall(r"Where the time of training went .*", shown)
-    step_ms, rest_s = map(float, re.findall(r"steps of ([\d.]+) ms, without ([\d.]+) s", line)[0])
+    step_ms, rest_s = map(
+        float, re.findall(r"steps of ([\d.]+) ms, without ([\d.]+) s", line)[0]
+    )
     assert rest_s == pytest.approx(1, abs=0.5)
     assert step_ms < 1000 / 19  # of one epoch of 19 steps
     assert title == f"a step of {step_ms:.2f} ms"
@@ -128,9 +157,14 @@ def test_what_lies_between_epochs_is_no_part_of_a_step(train, capsys, monkeypatc
     assert [label.rpartition(" ")[0] for label in labels] == [*PHASES]
 
 
-def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_rests_beside_another_profiler(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(
-        "--step_timer", "true", "--trainer.profiler", "lightning.pytorch.profilers.SimpleProfiler"
+        "--step_timer",
+        "true",
+        "--trainer.profiler",
+        "lightning.pytorch.profilers.SimpleProfiler",
     )
     shown = capsys.readouterr().out
     assert "Step timer: off beside the SimpleProfiler" in shown
@@ -138,7 +172,8 @@ def test_it_rests_beside_another_profiler(train: Train, capsys: pytest.CaptureFi
 
 
 class StandInEvent:
-    """A CUDA event of a GPU that works off what it was given, later than the CPU gives it."""
+    """A CUDA event of a GPU that works off what it was given, later than the CPU gives
+    it."""
 
     now = 0.0
     waits = 0
@@ -182,7 +217,9 @@ def turn(clock: PhaseClock, forwards: list[float]) -> None:
 def test_in_a_short_epoch_on_a_gpu_each_call_is_timed(monkeypatch, num_calls):
     clock = gpu_clock(monkeypatch)
     for _ in range(3):
-        forwards = [30, *[3] * 19, 60, *[3] * 9][:num_calls]  # two are slow, as for a loader
+        forwards = [30, *[3] * 19, 60, *[3] * 9][
+            :num_calls
+        ]  # two are slow, as for a loader
         turn(clock, forwards)
         clock.start("[Callback]StepTimer.on_train_epoch_end")
         seconds = clock.take()
@@ -195,7 +232,9 @@ def test_on_a_gpu_some_calls_of_a_long_epoch_are_timed_by_events(monkeypatch):
     clock = gpu_clock(monkeypatch)
     turn(clock, [6] * 99 + [2] * 55)  # before the first one the loader starts
     assert StandInEvent.waits == 0  # within the epoch
-    assert [phase for phase, *_ in clock.marks].count("") == 105  # and 100, 111, 122, 133 and 144
+    assert [phase for phase, *_ in clock.marks].count(
+        ""
+    ) == 105  # and 100, 111, 122, 133 and 144
     clock.start("[Callback]StepTimer.on_train_epoch_end")
     seconds = clock.take()
     assert StandInEvent.waits == 1
@@ -207,7 +246,9 @@ def test_on_a_gpu_some_calls_of_a_long_epoch_are_timed_by_events(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif("SIMGPU_FOLDER" in os.environ, reason="a simulated GPU has no speed")
+@pytest.mark.skipif(
+    "SIMGPU_FOLDER" in os.environ, reason="a simulated GPU has no speed"
+)
 def test_a_slow_network_is_found_on_a_gpu(train: Train) -> None:
     heavy = f"--trainer.accelerator gpu --model.net {HERE}.HeavyForward --data.num_train 20000"
     train(*FLAGS, *heavy.split())

@@ -1,5 +1,5 @@
-"""Several optimiser steps in one call: the same weights, curves and counts as one step at a
-time."""
+"""Several optimiser steps in one call: the same weights, curves and counts as one step
+at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,26 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "random changes": ("--data", "test_steps.Changed"),
     "all samples": ("--data.drop_last", "false", "--data.num_workers", 1),
     "warm-up": (
-        *("--model.scheduler", "WarmupCosineLR", "--model.scheduler_args.warmup_steps", 9),
+        *(
+            "--model.scheduler",
+            "WarmupCosineLR",
+            "--model.scheduler_args.warmup_steps",
+            9,
+        ),
         *("--model.scheduler_interval", "step", "--trainer.log_every_n_steps", 1),
     ),
-    "plateau": ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0),
-    "the same batches": ("--trainer.overfit_batches", 3, "--trainer.log_every_n_steps", 2),
+    "plateau": (
+        "--model.scheduler",
+        "ReduceLROnPlateau",
+        "--model.scheduler_args.patience",
+        0,
+    ),
+    "the same batches": (
+        "--trainer.overfit_batches",
+        3,
+        "--trainer.log_every_n_steps",
+        2,
+    ),
     "own logging": ("--model", "test_steps.LogsItself"),
 }
 
@@ -43,7 +58,9 @@ class LogsItself(Classifier):
 class SkipsSome(Classifier):
     def training_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor] | None:  # type: ignore[override]
         loss = self.criterion(self.net(batch[0]), batch[1])
-        return None if self.global_step % 3 == 1 else {"loss": loss, "more": loss.detach()}
+        return (
+            None if self.global_step % 3 == 1 else {"loss": loss, "more": loss.detach()}
+        )
 
 
 class Changed(SyntheticImages):
@@ -72,17 +89,24 @@ class Plain(LightningModule):
 class PlainData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
-        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+        return DataLoader(
+            TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
         return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
 
 
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # SkipsSome means it
+@pytest.mark.filterwarnings(
+    "ignore:`training_step` returned `None`"
+)  # SkipsSome means it
 @pytest.mark.parametrize(
     "name",
-    [*[*SETTINGS][:2], *(pytest.param(name, marks=pytest.mark.slow) for name in [*SETTINGS][2:])],
+    [
+        *[*SETTINGS][:2],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in [*SETTINGS][2:]),
+    ],
 )
 def test_several_steps_at_once_change_nothing(train, trained, tmp_path, name, capsys):
     flags = ("--trainer.max_epochs", 3, *SETTINGS[name])
@@ -97,7 +121,9 @@ def test_several_steps_at_once_change_nothing(train, trained, tmp_path, name, ca
     assert "One step at a time" not in capsys.readouterr().out
 
 
-def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_path: Path) -> None:
+def test_a_plain_module_with_a_plain_loader_trains_the_same(
+    train: Train, tmp_path: Path
+) -> None:
     config = tmp_path / "plain.yaml"
     config.write_text(
         "model: test_steps.Plain\ndata: test_steps.PlainData\n"
@@ -105,7 +131,14 @@ def test_a_plain_module_with_a_plain_loader_trains_the_same(train: Train, tmp_pa
     )
     flags = "--trainer.log_every_n_steps 5 --monitor val_loss --step_timer false"
     for name, num_steps in (("one", 1), ("several", 4)):
-        steps = ("--steps_per_execution", num_steps, "--device_monitor", "false", "--name", name)
+        steps = (
+            "--steps_per_execution",
+            num_steps,
+            "--device_monitor",
+            "false",
+            "--name",
+            name,
+        )
         train(*flags.split(), *steps, config=str(config))
     folders = tmp_path / "one" / "version_0", tmp_path / "several" / "version_0"
     assert equal(*map(weights, folders))
@@ -120,16 +153,24 @@ class Stops(Classifier):
 
 @pytest.mark.parametrize(
     ("flag", "value", "num_steps"),
-    [("model", "test_steps.Stops", 10), ("trainer.max_steps", 1, 1), ("trainer.max_steps", 31, 31)],
+    [
+        ("model", "test_steps.Stops", 10),
+        ("trainer.max_steps", 1, 1),
+        ("trainer.max_steps", 31, 31),
+    ],
 )
 def test_training_ends_in_the_middle_of_a_call(train, tmp_path, flag, value, num_steps):
     for name, steps in (("one", 1), ("several", 8)):
         flags = (f"--{flag}", value, "--steps_per_execution", steps, "--name", name)
         assert train(*flags)["steps"] == num_steps
-    assert equal(*(weights(tmp_path / name / "version_0") for name in ("one", "several")))
+    assert equal(
+        *(weights(tmp_path / name / "version_0") for name in ("one", "several"))
+    )
 
 
-def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(train, tmp_path, monkeypatch):
+def test_a_run_stopped_between_two_calls_goes_on_to_the_same_weights(
+    train, tmp_path, monkeypatch
+):
     text = "--trainer.callbacks test_training.Terminate --steps_per_execution 4"
     flags = (*text.split(), "--trainer.max_epochs", 3)
     train(*flags, "--name", "whole")
@@ -189,9 +230,15 @@ class OwnSGD(torch.optim.SGD):
     [
         (("--trainer.accumulate_grad_batches", 2), "trainer.accumulate_grad_batches 2"),
         (("--trainer.gradient_clip_val", 0.5), "trainer.gradient_clip_val 0.5"),
-        (("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 3), "the optimiser LBFGS"),
+        (
+            ("--model.optimizer", "LBFGS", "--trainer.limit_train_batches", 3),
+            "the optimiser LBFGS",
+        ),
         (("--model.optimizer", "test_steps.OwnSGD"), "the optimiser OwnSGD"),
-        (("--model", "test_steps.HookedModel"), "on_before_optimizer_step of HookedModel"),
+        (
+            ("--model", "test_steps.HookedModel"),
+            "on_before_optimizer_step of HookedModel",
+        ),
         (("--model", "test_steps.ByHand"), "the manual optimisation of ByHand"),
         (("--trainer.callbacks", "test_steps.Hooked"), "on_train_batch_end of Hooked"),
     ],

@@ -1,5 +1,5 @@
-"""A batch is what the data gives: pairs, dicts, single tensors, lists of tensors of different
-sizes. Each is trained, and everything that holds for pairs holds for it."""
+"""A batch is what the data gives: pairs, dicts, single tensors, lists of tensors of
+different sizes. Each is trained, and everything that holds for pairs holds for it."""
 
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -17,7 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from lightbase import BaseDataModule, BaseModule, UserError
-from lightbase.core.batches import DatasetSamples, TensorBatches, map_tensors, tensors_in
+from lightbase.core.batches import (
+    DatasetSamples,
+    TensorBatches,
+    map_tensors,
+    tensors_in,
+)
 
 
 class Named(NamedTuple):
@@ -49,13 +54,20 @@ def as_sequence(row: Tensor, index: int) -> Any:
 def as_image(row: Tensor, index: int) -> Any:
     """An image of 2 x 2 to 2 x 4 pixels, and its boxes."""
     image = row.view(2, 2).repeat(1, 1 + index % 2)
-    return image, {"boxes": row[None].repeat(index % 3, 1), "labels": torch.arange(index % 3)}
+    return image, {
+        "boxes": row[None].repeat(index % 3, 1),
+        "labels": torch.arange(index % 3),
+    }
 
 
 def pad(samples: list[Any]) -> Any:
     rows, labels = zip(*samples, strict=True)
     lengths = torch.tensor([len(row) for row in rows])
-    return {"rows": pad_sequence(rows, batch_first=True), "lengths": lengths, "labels": labels}
+    return {
+        "rows": pad_sequence(rows, batch_first=True),
+        "lengths": lengths,
+        "labels": labels,
+    }
 
 
 def as_lists(samples: list[Any]) -> Any:
@@ -63,10 +75,14 @@ def as_lists(samples: list[Any]) -> Any:
     return list(images), list(boxes)
 
 
-# what `load` makes of rows (N, 4), float64; the collate function; rows (N, 4) of a batch
+# what `load` makes of rows (N, 4), float64; the collate function; rows (N, 4) of a
+# batch
 KINDS: dict[str, Any] = {
     "dict": (
-        lambda rows: {"a": {"x": rows.numpy()}, "pair": (np.arange(len(rows)), rows[:, 0])},
+        lambda rows: {
+            "a": {"x": rows.numpy()},
+            "pair": (np.arange(len(rows)), rows[:, 0]),
+        },
         None,
         lambda batch: batch["a"]["x"] * batch["pair"][1][:, None],
     ),
@@ -76,8 +92,16 @@ KINDS: dict[str, Any] = {
         None,
         lambda batch: batch[0] * batch[1][:, None] + batch[2][:, None],
     ),
-    "named": (lambda rows: Named(rows, rows > 0), None, lambda batch: batch.x * batch.y),
-    "Dataset of dicts": (lambda rows: Rows(rows, as_dict), None, lambda batch: batch["x"]),
+    "named": (
+        lambda rows: Named(rows, rows > 0),
+        None,
+        lambda batch: batch.x * batch.y,
+    ),
+    "Dataset of dicts": (
+        lambda rows: Rows(rows, as_dict),
+        None,
+        lambda batch: batch["x"],
+    ),
     "sequences": (
         lambda rows: Rows(rows.float(), as_sequence),
         pad,
@@ -116,7 +140,11 @@ class Kinds(BaseDataModule):
 
     def augment(self, inputs: Any) -> Any:
         def shaken(values: Tensor) -> Tensor:
-            return values + torch.rand_like(values) if values.is_floating_point() else values
+            return (
+                values + torch.rand_like(values)
+                if values.is_floating_point()
+                else values
+            )
 
         return map_tensors(shaken, inputs)
 
@@ -148,8 +176,18 @@ class Encoder(BaseModule):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_on_batches_of_any_structure_goes_on_exactly(train, tmp_path, kind):
-    flags = argv("--model test_structures.Encoder --data test_structures.Kinds --model.kind", kind)
-    flags += ["--data.kind", kind, "--trainer.max_epochs", "2", "--figures_every_n_epochs", "1"]
+    flags = argv(
+        "--model test_structures.Encoder --data test_structures.Kinds --model.kind",
+        kind,
+    )
+    flags += [
+        "--data.kind",
+        kind,
+        "--trainer.max_epochs",
+        "2",
+        "--figures_every_n_epochs",
+        "1",
+    ]
     flags += ["--steps_per_execution", "3", "--model.net.sizes", "[4,4]"]
     result = train(*flags, "--name", "through")
     assert result["steps"] == 22
@@ -159,8 +197,12 @@ def test_a_training_on_batches_of_any_structure_goes_on_exactly(train, tmp_path,
     folders = [tmp_path / name / "version_0" for name in ("through", "tiny")]
     assert equal(*map(weights, folders))
     assert resumed["test/loss"] == result["test/loss"]
-    again = script("evaluate").main(["--ckpt_path", str(folders[0] / "checkpoints" / "best.ckpt")])
-    assert again == {key: value for key, value in result.items() if key.startswith("test/")}
+    again = script("evaluate").main(
+        ["--ckpt_path", str(folders[0] / "checkpoints" / "best.ckpt")]
+    )
+    assert again == {
+        key: value for key, value in result.items() if key.startswith("test/")
+    }
 
 
 def flat(loader: Any) -> list[list[Any]]:
@@ -183,7 +225,9 @@ def test_the_batches_do_not_depend_on_workers_or_on_where_the_samples_are(kind):
     # as a worker gets them on macOS and Windows, where nothing is forked
     samples, _ = pickle.loads(ForkingPickler.dumps((loader.dataset, loader.collate_fn)))
     first = [tensor.tolist() for tensor in tensors_in(samples.__getitems__([5, 7]))]
-    assert first == [tensor.tolist() for tensor in tensors_in(loader.dataset.__getitems__([5, 7]))]
+    assert first == [
+        tensor.tolist() for tensor in tensors_in(loader.dataset.__getitems__([5, 7]))
+    ]
     if isinstance(samples, TensorBatches):
         moved = samples.to(torch.device("cpu"))
         assert len(moved) == len(tensors_in(moved.values)[0]) == 90
@@ -191,19 +235,24 @@ def test_the_batches_do_not_depend_on_workers_or_on_where_the_samples_are(kind):
 
 @pytest.mark.parametrize("kind", ["dict", "Dataset of dicts"])
 def test_folds_of_any_structure(kind: str) -> None:
-    modules = [attach(Kinds(kind, num_folds=3, fold=fold), "test") for fold in (0, 1, 2)]
+    modules = [
+        attach(Kinds(kind, num_folds=3, fold=fold), "test") for fold in (0, 1, 2)
+    ]
     assert [len(data.splits["test"]) for data in modules] == [34, 33, 33]
 
 
 def test_the_types_of_a_batch() -> None:
-    """float64 becomes float32 everywhere; only the targets of a pair change from uint8."""
+    """float64 becomes float32 everywhere; only the targets of a pair change from
+    uint8."""
     batch = next(iter(attach(Kinds("dict")).train_dataloader()))
     assert batch["a"]["x"].dtype == batch["pair"][1].dtype == torch.float32
     assert batch["pair"][0].dtype == torch.int64
     batch = next(iter(attach(Kinds("named")).train_dataloader()))
     assert isinstance(batch, Named)
     assert batch.y.dtype == torch.int64
-    _, targets = attach(Numbers(([[1, 2]] * 50, np.arange(50.0)))).splits["train"].values
+    _, targets = (
+        attach(Numbers(([[1, 2]] * 50, np.arange(50.0)))).splits["train"].values
+    )
     assert targets.dtype == torch.float32
     masks = torch.zeros(50, 2, dtype=torch.uint8)
 
@@ -234,12 +283,15 @@ class Inputs(Kinds):
 
 
 @pytest.mark.parametrize(
-    ("cls", "training", "evaluation"), [(Both, [1, 3], [0, 1]), (Inputs, [0.5, 2], [0, 2])]
+    ("cls", "training", "evaluation"),
+    [(Both, [1, 3], [0, 1]), (Inputs, [0.5, 2], [0, 2])],
 )
 def test_the_hooks_of_a_batch_on_its_device(cls, training, evaluation):
     data = attach(cls("tensor"), precision="bf16-true")
     for data.trainer.training, expected in ((True, training), (False, evaluation)):
-        batch = data.on_after_batch_transfer((torch.zeros(8, 4), torch.full((8,), 2.0)), 0)
+        batch = data.on_after_batch_transfer(
+            (torch.zeros(8, 4), torch.full((8,), 2.0)), 0
+        )
         assert [part.unique().item() for part in batch] == expected
         assert {part.dtype for part in batch} == {torch.bfloat16}
 
@@ -249,7 +301,9 @@ def test_a_function_of_the_user_may_be_an_attribute() -> None:
     data.collate = torch.stack  # type: ignore[assignment,method-assign]
     attach(data)
     assert isinstance(data.splits["train"], DatasetSamples)
-    assert torch.equal(data.splits["train"].__getitems__([0])[0], data.splits["train"].dataset[0])
+    assert torch.equal(
+        data.splits["train"].__getitems__([0])[0], data.splits["train"].dataset[0]
+    )
 
 
 UNEQUAL = [

@@ -1,5 +1,5 @@
-"""What a user's subclass of the Classifier or BaseModule assigns and overrides takes effect, and
-breaks nothing."""
+"""What a user's subclass of the Classifier or BaseModule assigns and overrides takes
+effect, and breaks nothing."""
 
 import importlib
 from collections.abc import Callable
@@ -24,8 +24,16 @@ from lightbase.core.batches import EpochBatchSampler
 
 HERE = "test_system"
 ONE_EPOCH = ("--trainer.max_epochs", 1, "--trainer.log_every_n_steps", 1)
-PLATEAU = ("--model.scheduler", "ReduceLROnPlateau", "--model.scheduler_args.patience", 0)
-PLATEAU += ("--model.scheduler_args.threshold=1000", "--model.scheduler_args.threshold_mode=abs")
+PLATEAU = (
+    "--model.scheduler",
+    "ReduceLROnPlateau",
+    "--model.scheduler_args.patience",
+    0,
+)
+PLATEAU += (
+    "--model.scheduler_args.threshold=1000",
+    "--model.scheduler_args.threshold_mode=abs",
+)
 
 
 def folder(tmp_path: Path, name: str = "tiny") -> Path:
@@ -59,7 +67,9 @@ class Weighted(Classifier):
         self.criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
 
 
-def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_path: Path) -> None:
+def test_the_criterion_that_is_assigned_trains_and_is_shown(
+    train: Train, tmp_path: Path
+) -> None:
     """Against a plain loop over the same batches."""
     result = train("--model", f"{HERE}.Weighted", *ONE_EPOCH)
     criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 2.0]))
@@ -76,7 +86,9 @@ def test_the_criterion_that_is_assigned_trains_and_is_shown(train: Train, tmp_pa
         optimizer.step()
         losses.append(loss.item())
     points = curves(folder(tmp_path))
-    assert [value for _, value in points["train/loss"]] == pytest.approx(losses, rel=1e-4)
+    assert [value for _, value in points["train/loss"]] == pytest.approx(
+        losses, rel=1e-4
+    )
     x, y = data.splits["test"].inputs, data.splits["test"].targets
     with torch.no_grad():
         logits = net(data.normalize(x))
@@ -99,13 +111,21 @@ class OwnMetrics(Classifier):
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("collection", {"f1", "accuracy"}), ("single", {"MulticlassF1Score"}), ("none", set())],
+    [
+        ("collection", {"f1", "accuracy"}),
+        ("single", {"MulticlassF1Score"}),
+        ("none", set()),
+    ],
 )
 def test_the_metrics_that_are_assigned_are_measured(train, tmp_path, kind, names):
     result = train("--model", f"{HERE}.OwnMetrics", "--model.kind", kind)
-    assert of_test(result).keys() == {f"test/{name}" for name in {"loss", "num_samples", *names}}
+    assert of_test(result).keys() == {
+        f"test/{name}" for name in {"loss", "num_samples", *names}
+    }
     tags = curves(folder(tmp_path)).keys() - {"lr"}
-    assert tags >= {f"{stage}/{name}" for stage in ("train", "val") for name in {"loss", *names}}
+    assert tags >= {
+        f"{stage}/{name}" for stage in ("train", "val") for name in {"loss", *names}
+    }
     assert evaluate(tmp_path) == of_test(result)
 
 
@@ -115,7 +135,9 @@ class OwnOptimizer(Classifier):
         self.lr, self.optimizer_args = (0.05, {}) if kind != "object" else (1.0, {})
         choices: dict[str, Callable[[], Any]] = {
             "name": lambda: "SGD",
-            "function": lambda: lambda parameters, lr: SGD([*parameters], lr, momentum=0.5),
+            "function": lambda: (
+                lambda parameters, lr: SGD([*parameters], lr, momentum=0.5)
+            ),
             "object": lambda: SGD(self.parameters(), lr=0.05),
         }
         self.optimizer = choices[kind]()
@@ -128,13 +150,17 @@ MOMENTUM = (*PLAIN, "--model.optimizer_args.momentum", 0.5)
 @pytest.mark.parametrize(
     ("kind", "flags"), [("name", PLAIN), ("function", MOMENTUM), ("object", PLAIN)]
 )
-def test_the_optimizer_that_is_assigned_trains_and_resumes(train, trained, tmp_path, kind, flags):
+def test_the_optimizer_that_is_assigned_trains_and_resumes(
+    train, trained, tmp_path, kind, flags
+):
     own = ("--model", f"{HERE}.OwnOptimizer", "--model.kind", kind)
     train(*own, "--trainer.max_epochs", 1)
     train(*own, "--ckpt_path", "last", "--trainer.max_epochs", 2)
     resumed, expected = weights(folder(tmp_path)), weights(trained(*flags)[0])
     for name, value in expected.items():
-        torch.testing.assert_close(resumed[name], value)  # a fused step rounds otherwise
+        torch.testing.assert_close(
+            resumed[name], value
+        )  # a fused step rounds otherwise
     rates = [rate for _, rate in curves(folder(tmp_path))["lr"]]
     assert rates == pytest.approx([0.05] * len(rates))
 
@@ -149,21 +175,25 @@ class OwnScheduler(Classifier):
             self.scheduler = StepLR(self.optimizer, step_size=1)
 
 
-@pytest.mark.parametrize("kind", ["name", pytest.param("object", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["name", pytest.param("object", marks=pytest.mark.slow)]
+)
 def test_the_scheduler_that_is_assigned_steps_and_resumes(train, tmp_path, kind):
     flags: Any = ("--model", f"{HERE}.OwnScheduler", "--model.kind", kind)
     flags += ("--trainer.log_every_n_steps", 19)
     train(*flags, "--trainer.max_epochs", 2)
     train(*flags, "--trainer.max_epochs", 3, "--ckpt_path", "last")
-    assert [rate for _, rate in curves(folder(tmp_path))["lr"]] == pytest.approx([1e-2, 1e-3, 1e-4])
+    assert [rate for _, rate in curves(folder(tmp_path))["lr"]] == pytest.approx(
+        [1e-2, 1e-3, 1e-4]
+    )
 
 
 # what a subclass overrides
 
 
 class NoSuper(Classifier):
-    """Every hook that the curves, the schedule and the resume could have lived in, without
-    super()."""
+    """Every hook that the curves, the schedule and the resume could have lived in,
+    without super()."""
 
     num_calls = 0
 
@@ -171,15 +201,21 @@ class NoSuper(Classifier):
         NoSuper.num_calls += 1
 
     setup = on_fit_start = on_fit_end = on_train_start = on_train_end = count
-    on_train_epoch_start = on_train_epoch_end = on_train_batch_start = on_train_batch_end = count
+    on_train_epoch_start = on_train_epoch_end = on_train_batch_start = (
+        on_train_batch_end
+    ) = count
     on_validation_start = on_validation_end = on_validation_epoch_start = (
         on_validation_epoch_end
     ) = count
     on_validation_batch_start = on_validation_batch_end = on_test_batch_start = (
         on_test_batch_end
     ) = count
-    on_test_start = on_test_end = on_test_epoch_start = on_test_epoch_end = teardown = count
-    on_save_checkpoint = on_load_checkpoint = on_before_zero_grad = on_after_backward = count
+    on_test_start = on_test_end = on_test_epoch_start = on_test_epoch_end = teardown = (
+        count
+    )
+    on_save_checkpoint = on_load_checkpoint = on_before_zero_grad = (
+        on_after_backward
+    ) = count
 
     def configure_callbacks(self) -> list[Any]:
         return []
@@ -188,7 +224,12 @@ class NoSuper(Classifier):
 def test_hooks_may_be_overridden_without_super(train, tmp_path, monkeypatch):
     flags = (*PLATEAU, "--model.scheduler_args.mode", "max", "--trainer.max_epochs", 3)
     plain = train(*flags, "--name", "plain")
-    flags += ("--model", f"{HERE}.NoSuper", "--trainer.callbacks", "test_training.Terminate")
+    flags += (
+        "--model",
+        f"{HERE}.NoSuper",
+        "--trainer.callbacks",
+        "test_training.Terminate",
+    )
     monkeypatch.setattr(Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
         train(*flags)
@@ -201,14 +242,19 @@ def test_hooks_may_be_overridden_without_super(train, tmp_path, monkeypatch):
     assert equal(*map(weights, folders))
     points, expected = map(curves, folders)
     assert points == expected
-    assert points["lr"][-1][1] == pytest.approx(1e-3)  # after a validation that is not good enough
+    assert points["lr"][-1][1] == pytest.approx(
+        1e-3
+    )  # after a validation that is not good enough
 
 
 # without the engine
 
 
 def make_classifier() -> tuple[Classifier, tuple[Tensor, Tensor]]:
-    return Classifier(MLP([12, 4]), num_classes=4), (torch.rand(8, 3, 2, 2), torch.randint(4, (8,)))
+    return Classifier(MLP([12, 4]), num_classes=4), (
+        torch.rand(8, 3, 2, 2),
+        torch.randint(4, (8,)),
+    )
 
 
 def test_the_steps_work_without_a_trainer() -> None:
@@ -229,12 +275,21 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
         image_shape=(3, 2, 2), num_classes=4, num_train=100, num_test=20, batch_size=10
     )
     model, _ = make_classifier()
-    options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options: Any = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
     options |= {"accelerator": ACCELERATOR, "devices": 1, "enable_model_summary": False}
     options |= {"default_root_dir": tmp_path}
     trainer = Trainer(max_epochs=2, **options)
     trainer.fit(model, data)
-    assert {"train/loss", "train/acc", "val/loss", "val/acc"} <= trainer.callback_metrics.keys()
+    assert {
+        "train/loss",
+        "train/acc",
+        "val/loss",
+        "val/acc",
+    } <= trainer.callback_metrics.keys()
     assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
 
 
@@ -262,11 +317,16 @@ class OwnGroups(Classifier):
         self.parameter_groups = {which: {"lr": 0.1}}
 
 
-def test_groups_that_the_code_has_changed_are_refused_in_a_resume(train, capsys, monkeypatch):
+def test_groups_that_the_code_has_changed_are_refused_in_a_resume(
+    train, capsys, monkeypatch
+):
     train("--model", f"{HERE}.OwnGroups", "--model.which", "layers.1", *ONE_EPOCH)
     build = OwnGroups.__init__
     changed = lambda self, which, **kwargs: build(self, "layers.3", **kwargs)  # noqa: E731
     monkeypatch.setattr(OwnGroups, "__init__", changed)
     with pytest.raises(SystemExit):
         train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    assert "OwnGroups has the parameter_groups {'layers.3': {'lr': 0.1}}" in capsys.readouterr().err
+    assert (
+        "OwnGroups has the parameter_groups {'layers.3': {'lr': 0.1}}"
+        in capsys.readouterr().err
+    )

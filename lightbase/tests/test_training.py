@@ -18,11 +18,19 @@ import torch
 import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
-from lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 from paths import HERE, TINY, Train, Trained, argv, fails, script, words
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.backend.event_processing.plugin_event_multiplexer import (
+    EventMultiplexer,
+)
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import backend_context
@@ -47,16 +55,21 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """By the names that Lightning has. Sorted: files of one second may be read in either order."""
+    """By the names that Lightning has. Sorted: files of one second may be read in
+    either order."""
     events = EventAccumulator(str(folder)).Reload()
     points = events.Scalars
     return {
-        re.sub("^(view|watch)/(?=test|lr)", "", tag): sorted((e.step, e.value) for e in points(tag))
+        re.sub("^(view|watch)/(?=test|lr)", "", tag): sorted(
+            (e.step, e.value) for e in points(tag)
+        )
         for tag in events.Tags()["scalars"]
     }
 
 
-def test_a_run_learns_and_leaves_a_complete_folder(train: Train, tmp_path: Path) -> None:
+def test_a_run_learns_and_leaves_a_complete_folder(
+    train: Train, tmp_path: Path
+) -> None:
     result = train("--trainer.max_epochs", 6, "--data.num_train", 1000)
     folder = tmp_path / "tiny" / "version_0"
     assert result["test/acc"] > 0.6  # chance is 0.25
@@ -88,8 +101,14 @@ def test_the_curves_are_written_on_log_steps_and_every_epoch(trained: Trained) -
     assert found["lr"][0][1] == pytest.approx(0.01)
 
 
-def test_the_hparams_tab_opens_on_what_differs_between_runs(train: Train, tmp_path: Path) -> None:
-    for flags in ("--patience 2", "--model.lr 0.02", "--data.batch_size 32 --seed_everything 7"):
+def test_the_hparams_tab_opens_on_what_differs_between_runs(
+    train: Train, tmp_path: Path
+) -> None:
+    for flags in (
+        "--patience 2",
+        "--model.lr 0.02",
+        "--data.batch_size 32 --seed_everything 7",
+    ):
         train("--trainer.max_epochs 1", flags)
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     provider = MultiplexerDataProvider(runs, str(tmp_path))
@@ -130,13 +149,17 @@ def test_the_same_seed_gives_the_same_metrics_to_the_last_digit_and_another_does
     assert equal(*map(weights, folders[:2]))
 
 
-def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Path) -> None:
+def test_train_metrics_are_means_since_the_last_point(
+    train: Train, tmp_path: Path
+) -> None:
     """Against a plain loop over the same batches."""
     train("--trainer.max_epochs", 1)
     found = curves(tmp_path / "tiny" / "version_0")
 
     seed_everything(42, workers=True)
-    data = SyntheticImages(image_shape=(3, 8, 8), num_classes=4, num_train=350, noise=0.05)
+    data = SyntheticImages(
+        image_shape=(3, 8, 8), num_classes=4, num_train=350, noise=0.05
+    )
     net = MLP([192, 16, 4])
     data.setup("fit")
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -153,7 +176,9 @@ def test_train_metrics_are_means_since_the_last_point(train: Train, tmp_path: Pa
         correct.append(int((logits.argmax(1) == y).sum()))
     assert [step for step, _ in found["train/loss"]] == [4, 9, 14, 18]
     for i, (_, value) in enumerate(found["train/loss"]):
-        assert value == pytest.approx(statistics.mean(losses[5 * i : 5 * i + 5]), rel=1e-5)
+        assert value == pytest.approx(
+            statistics.mean(losses[5 * i : 5 * i + 5]), rel=1e-5
+        )
     for i, (_, value) in enumerate(found["train/acc"]):
         assert value == pytest.approx(statistics.mean(correct[5 * i : 5 * i + 5]) / 16)
 
@@ -185,7 +210,9 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "WarmupCosineLR"])
-def test_a_schedule_that_is_made_for_a_length_refuses_another_one(train, tmp_path, capsys, name):
+def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
+    train, tmp_path, capsys, name
+):
     flags = f"--model.scheduler {name} --trainer.max_epochs"
     train(flags, 1)
     folder = tmp_path / "tiny" / "version_0"
@@ -205,10 +232,14 @@ def test_a_schedule_that_knows_no_length_goes_on_for_longer(train, tmp_path):
     train(flags, 1)
     train(flags, 2, "--ckpt_path last")
     train(flags, 2, "--name whole")
-    assert equal(weights(tmp_path / "tiny" / "version_0"), weights(tmp_path / "whole/version_0"))
+    assert equal(
+        weights(tmp_path / "tiny" / "version_0"), weights(tmp_path / "whole/version_0")
+    )
 
 
-def test_the_length_of_the_schedule_heeds_max_steps(train: Train, tmp_path: Path) -> None:
+def test_the_length_of_the_schedule_heeds_max_steps(
+    train: Train, tmp_path: Path
+) -> None:
     flags = argv(
         "--trainer.log_every_n_steps 1 --model.scheduler CosineAnnealingLR --trainer.max_epochs -1"
     )
@@ -228,14 +259,21 @@ def test_nothing_is_selected_on_test_data(train, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags", [RESUMES[0], *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[1:])]
+    "flags",
+    [
+        RESUMES[0],
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in RESUMES[1:]),
+    ],
 )
 def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     train, tmp_path, flags, monkeypatch
 ):
     monkeypatch.setattr(Interrupt, "at_epoch", None)
     whole = train(flags, "--trainer.max_epochs 4 --name whole")
-    cut = (flags, "--trainer.max_epochs 4 --name cut --trainer.callbacks test_training.Interrupt")
+    cut = (
+        flags,
+        "--trainer.max_epochs 4 --name cut --trainer.callbacks test_training.Interrupt",
+    )
     monkeypatch.setattr(Interrupt, "at_epoch", 2)
     with pytest.raises(InterruptedRunError):
         train(*cut)
@@ -262,19 +300,26 @@ class InterruptedRunError(Exception):
 class Interrupt(Callback):
     at_epoch: int | None = None
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.current_epoch == self.at_epoch and trainer.fit_loop.epoch_loop.batch_idx == 7:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
+        if (
+            trainer.current_epoch == self.at_epoch
+            and trainer.fit_loop.epoch_loop.batch_idx == 7
+        ):
             raise InterruptedRunError
 
 
 class Terminate(MayMissSteps):
-    """Sends SIGTERM, or another signal, to the own process when a batch of the second epoch
-    ends."""
+    """Sends SIGTERM, or another signal, to the own process when a batch of the second
+    epoch ends."""
 
     at_batch: int | None = None
     number = signal.SIGTERM
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
         if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == self.at_batch:
             signal.raise_signal(self.number)
 
@@ -306,7 +351,8 @@ def test_a_signal_keeps_the_state_between_two_batches(
     assert line == f"Stopped by {name}; to continue:"
     assert list(map(signal.getsignal, signal.valid_signals())) == handlers
     folders = whole, tmp_path / "cut" / "version_0"
-    # after the last batch comes the validation, from which Lightning cannot go on: one more batch
+    # after the last batch comes the validation, from which Lightning cannot go on: one
+    # more batch
     num_batches = 38 + 1 if at_batch == 18 else 19 + at_batch + 1
     assert checkpoint(folders[1])["global_step"] == num_batches
     monkeypatch.setattr(Terminate, "at_batch", None)
@@ -331,7 +377,9 @@ class OurLoader(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         sampler = EpochBatchSampler(120, 10, shuffle=True)
-        return ResumableLoader(Shaken(), sampler, num_workers=2, persistent_workers=True)
+        return ResumableLoader(
+            Shaken(), sampler, num_workers=2, persistent_workers=True
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Shaken(), batch_size=10)
@@ -350,13 +398,19 @@ def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
         train(flags, "--name cut")
     monkeypatch.setattr(Terminate, "at_batch", None)
     train(flags, "--name cut --ckpt_path last")
-    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
+    assert equal(
+        weights(tmp_path / "whole" / "version_0"),
+        weights(tmp_path / "cut" / "version_0"),
+    )
 
 
 @pytest.mark.linux
-def test_a_signal_before_the_training_ends_it_without_a_trace(train, tmp_path, monkeypatch, capsys):
+def test_a_signal_before_the_training_ends_it_without_a_trace(
+    train, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(
-        "lightbase.core.run.make_callbacks", lambda *_: signal.raise_signal(signal.SIGINT)
+        "lightbase.core.run.make_callbacks",
+        lambda *_: signal.raise_signal(signal.SIGINT),
     )
     with pytest.raises(SystemExit) as caught:
         train()
@@ -377,14 +431,18 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
         train("--trainer.callbacks", "test_training.TerminateTest")
     assert caught.value.code == 130
     command = capsys.readouterr().err.splitlines()[1]
-    monkeypatch.setattr(TerminateTest, "on_test_batch_start", Callback.on_test_batch_start)
+    monkeypatch.setattr(
+        TerminateTest, "on_test_batch_start", Callback.on_test_batch_start
+    )
     assert script("train").main(words(command)[2:])["steps"] == 38
 
 
 class Sleep(Callback):
     """Sleeps for a minute in the second step."""
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
         if trainer.global_step == 2:
             print("sleeping", flush=True)
             time.sleep(60)
@@ -393,7 +451,8 @@ class Sleep(Callback):
 def begin(
     tmp_path: Path, *args: object, new: bool = False, **options: Any
 ) -> subprocess.Popen[str]:
-    """train.py on tests/tiny.yaml in a process of its own; new: torch is still to be imported."""
+    """train.py on tests/tiny.yaml in a process of its own; new: torch is still to be
+    imported."""
     command = [sys.executable, "scripts/train.py", "--config", TINY]
     command += ["--trainer.default_root_dir", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
@@ -447,20 +506,26 @@ def test_a_training_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.linux
 def test_sigterm_in_an_accumulation_waits_for_its_step(train, tmp_path, monkeypatch):
-    flags = argv("--trainer.accumulate_grad_batches 4 --trainer.callbacks test_training.Terminate")
+    flags = argv(
+        "--trainer.accumulate_grad_batches 4 --trainer.callbacks test_training.Terminate"
+    )
     train(*flags, "--name", "whole")
     monkeypatch.setattr(Terminate, "at_batch", 5)
     with pytest.raises(SystemExit):
         train(*flags, "--name", "cut")
     folders = tmp_path / "whole" / "version_0", tmp_path / "cut" / "version_0"
-    assert checkpoint(folders[1])["global_step"] == 5 + 2  # 19 batches are 5 steps; 8 batches 2
+    assert (
+        checkpoint(folders[1])["global_step"] == 5 + 2
+    )  # 19 batches are 5 steps; 8 batches 2
     monkeypatch.setattr(Terminate, "at_batch", None)
     train(*flags, "--name", "cut", "--ckpt_path", "last")
     assert equal(*map(weights, folders))
 
 
 @pytest.mark.linux
-def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(train, tmp_path, monkeypatch):
+def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
+    train, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Terminate, "at_batch", 18)
     with pytest.raises(SystemExit) as caught:
         train("--trainer.callbacks", "test_training.Terminate")
@@ -471,13 +536,19 @@ def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(train, tmp_
     assert train("--ckpt_path", "last")["test/num_samples"] == 75
 
 
-def test_a_new_run_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_path: Path) -> None:
+def test_a_new_run_from_the_middle_of_an_epoch_is_exact_too(
+    train: Train, tmp_path: Path
+) -> None:
     flags = "--trainer.val_check_interval 0.3 --monitor val/loss --model.lr 0.2"
     train("--trainer.max_epochs 1", flags)
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     step = torch.load(best, weights_only=True)["global_step"]
-    assert step % 19 != 0, "the best checkpoint of this test lies in the middle of an epoch"
-    before = {path: path.read_bytes() for path in best.parents[1].rglob("*") if path.is_file()}
+    assert step % 19 != 0, (
+        "the best checkpoint of this test lies in the middle of an epoch"
+    )
+    before = {
+        path: path.read_bytes() for path in best.parents[1].rglob("*") if path.is_file()
+    }
     train("--trainer.max_epochs 2", flags, "--ckpt_path", best)
     assert {path: path.read_bytes() for path in before} == before
     train("--trainer.max_epochs 2 --name whole", flags)
@@ -485,7 +556,9 @@ def test_a_new_run_from_the_middle_of_an_epoch_is_exact_too(train: Train, tmp_pa
     assert equal(*map(weights, folders))
 
 
-def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(train, tmp_path, capsys):
+def test_a_finished_run_goes_on_with_more_epochs_and_says_so_without(
+    train, tmp_path, capsys
+):
     first = train()
     again = train("--ckpt_path", "last")
     assert again == {**first, "train_seconds": again["train_seconds"]}
@@ -513,7 +586,10 @@ def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
     assert train(flags, "--patience 2 --ckpt_path last")["epochs"] == 3
     assert train(flags, "--patience 4 --ckpt_path last")["epochs"] == 5
     # by the clock: a validation after every batch
-    assert train(flags, "--patience 2 --trainer.val_check_interval 00:00:00:00")["steps"] == 3
+    assert (
+        train(flags, "--patience 2 --trainer.val_check_interval 00:00:00:00")["steps"]
+        == 3
+    )
 
 
 FLAGS = [
@@ -535,9 +611,12 @@ SLOW_FLAGS = [
 
 
 @pytest.mark.parametrize(
-    "flags", [*FLAGS, *(pytest.param(flags, marks=pytest.mark.slow) for flags in SLOW_FLAGS)]
+    "flags",
+    [*FLAGS, *(pytest.param(flags, marks=pytest.mark.slow) for flags in SLOW_FLAGS)],
 )
-def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: str) -> None:
+def test_flags_work_through_to_the_end(
+    train: Train, tmp_path: Path, flags: str
+) -> None:
     result = train("--trainer.max_epochs 1", flags)
     folder = tmp_path / "tiny" / "version_0"
     if "fast_dev_run" in flags:
@@ -551,8 +630,12 @@ def test_flags_work_through_to_the_end(train: Train, tmp_path: Path, flags: str)
 
 
 @pytest.mark.slow
-def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(train, tmp_path):
+def test_a_compiled_network_trains_to_the_same_weights_under_the_same_names(
+    train, tmp_path
+):
     plain = train("--trainer.max_epochs", 1, "--name", "plain")
     compiled = train("--trainer.max_epochs 1 --name compiled --model.compile_net eager")
-    assert equal(*(weights(tmp_path / name / "version_0") for name in ("plain", "compiled")))
+    assert equal(
+        *(weights(tmp_path / name / "version_0") for name in ("plain", "compiled"))
+    )
     assert compiled["test/loss"] == plain["test/loss"]

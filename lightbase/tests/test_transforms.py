@@ -17,13 +17,17 @@ def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:
 
 def test_to_float_is_torchvisions_scaling_and_normalisation() -> None:
     x = images()
-    reference = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])])
+    reference = v2.Compose(
+        [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])]
+    )
     torch.testing.assert_close(to_float(x, 0.5, 0.25), reference(x))
     assert to_float(x).min() >= 0
     assert to_float(x).max() <= 1
 
 
-@pytest.mark.parametrize(("padding", "mode"), [(1, "constant"), (4, "constant"), (2, "reflect")])
+@pytest.mark.parametrize(
+    ("padding", "mode"), [(1, "constant"), (4, "constant"), (2, "reflect")]
+)
 def test_a_crop_is_a_window_of_the_padded_image_and_every_shift_happens(padding, mode):
     torch.manual_seed(0)  # one of the 81 shifts may be missing otherwise
     x = images(1200, size=6)
@@ -57,8 +61,8 @@ def test_two_epochs_show_each_image_both_ways_and_about_half_mirrored() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_random_numbers_choose_what_they_always_chose(dtype, layout):
-    """The same shift and the same side for each image as from the first version on: a seed's
-    training repeats."""
+    """The same shift and the same side for each image as from the first version on: a
+    seed's training repeats."""
     x = images(30).to(dtype).contiguous(memory_format=layout)
     torch.manual_seed(0)
     crops, flipped = random_crop(x, 2), random_flip(x)
@@ -66,11 +70,14 @@ def test_the_random_numbers_choose_what_they_always_chose(dtype, layout):
     top, left = torch.randint(5, (2, 30))
     padded = torch.nn.functional.pad(x, [2] * 4)
     expected = [
-        image[:, t : t + 9, i : i + 9] for image, t, i in zip(padded, top, left, strict=True)
+        image[:, t : t + 9, i : i + 9]
+        for image, t, i in zip(padded, top, left, strict=True)
     ]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.is_contiguous()
-    assert torch.equal(flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x))
+    assert torch.equal(
+        flipped, torch.where(torch.rand(30, 1, 1, 1) < 0.5, x.flip(-1), x)
+    )
 
 
 def test_crop_and_flip_happen_if_they_are_chosen() -> None:

@@ -1,5 +1,5 @@
-"""The finders of batch size and learning rate: what they suggest, what they leave behind, what they
-say."""
+"""The finders of batch size and learning rate: what they suggest, what they leave
+behind, what they say."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
+from lightning.pytorch.demos.boring_classes import (
+    BoringDataModule,
+    BoringModel,
+    RandomDataset,
+)
 from paths import ACCELERATOR, TINY, script
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -32,7 +36,10 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
 def test_both_are_suggested_as_flags_that_train(find, train, tmp_path, capsys):
     flags = find("--num_steps", 100, "--max_batch_size", 128)
     assert flags[::2] == ["--data.batch_size", "--model.lr"]
-    assert capsys.readouterr().out.splitlines()[-1] == f"Suggested flags: {' '.join(flags)}"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"Suggested flags: {' '.join(flags)}"
+    )
     assert flags[1] == "128"
     assert 1e-5 < float(flags[3]) < 1
     folder = tmp_path / "tiny_tune" / "version_0"
@@ -40,7 +47,10 @@ def test_both_are_suggested_as_flags_that_train(find, train, tmp_path, capsys):
     assert names == {"lr"}
     assert list(tmp_path.iterdir()) == [folder.parent], "nothing else is left"
     assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
-    assert train("--data.num_train", 1000, "--trainer.max_epochs", 6, *flags)["test/acc"] > 0.35
+    assert (
+        train("--data.num_train", 1000, "--trainer.max_epochs", 6, *flags)["test/acc"]
+        > 0.35
+    )
 
 
 class MemoryOf100(MLP):
@@ -63,7 +73,10 @@ class MemoryOf100(MLP):
     ],
 )
 def test_the_largest_batch_size_that_fits_is_suggested(find, capsys, flags, size):
-    assert find("--find", "batch_size", *flags.split()) == ["--data.batch_size", str(size)]
+    assert find("--find", "batch_size", *flags.split()) == [
+        "--data.batch_size",
+        str(size),
+    ]
     assert f"Batch size {size} fits" in capsys.readouterr().out
 
 
@@ -73,14 +86,21 @@ def test_the_largest_batch_size_that_fits_is_suggested(find, capsys, flags, size
     [
         (("--max_lr", 2e-5, "--num_steps", 3), "give another --min_lr or --max_lr"),
         (("--trainer.strategy", "ddp", "--trainer.devices", 2), "trains on one device"),
-        (("--find", "batch_size", "--max_batch_size", 2), "the search begins at batch_size 16"),
+        (
+            ("--find", "batch_size", "--max_batch_size", 2),
+            "the search begins at batch_size 16",
+        ),
     ],
 )
-def test_mistakes_and_too_small_a_range_are_told_in_two_lines(find, capsys, flags, words):
+def test_mistakes_and_too_small_a_range_are_told_in_two_lines(
+    find, capsys, flags, words
+):
     with pytest.raises(SystemExit) as caught:
         find("--find", "lr", "--num_steps", 100, *flags)
     assert caught.value.code in (1, 2)
-    error = capsys.readouterr().err.partition("error: ")[2]  # before it, Lightning's bar
+    error = capsys.readouterr().err.partition("error: ")[
+        2
+    ]  # before it, Lightning's bar
     assert words in error
     assert error.count("\n") <= 2
 
@@ -115,7 +135,9 @@ class LitData(BoringDataModule):
 
 
 @pytest.mark.slow
-def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, monkeypatch, capsys):
+def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     flags = f"--trainer.accelerator {ACCELERATOR} --num_steps 100"
     flags += f" --trainer.default_root_dir {tmp_path}"

@@ -1,7 +1,7 @@
 """Nothing waits for the GPU but log steps and the ends of epochs.
 
-On a GPU torch tells what waits. On a CPU the test finds operations that read a value and so would
-wait for a GPU; only a GPU shows blocking copies.
+On a GPU torch tells what waits. On a CPU the test finds operations that read a value
+and so would wait for a GPU; only a GPU shows blocking copies.
 """
 
 import contextlib
@@ -30,14 +30,19 @@ FLAGS = argv(
     f"--trainer.accelerator {'gpu' if HAS_GPU else 'cpu'}",
     "--trainer.log_every_n_steps 7 --trainer.limit_test_batches 0",
 )
-# In 16-mixed GradScaler reads one number a step if gradients are clipped or the optimizer is not
-# fused.
+# In 16-mixed GradScaler reads one number a step if gradients are clipped or the
+# optimizer is not fused.
 EXPECTED = ("self.scaler.step(",)
 if not HAS_GPU:  # the loader's seed, and numbers that Lightning keeps on the CPU
     EXPECTED += ("super().__iter__()", "return value.item()")
 RESIDENT = ("--data.resident", "true" if HAS_GPU else "null")
 SEVERAL = ("--steps_per_execution", 3)
-CROPS = ("--data", "test_waits.Cropped", "--data.pin_memory", "true" if HAS_GPU else "null")
+CROPS = (
+    "--data",
+    "test_waits.Cropped",
+    "--data.pin_memory",
+    "true" if HAS_GPU else "null",
+)
 
 
 # between a line that waits and its note
@@ -50,9 +55,9 @@ READS_VALUES = (
 
 
 class Watch(MayMissSteps):
-    """Counts the waits that `tell` hears of: `found` in training steps that are no log steps and in
-    the batches of a validation, `allowed` in log steps; those at the ends of epochs do not count.
-    By stage, reason and line."""
+    """Counts the waits that `tell` hears of: `found` in training steps that are no log
+    steps and in the batches of a validation, `allowed` in log steps; those at the ends
+    of epochs do not count. By stage, reason and line."""
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
@@ -96,7 +101,9 @@ class Watch(MayMissSteps):
             self.stage = None
 
     def unexpected(self) -> list[str]:
-        return [line for line in self.found if not any(text in line for text in EXPECTED)]
+        return [
+            line for line in self.found if not any(text in line for text in EXPECTED)
+        ]
 
     def _add(self, counts: Counter[str]) -> None:
         counts.update(self.newest)
@@ -181,10 +188,14 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param((*RESIDENT, "--trainer.enable_progress_bar", "true"), marks=pytest.mark.slow),
+        pytest.param(
+            (*RESIDENT, "--trainer.enable_progress_bar", "true"), marks=pytest.mark.slow
+        ),
         (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"),
         (*CROPS, "--figures_every_n_epochs", 1),
-        pytest.param((*RESIDENT, "--trainer.precision", "16-mixed"), marks=pytest.mark.gpu),
+        pytest.param(
+            (*RESIDENT, "--trainer.precision", "16-mixed"), marks=pytest.mark.gpu
+        ),
     ],
     ids=["one step a call", "several steps a call", "pinned", "16-mixed"],
 )
@@ -196,5 +207,8 @@ def test_only_log_steps_wait_for_the_gpu(train, watch, flags):
 
 def test_a_line_that_waits_is_found(train: Train, watch: Watch) -> None:
     train(*FLAGS, *SEVERAL, *RESIDENT, "--model", "test_waits.Waits")
-    assert {line.partition(":")[0] for line in watch.unexpected()} == {"training", "validation"}
+    assert {line.partition(":")[0] for line in watch.unexpected()} == {
+        "training",
+        "validation",
+    }
     assert all("test_waits.py" in line for line in watch.unexpected())

@@ -1,5 +1,5 @@
-"""What does not come with other people's modules and data is said, and what does come with them
-works."""
+"""What does not come with other people's modules and data is said, and what does come
+with them works."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ class Scheduled(Plain):
         optimizer = super().configure_optimizers()
         return {
             "optimizer": optimizer,
-            "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
+            "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, T_max=10
+            ),
         }
 
 
@@ -27,14 +29,26 @@ def plain(tmp_path: Path, train: Train) -> Train:
         "model: test_wiring.Scheduled\ndata: test_steps.PlainData\n"
         f"trainer: {{accelerator: {ACCELERATOR}}}"
     )
-    quiet = ("--step_timer", "false", "--device_monitor", "false", "--trainer.log_every_n_steps", 5)
-    return lambda *args: train("--monitor", "val_loss", *quiet, *args, config=str(config))
+    quiet = (
+        "--step_timer",
+        "false",
+        "--device_monitor",
+        "false",
+        "--trainer.log_every_n_steps",
+        5,
+    )
+    return lambda *args: train(
+        "--monitor", "val_loss", *quiet, *args, config=str(config)
+    )
 
 
 def test_what_does_not_work_is_said(plain, train, capsys):
     plain("--trainer.max_epochs", 1)
     shown = capsys.readouterr().out
-    assert "PlainData has its own DataLoaders: a resume may end with other weights; " in shown
+    assert (
+        "PlainData has its own DataLoaders: a resume may end with other weights; "
+        in shown
+    )
     train("--trainer.max_epochs", 1)
     assert "its own" not in capsys.readouterr().out
 
@@ -45,4 +59,7 @@ def test_from_the_end_of_an_epoch_a_stock_loader_goes_on_in_the_order_of_an_unin
     plain("--name", "whole", "--trainer.max_epochs", 3)
     plain("--name", "cut", "--trainer.max_epochs", 1)
     plain("--name", "cut", "--trainer.max_epochs", 3, "--ckpt_path", "last")
-    assert equal(weights(tmp_path / "whole" / "version_0"), weights(tmp_path / "cut" / "version_0"))
+    assert equal(
+        weights(tmp_path / "whole" / "version_0"),
+        weights(tmp_path / "cut" / "version_0"),
+    )

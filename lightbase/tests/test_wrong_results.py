@@ -1,5 +1,5 @@
-"""What ended well and was wrong: a test on training samples, a training of nothing, weights that no
-validation has measured, and arguments changed for their names."""
+"""What ended well and was wrong: a test on training samples, a training of nothing,
+weights that no validation has measured, and arguments changed for their names."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from lightbase.core.folder import PROJECT
 
 ME = "test_wrong_results"
 ONE_EPOCH = "--trainer.max_epochs 1"
-LINEAR = "--model.net torch.nn.Linear --model.net.in_features 10 --model.net.out_features 2"
+LINEAR = (
+    "--model.net torch.nn.Linear --model.net.in_features 10 --model.net.out_features 2"
+)
 
 
 def best(folder: Path) -> Path:
@@ -101,7 +103,10 @@ def test_a_checkpoint_keeps_its_split(trained, tmp_path, capsys, tool, flags):
 
 def as_yaml(file: Path, **data: Any) -> Path:
     """An experiment on OneFile, as a user writes it."""
-    net = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 10, "out_features": 2}}
+    net = {
+        "class_path": "torch.nn.Linear",
+        "init_args": {"in_features": 10, "out_features": 2},
+    }
     content = {
         "model": {"net": net},
         "data": {"class_path": f"{ME}.OneFile", "init_args": data},
@@ -121,7 +126,9 @@ def test_a_config_of_another_split_is_refused(trained, tmp_path, capsys, tool):
     assert "--data.split_seed 2" in error
 
 
-def test_a_config_without_the_folds_of_the_training_is_refused(trained, tmp_path, capsys):
+def test_a_config_without_the_folds_of_the_training_is_refused(
+    trained, tmp_path, capsys
+):
     """They may have been flags. The fold is the only test set that this data has."""
     folder, _ = trained(ONE_FILE, ONE_EPOCH, "--data.num_folds 5 --data.fold 1")
     config = as_yaml(tmp_path / "same.yaml")
@@ -204,9 +211,16 @@ def test_a_training_step_without_return_is_refused(train, tmp_path, capsys, name
 def test_a_plain_module_without_return_is_refused(tmp_path, capsys):
     flags = argv("--data.num_train 350 --trainer.accelerator", ACCELERATOR)
     root = ["--trainer.default_root_dir", str(tmp_path)]
-    words = ["--model", f"{ME}.PlainForgets", "--data", "example.data.synthetic.SyntheticImages"]
+    words = [
+        "--model",
+        f"{ME}.PlainForgets",
+        "--data",
+        "example.data.synthetic.SyntheticImages",
+    ]
     run = lambda: script("train").main([*words, *flags, *root])  # noqa: E731
-    assert "training_step of PlainForgets returns nothing" in refused(capsys, tmp_path, run)
+    assert "training_step of PlainForgets returns nothing" in refused(
+        capsys, tmp_path, run
+    )
 
 
 class NeverALoss(Classifier):
@@ -222,16 +236,25 @@ class NeverALoss(Classifier):
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("name", ["NeverALoss", "ForgetsAnAssignedResult"])
 @pytest.mark.parametrize(
-    "flags", [ONE_EPOCH, "--trainer.accumulate_grad_batches 4", "--trainer.val_check_interval 5"]
+    "flags",
+    [
+        ONE_EPOCH,
+        "--trainer.accumulate_grad_batches 4",
+        "--trainer.val_check_interval 5",
+    ],
 )
-def test_a_training_in_which_no_batch_has_a_loss_fails(train, tmp_path, capsys, name, flags):
+def test_a_training_in_which_no_batch_has_a_loss_fails(
+    train, tmp_path, capsys, name, flags
+):
     run = lambda: train("--model", f"{ME}.{name}", flags)  # noqa: E731
     error = refused(capsys, tmp_path, run, status=1)
     assert f"training_step of {name} returned None in all batches of epoch 1" in error
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_single_batches_may_have_no_loss_but_not_all(train, tmp_path, capsys, monkeypatch):
+def test_single_batches_may_have_no_loss_but_not_all(
+    train, tmp_path, capsys, monkeypatch
+):
     run = lambda: train(f"--model {ME}.NeverALoss --trainer.max_steps 3")  # noqa: E731
     assert "nothing was trained" in refused(capsys, tmp_path, run, status=1)
     monkeypatch.setattr(NeverALoss, "threshold", 1.4)  # the first batches have more
@@ -359,7 +382,9 @@ class ForgottenAverage(OwnAverage):
 
 def with_callback(path: str, **init_args: Any) -> list[str]:
     flags = [f"--trainer.callbacks={path}"]
-    return flags + [f"--trainer.callbacks.{key}={value}" for key, value in init_args.items()]
+    return flags + [
+        f"--trainer.callbacks.{key}={value}" for key, value in init_args.items()
+    ]
 
 
 PRUNING = with_callback(
@@ -380,18 +405,24 @@ CHANGES = {
 def most_are_slow(names: Any) -> list[Any]:
     """Parameters, of which one in three is for the quick tests."""
     marks = [[pytest.mark.slow] * (i % 3 > 0) for i, _ in enumerate(names)]
-    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+    return [
+        pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", most_are_slow(CHANGES))
-def test_weights_that_change_after_their_validation_end_the_run(train, tmp_path, capsys, name):
+def test_weights_that_change_after_their_validation_end_the_run(
+    train, tmp_path, capsys, name
+):
     run = lambda: train(ONE_EPOCH, *CHANGES[name])  # noqa: E731
     error = refused(capsys, tmp_path, run, status=1)
     assert f"{name} changes the weights between a validation and best.ckpt" in error
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--trainer.val_check_interval 5", "--trainer.precision 64-true"])
+@pytest.mark.parametrize(
+    "flags", ["--trainer.val_check_interval 5", "--trainer.precision 64-true"]
+)
 def test_they_end_a_run_with_these_flags_too(train, tmp_path, capsys, flags):
     run = lambda: train(flags, ONE_EPOCH, *CHANGES["WhenSaved"])  # noqa: E731
     assert "WhenSaved changes the weights" in refused(capsys, tmp_path, run, status=1)
@@ -420,9 +451,13 @@ def test_a_callback_that_only_stops_is_not_named(train, tmp_path, capsys):
     ],
 )
 def test_what_is_validated_is_what_is_tested_again(train, tmp_path, capsys, allowed):
-    refused(capsys, tmp_path, lambda: train(ONE_EPOCH, *CHANGES["AtEpochEnd"]), status=1)
+    refused(
+        capsys, tmp_path, lambda: train(ONE_EPOCH, *CHANGES["AtEpochEnd"]), status=1
+    )
     found = train(*allowed)
-    again = script("evaluate").main(argv("--ckpt_path", best(tmp_path / "tiny" / "version_0")))
+    again = script("evaluate").main(
+        argv("--ckpt_path", best(tmp_path / "tiny" / "version_0"))
+    )
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
 
 
@@ -465,10 +500,16 @@ def test_predictions_are_what_the_test_has_measured(trained, tmp_path, precision
 
 def test_predictions_take_the_flags_of_the_test(trained, tmp_path):
     folder, _ = trained(f"--model {ME}.Sees --trainer.precision bf16-mixed", ONE_EPOCH)
-    words = ["--ckpt_path", best(folder), "--trainer.precision 64-true --data.num_test 40"]
+    words = [
+        "--ckpt_path",
+        best(folder),
+        "--trainer.precision 64-true --data.num_test 40",
+    ]
     Sees.seen.clear()
     script("evaluate").main(argv(*words))
-    found = rows(*words, "--data.batch_size=7", "--output", tmp_path / "rows.npz")["prediction"]
+    found = rows(*words, "--data.batch_size=7", "--output", tmp_path / "rows.npz")[
+        "prediction"
+    ]
     assert len(found) == 40
     assert found.dtype == np.float64
     torch.testing.assert_close(torch.from_numpy(found), torch.cat(Sees.seen))
@@ -489,8 +530,12 @@ def test_files_stand_among_flags_of_the_trainer(trained, tmp_path):
 
 def test_predictions_of_files_need_no_data_set(trained, tmp_path, monkeypatch):
     folder, _ = trained(ONE_EPOCH)
-    monkeypatch.setattr(SyntheticImages, "load", lambda self, split: pytest.fail("it is loaded"))
-    monkeypatch.setattr(SyntheticImages, "prepare_data", lambda self: pytest.fail("it is made"))
+    monkeypatch.setattr(
+        SyntheticImages, "load", lambda self, split: pytest.fail("it is loaded")
+    )
+    monkeypatch.setattr(
+        SyntheticImages, "prepare_data", lambda self: pytest.fail("it is made")
+    )
     image = tmp_path / "black.png"
     Image.new("RGB", (5, 5)).save(image)
     words = ["--ckpt_path", best(folder), image, "--output", tmp_path / "rows.npz"]
@@ -583,7 +628,9 @@ class Anything(LightningModule):
 
 
 def on_data(folder: Path, name: str) -> Any:
-    flags = argv(f"--model {ME}.Anything --data {ME}.{name} --data.batch_size 10", ONE_EPOCH)
+    flags = argv(
+        f"--model {ME}.Anything --data {ME}.{name} --data.batch_size 10", ONE_EPOCH
+    )
     flags += argv(
         f"--trainer.accelerator {ACCELERATOR} --figures_every_n_epochs 0 --step_timer false"
     )
@@ -596,11 +643,15 @@ UNCHANGED = ["ScaledImages", "TwoInputs", "SameVectors", "Weighted", "OfDataset"
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_parts_that_would_stay_unchanged_are_refused(tmp_path, capsys, monkeypatch, name):
+def test_parts_that_would_stay_unchanged_are_refused(
+    tmp_path, capsys, monkeypatch, name
+):
     error = refused(capsys, tmp_path, lambda: on_data(tmp_path, name))
     assert name in error
     assert "override transform_batch" in error
-    monkeypatch.setattr(globals()[name], "transform_batch", ForAll.transform_batch, raising=False)
+    monkeypatch.setattr(
+        globals()[name], "transform_batch", ForAll.transform_batch, raising=False
+    )
     assert on_data(tmp_path, name)["epochs"] == 1
 
 
@@ -672,13 +723,19 @@ def experiment(folder: Path, model: dict[str, Any], data: dict[str, Any]) -> str
 @pytest.mark.parametrize("form", ["default", "flags", "yaml"])
 def test_text_arrives_unchanged_whatever_its_name(tmp_path, form):
     model: dict[str, Any] = {"pretrained_model_name_or_path": "org/net"}
-    data: dict[str, Any] = {"hub_path": "org/set", "cache_dir": "cache", "server_uri": "a/b"}
+    data: dict[str, Any] = {
+        "hub_path": "org/set",
+        "cache_dir": "cache",
+        "server_uri": "a/b",
+    }
     data |= {"label_column": "Discs"}
     args = ["--model", NAMED["model"], "--data", NAMED["data"]]
     config = TINY
     if form == "default":
         model = {"pretrained_model_name_or_path": "bert-base-uncased"}
-        data = dict(zip(data, ["stanfordnlp/imdb", None, "rest/api", "label"], strict=True))
+        data = dict(
+            zip(data, ["stanfordnlp/imdb", None, "rest/api", "label"], strict=True)
+        )
     elif form == "flags":
         args += [f"--model.{key}={value}" for key, value in model.items()]
         args += [f"--data.{key}={value}" for key, value in data.items()]
@@ -697,8 +754,20 @@ def test_a_path_is_absolute_whatever_its_name(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     model = {"vocabulary_path": "words.txt", "files": ["a.csv", "b/c.csv"]}
     if form == "flags":
-        args = ["--model", NAMED["model"], "--data", NAMED["data"], "--data.table", "x.csv"]
-        args += ["--model.vocabulary_path", "words.txt", "--model.files", "[a.csv, b/c.csv]"]
+        args = [
+            "--model",
+            NAMED["model"],
+            "--data",
+            NAMED["data"],
+            "--data.table",
+            "x.csv",
+        ]
+        args += [
+            "--model.vocabulary_path",
+            "words.txt",
+            "--model.files",
+            "[a.csv, b/c.csv]",
+        ]
         cli = parsed(*args)
     else:
         cli = parsed(config=experiment(tmp_path, model, {"table": "x.csv"}))
@@ -707,7 +776,9 @@ def test_a_path_is_absolute_whatever_its_name(tmp_path, monkeypatch, form):
     assert cli.datamodule.table == tmp_path / "x.csv"
     written = config_of(cli)
     assert written["data"]["init_args"]["table"] == str(tmp_path / "x.csv")
-    assert written["model"]["init_args"]["vocabulary_path"] == str(tmp_path / "words.txt")
+    assert written["model"]["init_args"]["vocabulary_path"] == str(
+        tmp_path / "words.txt"
+    )
     assert written["model"]["init_args"]["files"][1] == str(tmp_path / "b" / "c.csv")
 
 
@@ -716,14 +787,21 @@ def test_only_an_argument_of_a_class_takes_a_bare_name(tmp_path):
     cli = parsed(f"--data {NAMED['data']}", *args)
     assert type(cli.model.net).__name__ == "MLP"
     assert cli.datamodule.names[-1] == "Discs"
-    assert parsed("--data Discs --model.net.sizes [1024,2]").datamodule.image_shape == (1, 32, 32)
+    assert parsed("--data Discs --model.net.sizes [1024,2]").datamodule.image_shape == (
+        1,
+        32,
+        32,
+    )
     content = yaml.safe_load(Path(TINY).read_text())
     content["model"]["net"]["class_path"] = "MLP"
     content["data"]["class_path"] = "SyntheticImages"
     (tmp_path / "bare.yaml").write_text(yaml.safe_dump(content))
     cli = parsed(config=str(tmp_path / "bare.yaml"))
     assert type(cli.model.net).__name__ == "MLP"
-    assert config_of(cli)["model"]["init_args"]["net"]["class_path"] == "example.models.mlp.MLP"
+    assert (
+        config_of(cli)["model"]["init_args"]["net"]["class_path"]
+        == "example.models.mlp.MLP"
+    )
 
 
 # 9. Killed before the first checkpoint.
@@ -766,7 +844,9 @@ def test_a_run_that_is_killed_at_once_starts_again(train, tmp_path, monkeypatch,
     assert (again["model"], again["data"]) == (config["model"], config["data"])
 
 
-@pytest.mark.parametrize("more", ["", "--model example.classifier.Classifier", "--model.lr 0.1"])
+@pytest.mark.parametrize(
+    "more", ["", "--model example.classifier.Classifier", "--model.lr 0.1"]
+)
 def test_a_folder_with_nothing_in_it_does_not_become_another_experiment(
     train, tmp_path, capsys, more
 ):
@@ -805,14 +885,18 @@ def without_default(monkeypatch, tmp_path):
         "sweep --search model.lr=0.1,0.2",
     ],
 )
-def test_without_a_default_a_command_has_to_name_its_experiment(without_default, capsys, command):
+def test_without_a_default_a_command_has_to_name_its_experiment(
+    without_default, capsys, command
+):
     name, *words = command.split()
     error = fails(capsys, 2, lambda: script(name).main(words))
     assert "give --config FILE, or both --model CLASS and --data CLASS" in error
     assert [path.name for path in without_default.iterdir()] == ["configs"]
 
 
-def test_without_a_default_an_unknown_run_has_two_lines(without_default, tmp_path, capsys):
+def test_without_a_default_an_unknown_run_has_two_lines(
+    without_default, tmp_path, capsys
+):
     words = argv("--name x --ckpt_path last --trainer.default_root_dir", tmp_path)
     fails(capsys, 1, lambda: script("train").main(words))
     (tmp_path / "x" / "version_0").mkdir(parents=True)
@@ -820,7 +904,9 @@ def test_without_a_default_an_unknown_run_has_two_lines(without_default, tmp_pat
     assert "name the experiment with --config" in error
 
 
-def test_the_help_without_a_default_says_how_to_name_an_experiment(without_default, capsys):
+def test_the_help_without_a_default_says_how_to_name_an_experiment(
+    without_default, capsys
+):
     with pytest.raises(SystemExit) as caught:
         read_command(["--help"])
     assert caught.value.code == 0

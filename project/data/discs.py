@@ -11,14 +11,15 @@ from lightbase.extras.transforms import to_float
 
 
 class Discs(BaseDataModule):
-    """Grey images (N, 1, 32, 32) of one disc each, of random place and brightness, on noise. The
-    target is its radius, 3 to 12 pixels. Always predicting 7.5 gives a mean error of 2.25 pixels.
+    """Grey images (N, 1, 32, 32) of one disc each, of random place and brightness, on
+    noise. The target is its radius, 3 to 12 pixels. Always predicting 7.5 gives a mean
+    error of 2.25 pixels.
 
     Args:
         num_train: Training images, those for validation included.
         num_test: Test images.
-        noise: Standard deviation of the noise, where white is 1. Discs are brighter than the
-            background by 0.3 to 1.
+        noise: Standard deviation of the noise, where white is 1. Discs are brighter
+            than the background by 0.3 to 1.
         data_seed: Another seed makes other images of the same kind.
     """
 
@@ -38,14 +39,18 @@ class Discs(BaseDataModule):
         self.data_seed = data_seed
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        generator = torch.Generator().manual_seed(2 * self.data_seed + (split == "test"))
+        generator = torch.Generator().manual_seed(
+            2 * self.data_seed + (split == "test")
+        )
         num = self.num_samples[split]
         radius, x, y, brightness = torch.rand(4, num, 1, 1, generator=generator)
         radius = 3 + 9 * radius
         # the whole disc is in the image
         x, y = radius + (31 - 2 * radius) * x, radius + (31 - 2 * radius) * y
         grid = torch.arange(32.0)
-        distance = ((grid - x).square() + (grid[:, None] - y).square()).sqrt_()  # (N, 32, 32)
+        distance = (
+            (grid - x).square() + (grid[:, None] - y).square()
+        ).sqrt_()  # (N, 32, 32)
         disc = (radius + 0.5 - distance).clamp_(0, 1)  # with a soft edge of one pixel
         images = torch.randn(num, 32, 32, generator=generator).mul_(self.noise)
         images.addcmul_(disc, 0.3 + 0.7 * brightness)

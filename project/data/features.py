@@ -17,12 +17,12 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 class Features(BaseDataModule):
-    """Samples of a few numbers each, standardised by mean and standard deviation of the training
-    samples.
+    """Samples of a few numbers each, standardised by mean and standard deviation of the
+    training samples.
 
-    Without a file, each class is a normal cloud of standard deviation 1 around a seeded centre, and
-    the clouds overlap a little. With a file, every column but the label column is a feature. A
-    seeded fifth of the samples is the test set.
+    Without a file, each class is a normal cloud of standard deviation 1 around a seeded
+    centre, and the clouds overlap a little. With a file, every column but the label
+    column is a feature. A seeded fifth of the samples is the test set.
 
     Args:
         csv_path: File with a header line; numbers in all columns but the label column.
@@ -83,7 +83,9 @@ class Features(BaseDataModule):
     def _read(self) -> Batch:
         inputs, labels = self.table
         if unknown := sorted(set(labels) - set(self.classes)):
-            raise UserError(f"{self.csv_path} has labels that the training had not: {unknown[:5]}")
+            raise UserError(
+                f"{self.csv_path} has labels that the training had not: {unknown[:5]}"
+            )
         return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
@@ -91,7 +93,9 @@ class Features(BaseDataModule):
         centres = torch.randn(len(self.classes), self.num_features, generator=generator)
         # about 3.5 standard deviations apart, for any number of features
         centres *= 2.5 / self.num_features**0.5
-        targets = torch.randint(len(self.classes), (self.num_samples,), generator=generator)
+        targets = torch.randint(
+            len(self.classes), (self.num_samples,), generator=generator
+        )
         noise = torch.randn(self.num_samples, self.num_features, generator=generator)
         return centres[targets] + noise, targets
 
@@ -100,12 +104,17 @@ class Features(BaseDataModule):
         if "train" in self.splits and self.mean is None:
             inputs, _ = self.splits["train"].values  # type: ignore[union-attr]
             std, mean = torch.std_mean(inputs.double(), dim=0)
-            is_constant = std <= 1e-6 * mean.abs()  # this column becomes 0 for every sample
+            is_constant = (
+                std <= 1e-6 * mean.abs()
+            )  # this column becomes 0 for every sample
             self.mean, self.std = mean.float(), std.masked_fill(is_constant, 1).float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
         if self.mean.device != inputs.device:  # once: a copy waits for the GPU
-            self.mean, self.std = self.mean.to(inputs.device), self.std.to(inputs.device)
+            self.mean, self.std = (
+                self.mean.to(inputs.device),
+                self.std.to(inputs.device),
+            )
         return (inputs - self.mean) / self.std
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,8 +130,8 @@ class Features(BaseDataModule):
         self.columns = state_dict["columns"]
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
-        """The rows of a CSV file with the columns of the training. Other columns, such as the
-        label, do not count."""
+        """The rows of a CSV file with the columns of the training. Other columns, such
+        as the label, do not count."""
         header, rows = read_rows(path, str(path))
         columns = self.columns or [name for name in header if name != self.label_column]
         if not {*columns} <= {*header} or len(columns) != len(self.mean):
@@ -130,26 +139,36 @@ class Features(BaseDataModule):
                 f"it does not have the {len(self.mean)} columns {', '.join(columns)[:60]}"
             )
         for line, row in rows:
-            yield f"{path}:{line}", torch.tensor(numbers_in(row, columns, f"line {line}"))
+            yield (
+                f"{path}:{line}",
+                torch.tensor(numbers_in(row, columns, f"line {line}")),
+            )
 
 
-def read_rows(path: Path, what: str) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
-    """The header of a CSV file, and the line and the cells of each row. Raises UserError, which
-    begins with `what`, if it cannot be read."""
+def read_rows(
+    path: Path, what: str
+) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+    """The header of a CSV file, and the line and the cells of each row. Raises
+    UserError, which begins with `what`, if it cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            return list(reader.fieldnames or []), [(reader.line_num, row) for row in reader]
+            return list(reader.fieldnames or []), [
+                (reader.line_num, row) for row in reader
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{what} cannot be read: {error}") from error
 
 
 def numbers_in(row: dict[str, Any], columns: list[str], what: str) -> list[float]:
-    """The numbers in these columns. Raises UserError, which begins with `what`, for other cells."""
+    """The numbers in these columns. Raises UserError, which begins with `what`, for
+    other cells."""
     try:
         numbers = [float(row[name]) for name in columns]
     except (TypeError, ValueError):  # None: the row is too short
         numbers = [math.nan]
     if None in row or not all(abs(number) < LARGEST for number in numbers):
-        raise UserError(f"{what}: no {len(columns)} finite numbers: {str([*row.values()])[:60]}")
+        raise UserError(
+            f"{what}: no {len(columns)} finite numbers: {str([*row.values()])[:60]}"
+        )
     return numbers

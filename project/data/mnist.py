@@ -9,9 +9,13 @@ from torchvision import datasets
 from lightbase import BaseDataModule, Batch, open_or_download
 from lightbase.extras.transforms import random_crop, to_float
 
-# size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST database), unpacked
+# size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST
+# database), unpacked
 FILES = {
-    "MNIST/raw/train-images-idx3-ubyte": (47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
+    "MNIST/raw/train-images-idx3-ubyte": (
+        47_040_016,
+        "6bbc9ace898e44ae57da46a324031adb",
+    ),
     "MNIST/raw/train-labels-idx1-ubyte": (60_008, "a25bea736e30d166cdddb491f175f624"),
     "MNIST/raw/t10k-images-idx3-ubyte": (7_840_016, "2646ac647ad5339dbf082846283269ea"),
     "MNIST/raw/t10k-labels-idx1-ubyte": (10_008, "27ae3e4e09519cfbb04c329615203637"),
@@ -19,10 +23,12 @@ FILES = {
 
 
 class MNIST(BaseDataModule):
-    """Images (N, 1, 28, 28), normalised with mean 0.5 and std 0.5 to [-1, 1]; classes "0" to "9".
+    """Images (N, 1, 28, 28), normalised with mean 0.5 and std 0.5 to [-1, 1]; classes
+    "0" to "9".
 
-    Files: data_dir/MNIST/raw, downloaded by torchvision if they are missing. Files of other sizes
-    than the published ones (a smaller set in the same format, say) are used as they are.
+    Files: data_dir/MNIST/raw, downloaded by torchvision if they are missing. Files of
+    other sizes than the published ones (a smaller set in the same format, say) are used
+    as they are.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them.
@@ -38,9 +44,13 @@ class MNIST(BaseDataModule):
     def load(self, split: Literal["train", "test"]) -> Batch:
         files = ", ".join(f"{name}.gz" for name in FILES) + f" into {self.data_dir}"
         is_train = split == "train"
-        published = {name: FILES[name] for name in FILES if ("train" in name) == is_train}
+        published = {
+            name: FILES[name] for name in FILES if ("train" in name) == is_train
+        }
         options = {"root": self.data_dir, "train": is_train}
-        data = open_or_download(datasets.MNIST, self.data_dir, files, published, **options)
+        data = open_or_download(
+            datasets.MNIST, self.data_dir, files, published, **options
+        )
         return data.data.unsqueeze(1), data.targets
 
     def normalize(self, inputs: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""A small convolutional network that learns fast: its first layer is computed from the data, not
-trained."""
+"""A small convolutional network that learns fast: its first layer is computed from the
+data, not trained."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,14 +12,17 @@ from torch.nn import functional
 
 PATCH = 2  # height and width of what the first layer sees
 NUM_IMAGES = 1000  # from which the first layer is computed
-EPSILON = 5e-4  # times the mean variance; limits the scale of directions without variance
+EPSILON = (
+    5e-4  # times the mean variance; limits the scale of directions without variance
+)
 
 
 class Whiten(nn.Module):
-    """A convolution whose outputs are uncorrelated and have variance 1; each comes with both signs.
+    """A convolution whose outputs are uncorrelated and have variance 1; each comes with
+    both signs.
 
-    `fit` computes the weights from images. The weights are not trained, the bias is. Before `fit`
-    the outputs are the pixels of the patches.
+    `fit` computes the weights from images. The weights are not trained, the bias is.
+    Before `fit` the outputs are the pixels of the patches.
 
     Input (N, in_channels, H, W), output (N, 2 x in_channels x 4, H - 1, W - 1).
     """
@@ -32,7 +35,9 @@ class Whiten(nn.Module):
         self.num_inputs = in_channels * PATCH**2
         directions = torch.eye(self.num_inputs).view(-1, in_channels, PATCH, PATCH)
         self.register_buffer("weight", torch.cat([directions, -directions]))
-        self.register_buffer("offset", torch.zeros(2 * self.num_inputs))  # takes the mean off
+        self.register_buffer(
+            "offset", torch.zeros(2 * self.num_inputs)
+        )  # takes the mean off
         self.bias = nn.Parameter(torch.zeros(2 * self.num_inputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +50,9 @@ class Whiten(nn.Module):
         patches = patches.flatten(0, 1)  # (num_patches, num_inputs)
         mean = patches.mean(0)
         patches = patches - mean
-        variances, directions = torch.linalg.eigh((patches.T @ patches / len(patches)).double())
+        variances, directions = torch.linalg.eigh(
+            (patches.T @ patches / len(patches)).double()
+        )
         scale = (variances + EPSILON * variances.mean()).clamp_min(1e-12).rsqrt()
         weight = (directions * scale).T.flip(0).to(images)  # the largest variance first
         weight = torch.cat([weight, -weight])
@@ -54,11 +61,11 @@ class Whiten(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, each with batch norm and GELU. Max pooling after the first one halves
-    height and width.
+    """Two 3x3 convolutions, each with batch norm and GELU. Max pooling after the first
+    one halves height and width.
 
-    The first in_channels outputs of a convolution start as copies of its inputs. The scale of the
-    norms is 1 and not trained.
+    The first in_channels outputs of a convolution start as copies of its inputs. The
+    scale of the norms is 1 and not trained.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -66,7 +73,9 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding="same", bias=False)
         self.pool = nn.MaxPool2d(2)
         self.norm1 = nn.BatchNorm2d(out_channels, momentum=0.4)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding="same", bias=False)
+        self.conv2 = nn.Conv2d(
+            out_channels, out_channels, 3, padding="same", bias=False
+        )
         self.norm2 = nn.BatchNorm2d(out_channels, momentum=0.4)
         self.activation = nn.GELU()
         for norm in (self.norm1, self.norm2):
@@ -82,17 +91,19 @@ class Block(nn.Module):
 class WhitenedCNN(nn.Module):
     """Whitening, three blocks, a linear layer: 1,972,504 parameters for CIFAR-10.
 
-    The network of K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, arXiv
-    2404.00498. There the bias of the whitening is trained in the first three epochs only.
+    The network of K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024,
+    arXiv 2404.00498. There the bias of the whitening is trained in the first three
+    epochs only.
 
     Input (N, in_channels, H, W), at least 25 x 25; output (N, num_classes) logits.
 
     Args:
         widths: Channels of the three blocks.
-        scale: Factor of the logits; a small one keeps the network from being sure too early.
-        mirror: Outside training, average the logits of the images and of the images mirrored left
-            to right. The default is true for three channels, as of photographs, and false for
-            others, such as digits.
+        scale: Factor of the logits; a small one keeps the network from being sure too
+            early.
+        mirror: Outside training, average the logits of the images and of the images
+            mirrored left to right. The default is true for three channels, as of
+            photographs, and false for others, such as digits.
     """
 
     def __init__(
@@ -124,8 +135,9 @@ class WhitenedCNN(nn.Module):
 
 
 class WhitenFirstLayer(Callback):
-    """Computes the first layer of a WhitenedCNN from training images, as the network gets them, at
-    the start of a new training. A resume keeps its weights, and so does `--model.weights`."""
+    """Computes the first layer of a WhitenedCNN from training images, as the network
+    gets them, at the start of a new training. A resume keeps its weights, and so does
+    `--model.weights`."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path or pl_module.weights_file:

@@ -2,7 +2,9 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests share the cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported: tests share the cores
 
 import pytest
 from generated import cifar10_dir, mnist_dir  # noqa: F401  # fixtures

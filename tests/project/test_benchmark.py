@@ -1,4 +1,5 @@
-"""The benchmark: its contestants train on the same images, and its clock counts their steps."""
+"""The benchmark: its contestants train on the same images, and its clock counts their
+steps."""
 
 import importlib
 from types import SimpleNamespace
@@ -26,7 +27,9 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*many workers")
-def test_it_compares(benchmark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_it_compares(
+    benchmark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     benchmark.main(["--parts", "mnist", "--rounds", "2", "--steps", "50"])
     shown = capsys.readouterr().out
@@ -51,4 +54,6 @@ def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> 
     reference = benchmark.Reference(name, 2, "cpu")
     theirs = torch.cat([x for x, _ in reference.torchvision_loader()])
     images = reference.data.normalize(reference.images)
-    torch.testing.assert_close(images.flatten(1).sort(0).values, theirs.flatten(1).sort(0).values)
+    torch.testing.assert_close(
+        images.flatten(1).sort(0).values, theirs.flatten(1).sort(0).values
+    )

@@ -13,10 +13,15 @@ def test_size_and_shape() -> None:
     net = CIFAR10CNN()
     assert net(torch.rand(4, 3, 32, 32)).shape == (4, 10)
     assert num_parameters(net) == 145_578
-    assert CIFAR10CNN(num_classes=7, in_channels=1)(torch.rand(4, 1, 32, 32)).shape == (4, 7)
+    assert CIFAR10CNN(num_classes=7, in_channels=1)(torch.rand(4, 1, 32, 32)).shape == (
+        4,
+        7,
+    )
 
 
-def test_no_activation_by_default_and_activation_adds_one_behind_each_layer_but_the_last() -> None:
+def test_no_activation_by_default_and_activation_adds_one_behind_each_layer_but_the_last() -> (
+    None
+):
     assert not any(isinstance(module, nn.ReLU) for module in CIFAR10CNN().modules())
     net = CIFAR10CNN(activation="ReLU")
     assert sum(isinstance(module, nn.ReLU) for module in net.modules()) == 4

@@ -20,8 +20,8 @@ SMALLER = {
     "project.data.cifar10.CIFAR10": FILES,
     "project.data.features.Features": "--data.num_samples 400",
 }
-"""Flags for data sets; the fixtures make the files. Another data set is used as it is on this
-machine; the test is skipped if the folder of its data is not here."""
+"""Flags for data sets; the fixtures make the files. Another data set is used as it is
+on this machine; the test is skipped if the folder of its data is not here."""
 TWO_STEPS = (
     "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.log_every_n_steps 1 "
     "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
@@ -66,4 +66,6 @@ def test_the_saved_config_of_a_run_repeats_it(config: Path, tmp_path: Path) -> N
     (saved,) = tmp_path.glob("logs/*/version_0/config.yaml")
     again = lightbase.main(["--config", str(saved)])
     assert {**again, "train_seconds": 0} == {**first, "train_seconds": 0}
-    assert (saved.parents[1] / "version_1" / "config.yaml").read_text() == saved.read_text()
+    assert (
+        saved.parents[1] / "version_1" / "config.yaml"
+    ).read_text() == saved.read_text()

@@ -1,5 +1,5 @@
-"""scripts/rename.py in copies of the repository; then a network and a data set are deleted, and a
-newer version of the library takes the place of the older one."""
+"""scripts/rename.py in copies of the repository; then a network and a data set are
+deleted, and a newer version of the library takes the place of the older one."""
 
 import importlib
 import os
@@ -79,9 +79,15 @@ def commit(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    paths = [
+        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"
+    ]
     names = {path: path.relative_to(folder).as_posix() for path in paths}
-    return {name: path.read_bytes() for path, name in names.items() if not name.startswith(".git/")}
+    return {
+        name: path.read_bytes()
+        for path, name in names.items()
+        if not name.startswith(".git/")
+    }
 
 
 @pytest.fixture
@@ -96,7 +102,9 @@ def test_mentions_change_and_nothing_else(copy: Path) -> None:
         (copy / "docs" / name).write_text(text.replace("PKG", PACKAGE), newline="\r\n")
     for name in ("logs", "data"):
         (copy / name).mkdir(exist_ok=True)
-        (copy / name / "mentions.yaml").write_text(f"class_path: {PACKAGE}.models.mlp.MLP\n")
+        (copy / name / "mentions.yaml").write_text(
+            f"class_path: {PACKAGE}.models.mlp.MLP\n"
+        )
     before = content(copy)
     output = call(copy, sys.executable, "scripts/rename.py", NEW)
     assert output.startswith(f"{PACKAGE} is {NEW} now: the folder, and ")
@@ -106,7 +114,9 @@ def test_mentions_change_and_nothing_else(copy: Path) -> None:
     after = content(copy)
     new_names = {re.sub(rf"^{PACKAGE}/", f"{NEW}/", name): name for name in before}
     assert new_names.keys() == after.keys()
-    changed = {name for name, old_name in new_names.items() if after[name] != before[old_name]}
+    changed = {
+        name for name, old_name in new_names.items() if after[name] != before[old_name]
+    }
     assert not [name for name in changed if name.startswith(UNCHANGED)]
     module = rf"(?<![\w./-]){PACKAGE}(\.(classifier|regressor|models|data)\b|/)"
     for name, text in after.items():
@@ -115,7 +125,8 @@ def test_mentions_change_and_nothing_else(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["2fast", "a-b", "_a", "class", "tests", "train", "json", "torch", PACKAGE, ""]
+    "name",
+    ["2fast", "a-b", "_a", "class", "tests", "train", "json", "torch", PACKAGE, ""],
 )
 def test_a_bad_name_is_refused(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
@@ -125,7 +136,9 @@ def test_a_bad_name_is_refused(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: Path) -> None:
+def test_a_newer_library_takes_the_place_of_the_older_one(
+    copy: Path, tmp_path: Path
+) -> None:
     """In a project with its own name, without CIFAR-10 and its network."""
     template = copy_to(tmp_path / "template")
     commit(template)
@@ -133,7 +146,10 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     init = copy / "lightbase" / "__init__.py"
     new = init.read_text()
     init.write_text(new.replace(f'"{lightbase.__version__}"', '"0.2.9"'))
-    gone = [copy / "lightbase" / "gone.py", copy / "lightbase" / "tests" / "test_gone.py"]
+    gone = [
+        copy / "lightbase" / "gone.py",
+        copy / "lightbase" / "tests" / "test_gone.py",
+    ]
     for path in gone:
         path.write_text("")
     for module in ("data.cifar10", "models.cnn"):
@@ -146,7 +162,9 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     commit(copy)
     flags = f"--model {NEW}.classifier.Classifier --data {NEW}.data.features.Features --name mine"
     flags += f" --model.net {NEW}.models.mine.Mine --model.net.in_features 10"
-    flags += " --model.net.out_features 2 --trainer.accelerator cpu --trainer.max_epochs"
+    flags += (
+        " --model.net.out_features 2 --trainer.accelerator cpu --trainer.max_epochs"
+    )
     train = [sys.executable, "scripts/train.py", *flags.split()]
     call(copy, *train, "2")
 
@@ -162,7 +180,9 @@ def test_a_newer_library_takes_the_place_of_the_older_one(copy: Path, tmp_path: 
     assert "epochs" in call(copy, *train, "4", "--ckpt_path", "last")
     # the package that is installed for these tests may have the old name
     (copy / "blocks").mkdir()
-    (copy / "blocks" / "block.py").write_text(f"import sys\nsys.modules[{PACKAGE!r}] = None\n")
+    (copy / "blocks" / "block.py").write_text(
+        f"import sys\nsys.modules[{PACKAGE!r}] = None\n"
+    )
     pytest_options = ["-p", "block", "-o", "addopts=", "-m", "not slow", "-q"]
     names = ("test_house.py", "test_config.py", "test_system.py", "test_restart.py")
     tests = ["tests/project", *(f"lightbase/tests/{name}" for name in names)]

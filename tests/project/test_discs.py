@@ -18,5 +18,7 @@ def test_discs_are_seeded_and_their_area_tells_their_radius() -> None:
     torch.testing.assert_close((area / torch.pi).sqrt(), radius, atol=0.1, rtol=0)
     assert torch.equal(images, Discs(num_train=200, noise=0).load("train")[0])
     assert not torch.equal(images[:100], data.load("test")[0])
-    assert not torch.equal(images, Discs(num_train=200, noise=0, data_seed=1).load("train")[0])
+    assert not torch.equal(
+        images, Discs(num_train=200, noise=0, data_seed=1).load("train")[0]
+    )
     assert data.num_classes is None

@@ -32,7 +32,9 @@ def write_csv(path: Path, text: str) -> str:
 
 
 def test_features_from_a_csv_file(tmp_path: Path) -> None:
-    rows = "".join(f"{i},{'cat' if i % 2 else 'ant'},{-i},123456.789\n" for i in range(100))
+    rows = "".join(
+        f"{i},{'cat' if i % 2 else 'ant'},{-i},123456.789\n" for i in range(100)
+    )
     path = write_csv(tmp_path / "x.csv", "a,kind,b,constant\n\n" + rows)
     data = Features(csv_path=path, label_column="kind", batch_size=4)
     attach(data, "fit")
@@ -43,7 +45,9 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
     whole = torch.cat(parts)
     assert sorted(whole[:, 0].tolist()) == list(range(100))
     assert torch.equal(whole[:, 0], -whole[:, 1])
-    targets = torch.cat([data.splits[name].targets for name in ("train", "val", "test")])
+    targets = torch.cat(
+        [data.splits[name].targets for name in ("train", "val", "test")]
+    )
     assert torch.equal(targets, whole[:, 0].long() % 2)
     normalised = data.normalize(parts[0])
     assert normalised[:, 2].abs().max() < 0.1
@@ -67,10 +71,13 @@ def test_a_wrong_csv_file(tmp_path: Path, text: str, message: str) -> None:
 
 def test_another_file_keeps_the_classes_of_the_training(tmp_path: Path) -> None:
     trained = Features(
-        csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20), batch_size=4
+        csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20),
+        batch_size=4,
     )
     attach(trained, "fit")
-    other = Features(csv_path=write_csv(tmp_path / "yz.csv", "a,label\n" + "2,y\n3,z\n" * 20))
+    other = Features(
+        csv_path=write_csv(tmp_path / "yz.csv", "a,label\n" + "2,y\n3,z\n" * 20)
+    )
     other.load_state_dict(trained.state_dict())
     assert set(other.load("test")[1].tolist()) == {1, 2}
     unknown = Features(csv_path=write_csv(tmp_path / "w.csv", "a,label\n2,w\n"))
@@ -83,7 +90,9 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once_and_must_b
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.csv"
-    data = Features(csv_path=write_csv(path, "a,label\n" + "1,x\n2,y\n3,z\n" * 40), batch_size=4)
+    data = Features(
+        csv_path=write_csv(path, "a,label\n" + "1,x\n2,y\n3,z\n" * 40), batch_size=4
+    )
     assert data.classes == ["x", "y", "z"]
     path.unlink()
     attach(data, "fit")
@@ -96,9 +105,7 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once_and_must_b
 def test_predictions_for_rows_of_a_file_by_their_columns(tmp_path, capsys):
     rows = "".join(f"{i % 2},{(i % 2) * 9 + i % 3},{'ab'[i % 2]}\n" for i in range(60))
     (tmp_path / "x.csv").write_text("p,q,label\n" + rows)
-    flags = (
-        f"--data project.data.features.Features --data.csv_path {tmp_path / 'x.csv'} --name rows"
-    )
+    flags = f"--data project.data.features.Features --data.csv_path {tmp_path / 'x.csv'} --name rows"
     flags += " --model project.classifier.Classifier --model.net torch.nn.Linear"
     flags += " --model.net.in_features 2 --model.net.out_features 2 --model.lr 0.1"
     flags += " --trainer.max_epochs 4 --trainer.accelerator cpu --data.batch_size 16"
@@ -109,7 +116,10 @@ def test_predictions_for_rows_of_a_file_by_their_columns(tmp_path, capsys):
     predict.main([*command, "--output", str(tmp_path / "out.csv")])
     with (tmp_path / "out.csv").open(newline="") as file:
         assert [row["class"] for row in csv.DictReader(file)] == ["b", "a"]
-    for text, reason in (("q,r\n1,2\n", "not have the 2 columns p, q"), ("p,q\n1,z\n", "line 2")):
+    for text, reason in (
+        ("q,r\n1,2\n", "not have the 2 columns p, q"),
+        ("p,q\n1,z\n", "line 2"),
+    ):
         (tmp_path / "new.csv").write_text(text)
         with pytest.raises(SystemExit):
             predict.main(command)

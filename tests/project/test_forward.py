@@ -19,7 +19,9 @@ def with_own_forward(name: str) -> Any:
     base = getattr(pytest.importorskip(f"{PACKAGE}.{name.lower()}"), name)
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        self.calls.append((self.trainer.state.stage if self._trainer else None, self.training))
+        self.calls.append(
+            (self.trainer.state.stage if self._trainer else None, self.training)
+        )
         return self.net(x) - 3 * x[:, : self.net.out_features]
 
     return type(f"Own{name}", (base,), {"forward": forward, "calls": []})
@@ -38,7 +40,9 @@ def test_each_step_computes_by_the_own_forward(name: str) -> None:
     outputs = model(inputs)
     assert not torch.equal(outputs, model.net(inputs))
     batch = inputs, targets
-    loss = model.criterion(outputs.view_as(targets) if name == "Regressor" else outputs, targets)
+    loss = model.criterion(
+        outputs.view_as(targets) if name == "Regressor" else outputs, targets
+    )
     torch.testing.assert_close(model.training_step(batch, 0), loss)
     for step in (model.validation_step, model.test_step):
         torch.testing.assert_close(step(batch, 0).view_as(outputs), outputs)
@@ -47,7 +51,9 @@ def test_each_step_computes_by_the_own_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_a_training_and_its_test_call_the_own_forward(name: str, tmp_path: Path) -> None:
+def test_a_training_and_its_test_call_the_own_forward(
+    name: str, tmp_path: Path
+) -> None:
     model = model_of(name)
     metrics = lightbase.train(
         model,

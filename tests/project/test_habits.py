@@ -1,5 +1,6 @@
-"""What surrounds the template's code agrees with it: versions, pages, the checks of a commit and of
-CI. Of no use in a project made from it: there these tests are skipped, or delete this file."""
+"""What surrounds the template's code agrees with it: versions, pages, the checks of a
+commit and of CI. Of no use in a project made from it: there these tests are skipped, or
+delete this file."""
 
 import re
 import tomllib
@@ -12,7 +13,8 @@ README = (REPO / "README.md").read_text() if (REPO / "README.md").exists() else 
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 PAGES = [REPO / "README.md", *(REPO / "docs").glob("*.md")]
 pytestmark = pytest.mark.skipif(
-    not README.startswith("# A PyTorch Lightning project template\n"), reason="not the template"
+    not README.startswith("# A PyTorch Lightning project template\n"),
+    reason="not the template",
 )
 
 
@@ -24,7 +26,9 @@ def test_the_version_is_that_of_the_citation_and_of_the_newest_release() -> None
     assert yaml.safe_load(text_of("CITATION.cff"))["version"] == PYPROJECT["version"]
     headings = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.M)
     released = [heading for heading in headings if heading != "Unreleased"]
-    assert re.fullmatch(re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0])
+    assert re.fullmatch(
+        re.escape(PYPROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", released[0]
+    )
 
 
 def test_two_commands_install_train_and_test_and_ci_runs_them_as_they_stand() -> None:
@@ -41,7 +45,9 @@ def test_two_commands_install_train_and_test_and_ci_runs_them_as_they_stand() ->
 
 def test_the_project_imports_public_names_only() -> None:
     for path in (REPO / PACKAGE).rglob("*.py"):
-        names = re.findall(r"^\s*(?:from|import) (lightbase[\w.]*)", path.read_text(), re.M)
+        names = re.findall(
+            r"^\s*(?:from|import) (lightbase[\w.]*)", path.read_text(), re.M
+        )
         assert {*names} <= {"lightbase", "lightbase.extras.transforms"}, path
 
 
@@ -52,7 +58,9 @@ def test_the_layout_names_the_scripts_and_the_pages() -> None:
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:
-    assert len(re.sub(r"```.*?```", " ", README, flags=re.S).split()) <= 900  # without code
+    assert (
+        len(re.sub(r"```.*?```", " ", README, flags=re.S).split()) <= 900
+    )  # without code
 
 
 def test_no_line_of_code_is_wider_than_a_browser_window() -> None:
@@ -68,4 +76,7 @@ def test_links_and_pictures_are_there() -> None:
             path = page.parent / (target or page.name)
             assert path.stat().st_size < 200_000, target
             heading = "# " + anchor.replace("-", r"\W+")
-            assert not anchor or re.search(heading, path.read_text(), re.I), (target, anchor)
+            assert not anchor or re.search(heading, path.read_text(), re.I), (
+                target,
+                anchor,
+            )

@@ -6,9 +6,15 @@ MLP = pytest.importorskip("project.models.mlp").MLP
 
 @pytest.mark.parametrize(
     ("sizes", "shape", "parameters"),
-    [([784, 128, 10], (1, 28, 28), 101_770), ([10, 5, 2], (10,), 67), ([6, 3], (2, 3), 21)],
+    [
+        ([784, 128, 10], (1, 28, 28), 101_770),
+        ([10, 5, 2], (10,), 67),
+        ([6, 3], (2, 3), 21),
+    ],
 )
-def test_size_and_shape(sizes: list[int], shape: tuple[int, ...], parameters: int) -> None:
+def test_size_and_shape(
+    sizes: list[int], shape: tuple[int, ...], parameters: int
+) -> None:
     net = MLP(sizes)
     assert net(torch.rand(4, *shape)).shape == (4, sizes[-1])
     assert sum(parameter.numel() for parameter in net.parameters()) == parameters

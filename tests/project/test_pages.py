@@ -1,5 +1,5 @@
-"""What README.md and docs/ tell to type works. Commands whose config or module you have deleted are
-left out; delete this file with the pages."""
+"""What README.md and docs/ tell to type works. Commands whose config or module you have
+deleted are left out; delete this file with the pages."""
 
 import importlib
 import json
@@ -17,10 +17,15 @@ import torch
 from pages import PACKAGE, REPO, commands, files, is_gone, run, script, write_files
 from PIL import Image
 
-PAGES = {path.name: path for path in [REPO / "README.md", *(REPO / "docs").glob("*.md")]}
+PAGES = {
+    path.name: path for path in [REPO / "README.md", *(REPO / "docs").glob("*.md")]
+}
 MNIST_MLP = "python scripts/train.py --config configs/mnist_mlp.yaml"
 BEFORE = {
-    "export.md": [MNIST_MLP, "python scripts/train.py --config configs/cifar10_cnn.yaml"],
+    "export.md": [
+        MNIST_MLP,
+        "python scripts/train.py --config configs/cifar10_cnn.yaml",
+    ],
     "runs.md": [MNIST_MLP, MNIST_MLP, f"{MNIST_MLP} --name sweep/trial_1"],
 }
 """Runs that the commands of a page take as given."""
@@ -42,12 +47,16 @@ def user_folder(
     for split, num in (("train", 200), ("test", 50)):
         images = rng.integers(0, 256, (num, 3, 24, 24), dtype=np.uint8)
         labels = rng.integers(0, 2, num)
-        np.savez(tmp_path / "data" / "arrays" / f"{split}.npz", images=images, labels=labels)
+        np.savez(
+            tmp_path / "data" / "arrays" / f"{split}.npz", images=images, labels=labels
+        )
         for i in range(num // 2):
             file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 30), (i, 128, 128)).save(file)
-    rows = "".join(f"{','.join(map(str, rng.normal(size=4)))},{'abc'[i % 3]}\n" for i in range(400))
+    rows = "".join(
+        f"{','.join(map(str, rng.normal(size=4)))},{'abc'[i % 3]}\n" for i in range(400)
+    )
     (tmp_path / "features.csv").write_text("w,x,y,z,kind\n" + rows)
     (tmp_path / "more_digits").mkdir()
     for name in ("digit.png", "more_digits/1.png"):
@@ -58,7 +67,9 @@ def user_folder(
     monkeypatch.chdir(tmp_path)
     modules = {*sys.modules}
     yield tmp_path
-    for name in {*sys.modules} - modules:  # a page may show another file of the same name
+    for name in {
+        *sys.modules
+    } - modules:  # a page may show another file of the same name
         if name.startswith(f"{PACKAGE}."):
             del sys.modules[name]
 
@@ -67,10 +78,19 @@ def user_folder(
 @pytest.mark.parametrize(
     "page",
     [
-        *("README.md", "data.md", "export.md", "extending.md", "flags.md", "lightning.md"),
+        *(
+            "README.md",
+            "data.md",
+            "export.md",
+            "extending.md",
+            "flags.md",
+            "lightning.md",
+        ),
         *("loggers.md", "runs.md", "tensorboard.md", "transfer.md"),
         # the processes of a sweep leave pipes open
-        pytest.param("sweep.md", marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),
+        pytest.param(
+            "sweep.md", marks=pytest.mark.filterwarnings("ignore::ResourceWarning")
+        ),
     ],
 )
 def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
@@ -84,7 +104,9 @@ def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
             capsys.readouterr()
             if not is_gone(BEFORE[page][0], user_folder):
                 run(inner[1], user_folder)
-            command = command.replace(inner[0], capsys.readouterr().out.strip() or "logs/gone")
+            command = command.replace(
+                inner[0], capsys.readouterr().out.strip() or "logs/gone"
+            )
         if is_gone(command, user_folder):
             gone.append(command)
             continue
@@ -97,7 +119,9 @@ def test_the_commands_of_a_page_run(page, user_folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_programs_read_exported_files_without_the_package(user_folder, monkeypatch, capsys):
+def test_programs_read_exported_files_without_the_package(
+    user_folder, monkeypatch, capsys
+):
     page = text_of("export.md")
     write_files(page, user_folder, monkeypatch)
     for command in [*BEFORE["export.md"], *commands(page)]:
@@ -146,12 +170,21 @@ def test_every_flag_of_a_table_is_one(page, user_folder, monkeypatch, capsys):
     write_files("", user_folder, monkeypatch)
     if is_gone(MNIST_MLP, user_folder):
         pytest.skip("the config is deleted")
-    rows = [line.split("|")[1] for line in text_of(page).splitlines() if line.startswith("| `--")]
+    rows = [
+        line.split("|")[1]
+        for line in text_of(page).splitlines()
+        if line.startswith("| `--")
+    ]
     for row in rows:
         # the flags of a row go together: an argument of a class needs the class
         flags = [flag for flag in re.findall(r"`(--[^`]+)`", row) if " " in flag]
         flags = [flag for flag in flags if not flag.startswith("--config")]
-        line = " ".join(flags).replace(" N", " 1").replace("NAME", "x").replace("PATH", ".")
+        line = (
+            " ".join(flags)
+            .replace(" N", " 1")
+            .replace("NAME", "x")
+            .replace("PATH", ".")
+        )
         args = shlex.split(line)
         with pytest.raises(SystemExit) as caught:
             script("train").main([*MNIST_MLP.split()[2:], *args, "--print_config"])

@@ -20,9 +20,12 @@ def train(folder: Path, model: str) -> dict[str, float]:
     flags = f"{model} {FLAGS}".format(folder=folder)
     result = lightbase.main(flags.split())
     best = folder / "short" / "version_0" / "checkpoints" / "best.ckpt"
-    flags = "--trainer.accelerator cpu --trust_checkpoint true"  # small.Numbers is no code of yours
+    # small.Numbers is no code of yours
+    flags = "--trainer.accelerator cpu --trust_checkpoint true"
     again = evaluate.main(["--ckpt_path", str(best), *flags.split()])
-    assert again == {name: value for name, value in result.items() if name.startswith("test/")}
+    assert again == {
+        name: value for name, value in result.items() if name.startswith("test/")
+    }
     return result
 
 
@@ -49,7 +52,11 @@ def test_the_loss_is_in_float32_or_float64(name: str, dtype: torch.dtype) -> Non
     module = pytest.importorskip(f"{PACKAGE}.{name.lower()}")
     net = torch.nn.Linear(3, 2).to(dtype)
     dtype = torch.promote_types(dtype, torch.float32)
-    targets = torch.tensor([0, 1]) if name == "Classifier" else torch.ones(2, 2, dtype=dtype)
-    model = getattr(module, name)(net, **({"num_classes": 2} if name == "Classifier" else {}))
+    targets = (
+        torch.tensor([0, 1]) if name == "Classifier" else torch.ones(2, 2, dtype=dtype)
+    )
+    model = getattr(module, name)(
+        net, **({"num_classes": 2} if name == "Classifier" else {})
+    )
     loss = model.training_step((torch.ones(2, 3, dtype=net.weight.dtype), targets), 0)
     assert loss.dtype == dtype

@@ -1,5 +1,6 @@
-"""Each page of docs/tasks: its files, written as they stand, train to the result that the page
-names; evaluate.py gives the same numbers; an interrupted training goes on to the same weights."""
+"""Each page of docs/tasks: its files, written as they stand, train to the result that
+the page names; evaluate.py gives the same numbers; an interrupted training goes on to
+the same weights."""
 
 import gc
 import importlib
@@ -42,7 +43,9 @@ class Interrupt(MayMissSteps, Callback):
 @pytest.fixture
 def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightbase.core.folder.Project.logs", tmp_path / "logs")  # of this user
+    monkeypatch.setattr(
+        "lightbase.core.folder.Project.logs", tmp_path / "logs"
+    )  # of this user
     modules = {*sys.modules}
     yield tmp_path
     for name in {*sys.modules} - modules:
@@ -66,11 +69,15 @@ def weights(run_folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_trains_evaluates_and_resumes_as_it_stands(page, user_folder, monkeypatch):
+def test_a_page_trains_evaluates_and_resumes_as_it_stands(
+    page, user_folder, monkeypatch
+):
     text = page.read_text()
     write_files(text, user_folder, monkeypatch)
     monkeypatch.syspath_prepend(Path(__file__).parent)  # a config names Interrupt
-    trainings: list[tuple[str, dict[str, Any], Path]] = []  # command, metrics, folder of the run
+    trainings: list[
+        tuple[str, dict[str, Any], Path]
+    ] = []  # command, metrics, folder of the run
     for command in commands(text):
         if command.startswith("pip "):
             continue
@@ -82,7 +89,9 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(page, user_folder, mon
             files = (user_folder / "logs").rglob("version_*/metrics.json")
             trainings.append((command, result, max(files, key=os.path.getmtime).parent))
     name, value = re.search(r"reaches `(\w+/\w+)` ([\d.]+)", text).groups()  # type: ignore[union-attr]
-    assert trainings[-1][1][name] == pytest.approx(float(value), rel=0.1), "not what the page says"
+    assert trainings[-1][1][name] == pytest.approx(float(value), rel=0.1), (
+        "not what the page says"
+    )
 
     for i, (command, metrics, straight) in enumerate(trainings):
         best = straight / "checkpoints" / "best.ckpt"
@@ -94,15 +103,20 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(page, user_folder, mon
             run(command, user_folder, "--name", f"stopped_{i}", interrupt)
         run(f"python scripts/train.py --name stopped_{i} --ckpt_path last", user_folder)
         one, two = (
-            weights(folder) for folder in (straight, user_folder / f"logs/stopped_{i}/version_0")
+            weights(folder)
+            for folder in (straight, user_folder / f"logs/stopped_{i}/version_0")
         )
         assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 @pytest.fixture
-def detection(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
+def detection(
+    user_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, Any, Any]:
     """The Detector, the SmallFCOS and the Rectangles of docs/tasks/detection.md."""
-    write_files((REPO / "docs" / "tasks" / "detection.md").read_text(), user_folder, monkeypatch)
+    write_files(
+        (REPO / "docs" / "tasks" / "detection.md").read_text(), user_folder, monkeypatch
+    )
     detector, small_fcos, rectangles = (
         importlib.import_module(f"{PACKAGE}.{name}")
         for name in ("detector", "models.small_fcos", "data.rectangles")
@@ -112,7 +126,9 @@ def detection(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
 
 def faster_rcnn() -> nn.Module:
     sizes = {"min_size": 64, "max_size": 96, "num_classes": 3}
-    return fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, **sizes)
+    return fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, **sizes
+    )
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -120,7 +136,9 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def are_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    return one.keys() == two.keys() and all(
+        torch.equal(one[name], two[name]) for name in one
+    )
 
 
 @pytest.mark.parametrize("name", ["small_fcos", "faster_rcnn"])
@@ -131,7 +149,9 @@ def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
     module = detector(small_fcos() if name == "small_fcos" else faster_rcnn()).eval()
     assert any(isinstance(part, _BatchNorm) for part in module.modules())
     losses: dict[str, Tensor] = {}
-    monkeypatch.setattr(module, "track", lambda stage, loss, *_: losses.update({stage: loss}))
+    monkeypatch.setattr(
+        module, "track", lambda stage, loss, *_: losses.update({stage: loss})
+    )
     data = rectangles()
     samples = data.load("test")
     batch = data.collate([samples[0], samples[1]])
@@ -146,19 +166,31 @@ def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
 
 
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
-def test_validation_and_test_keep_the_statistics_of_a_detectors_training(detection, tmp_path):
+def test_validation_and_test_keep_the_statistics_of_a_detectors_training(
+    detection, tmp_path
+):
     detector, small_fcos, rectangles = detection
     module, data = detector(small_fcos()), rectangles(batch_size=2)
     limits = {"limit_train_batches": 2, "limit_val_batches": 2, "limit_test_batches": 2}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(
-        accelerator=ACCELERATOR, max_epochs=1, enable_checkpointing=False, **limits, **quiet
+        accelerator=ACCELERATOR,
+        max_epochs=1,
+        enable_checkpointing=False,
+        **limits,
+        **quiet,
     )
     untrained = buffers(module)
     trainer.fit(module, data)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     trained = torch.load(tmp_path / "a.ckpt", "cpu", weights_only=True)["state_dict"]
-    counts = [value for key, value in trained.items() if key.endswith("num_batches_tracked")]
+    counts = [
+        value for key, value in trained.items() if key.endswith("num_batches_tracked")
+    ]
     assert counts
     assert all(count == 2 for count in counts), "batches of the validation count"
     for evaluate in (trainer.validate, trainer.test):

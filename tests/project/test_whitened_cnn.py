@@ -14,7 +14,8 @@ Whiten, WhitenedCNN = module.Whiten, module.WhitenedCNN
 
 
 def smooth_images(num: int, channels: int, size: int = 16) -> torch.Tensor:
-    """Neighbouring pixels are alike, as in photographs, and have a mean that is not 0."""
+    """Neighbouring pixels are alike, as in photographs, and have a mean that is not
+    0."""
     noise = torch.randn(
         num, channels, size + 4, size + 4, generator=torch.Generator().manual_seed(0)
     )
@@ -29,7 +30,9 @@ def test_whitened_patches_are_uncorrelated_and_of_variance_one(channels: int) ->
     half = len(outputs) // 2
     assert half == 4 * channels
     torch.testing.assert_close(outputs[:half], -outputs[half:])
-    torch.testing.assert_close(outputs.mean(1), torch.zeros(2 * half), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        outputs.mean(1), torch.zeros(2 * half), atol=1e-3, rtol=0
+    )
     covariance = torch.cov(outputs[:half])
     # a little below 1 where there is hardly any variance
     assert (covariance - covariance.diag().diag()).abs().max() < 1e-2
@@ -45,7 +48,9 @@ def test_an_image_without_variance_gives_numbers() -> None:
 
 def test_the_size_is_the_papers() -> None:
     net = WhitenedCNN(10)
-    trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in net.parameters() if parameter.requires_grad
+    )
     assert trained + net.whiten.weight.numel() == 1_971_640
     assert not [
         name
@@ -61,8 +66,12 @@ def test_images_of_several_sizes_give_logits(channels: int, size: int) -> None:
     assert net(images).shape == (5, 7)
 
 
-@pytest.mark.parametrize(("channels", "mirror"), [(3, None), (1, None), (1, True), (3, False)])
-def test_outside_training_it_averages_the_logits_of_mirrored_images(channels, mirror) -> None:
+@pytest.mark.parametrize(
+    ("channels", "mirror"), [(3, None), (1, None), (1, True), (3, False)]
+)
+def test_outside_training_it_averages_the_logits_of_mirrored_images(
+    channels, mirror
+) -> None:
     net = WhitenedCNN(7, channels, widths=[8, 16, 16], mirror=mirror).eval()
     images = torch.rand(5, channels, 32, 32)
     logits = net.logits(images)
@@ -78,14 +87,18 @@ def test_outside_training_it_averages_the_logits_of_mirrored_images(channels, mi
 def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> None:
     synthetic = pytest.importorskip(f"{PACKAGE}.data.synthetic").SyntheticImages
     classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
-    data = synthetic(image_shape=(channels, 32, 32), num_classes=4, num_train=1200, num_test=20)
+    data = synthetic(
+        image_shape=(channels, 32, 32), num_classes=4, num_train=1200, num_test=20
+    )
 
     def trained(
         weights: str | None = None, ckpt_path: str | None = None
     ) -> dict[str, torch.Tensor]:
         net = WhitenedCNN(4, channels, widths=[8, 8, 8])
         model = classifier(net, num_classes=4, lr=0.001, weights=weights)
-        off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        off = dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar"), False
+        )
         trainer = Trainer(
             accelerator="cpu", callbacks=[module.WhitenFirstLayer()], default_root_dir=tmp_path,
             limit_train_batches=1, limit_val_batches=0, max_epochs=2, **off,
@@ -100,7 +113,9 @@ def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> 
     expected.fit(data.normalize(images))
     for name in ("weight", "offset"):
         assert torch.equal(first[name], getattr(expected, name))
-    data = synthetic(image_shape=(channels, 32, 32), num_classes=4, num_train=90, num_test=20)
+    data = synthetic(
+        image_shape=(channels, 32, 32), num_classes=4, num_train=90, num_test=20
+    )
     for flag in ("weights", "ckpt_path"):
         options: Any = {flag: str(tmp_path / "last.ckpt")}
         assert torch.equal(trained(**options)["weight"], first["weight"])
@@ -110,7 +125,9 @@ def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(monke
     net = WhitenedCNN(10)
     classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
     strategy = SimpleNamespace(root_device=torch.device("cuda"))
-    monkeypatch.setattr(classifier, "trainer", SimpleNamespace(strategy=strategy), raising=False)
+    monkeypatch.setattr(
+        classifier, "trainer", SimpleNamespace(strategy=strategy), raising=False
+    )
     classifier(net, num_classes=10).prepare_net(trains=False)
     for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
         assert weight.is_contiguous(memory_format=torch.channels_last)

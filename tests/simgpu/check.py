@@ -1,7 +1,8 @@
 """What the simulated GPU promises, each as one small check.
 
-tests/simgpu/run python tests/simgpu/check.py           # all; ends with "N passed, 0 failed"
-tests/simgpu/run python tests/simgpu/check.py nccl      # those with this word in their name
+tests/simgpu/run python tests/simgpu/check.py           # all; ends with "N passed, 0
+failed" tests/simgpu/run python tests/simgpu/check.py nccl      # those with this word
+in their name
 """
 
 import ctypes
@@ -37,7 +38,9 @@ def in_process(code: str, processes: int = 1, **environment: str) -> str:
         env = os.environ | {"SIMGPU_TRACE": "1", "SIMGPU_COUNT": str(processes)}
         env |= {"RANK": str(rank), "WORLD_SIZE": str(processes)} | environment
         command = [sys.executable, "-c", f"import os, torch\n{code}"]
-        started.append(subprocess.Popen(command, env=env, stdout=-1, stderr=-2, text=True))
+        started.append(
+            subprocess.Popen(command, env=env, stdout=-1, stderr=-2, text=True)
+        )
     return "".join(process.communicate(timeout=120)[0] for process in started)
 
 
@@ -66,22 +69,32 @@ def check_host_cannot_read_device_memory() -> None:
 def check_training_gives_the_numbers_of_the_cpu() -> None:
     images, labels = torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
     kinds = [(name, {}) for name in ("SGD", "RMSprop", "NAdam", "Rprop", "Adafactor")]
-    for name, options in [*kinds, ("Adam", {"fused": True}), ("Adagrad", {"fused": True})]:
+    for name, options in [
+        *kinds,
+        ("Adam", {"fused": True}),
+        ("Adagrad", {"fused": True}),
+    ]:
         nets = network(), network().cuda()
         for net, device in zip(nets, ("cpu", "cuda"), strict=True):
             optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.01, **options)
             for _ in range(3):
-                loss = functional.cross_entropy(net(images.to(device)), labels.to(device))
+                loss = functional.cross_entropy(
+                    net(images.to(device)), labels.to(device)
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        for one, other in zip(*(net.state_dict().values() for net in nets), strict=True):
+        for one, other in zip(
+            *(net.state_dict().values() for net in nets), strict=True
+        ):
             assert torch.allclose(one, other.cpu(), atol=1e-5), name
 
 
 def check_a_tensor_left_on_the_cpu() -> None:
     on_gpu, on_cpu = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
-    expected = "Expected all tensors to be on the same device, but found at least two devices"
+    expected = (
+        "Expected all tensors to be on the same device, but found at least two devices"
+    )
     for function in (lambda: on_gpu + on_cpu, lambda: on_cpu @ on_gpu):
         assert expected in error_of(function)
     assert "cuda:0 and cpu" in error_of(lambda: torch.tensor(0.0).add_(on_gpu.sum()))
@@ -146,7 +159,10 @@ def check_copies_and_views() -> None:
 
 
 def check_streams_and_events() -> None:
-    stream, events = torch.cuda.Stream(), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    stream, events = (
+        torch.cuda.Stream(),
+        [torch.cuda.Event(enable_timing=True) for _ in range(2)],
+    )
     events[0].record()
     with torch.cuda.stream(stream):
         torch.ones(100, device="cuda").add_(1)
@@ -162,8 +178,17 @@ def check_sync_debug_mode() -> None:
     pinned = torch.ones(5).pin_memory()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        waits = [tensor.sum().item, tensor.nonzero, lambda: tensor[tensor > 0], tensor.cpu]
-        for wait in [*waits, lambda: torch.ones(5).to("cuda"), lambda: bool(tensor[0, 0] > 0)]:
+        waits = [
+            tensor.sum().item,
+            tensor.nonzero,
+            lambda: tensor[tensor > 0],
+            tensor.cpu,
+        ]
+        for wait in [
+            *waits,
+            lambda: torch.ones(5).to("cuda"),
+            lambda: bool(tensor[0, 0] > 0),
+        ]:
             assert "synchronizing" in error_of(wait)
         (tensor @ tensor).relu_().sum()
         pinned.to("cuda", non_blocking=True)
@@ -194,8 +219,14 @@ dist.destroy_process_group()
 
 
 def check_nccl_between_processes() -> None:
-    printed = in_process(COLLECTIVES, 2, STORE=f"file:///tmp/simgpu-check-{os.getpid()}")
-    for part in ("nccl 3.0 3.0 ", " [0.0, 1.0] [0.0, 1.0] [1.0, 1.0]", " [2.0, 3.0] [1.0, 1.0]"):
+    printed = in_process(
+        COLLECTIVES, 2, STORE=f"file:///tmp/simgpu-check-{os.getpid()}"
+    )
+    for part in (
+        "nccl 3.0 3.0 ",
+        " [0.0, 1.0] [0.0, 1.0] [1.0, 1.0]",
+        " [2.0, 3.0] [1.0, 1.0]",
+    ):
         assert part in printed, printed
 
 
@@ -220,7 +251,9 @@ x = torch.ones(4, 4, device="cuda")
 simgpu.reset_counts()
 (x @ x).sum().item()
 print([f"{name} {number}" for name, number in simgpu.counts().items()])"""
-ADD = "for i in range(9): print(i, torch.ones(2, device='cuda').sum().item(), flush=True)"
+ADD = (
+    "for i in range(9): print(i, torch.ones(2, device='cuda').sum().item(), flush=True)"
+)
 GRAPH = "with torch.cuda.graph(torch.cuda.CUDAGraph()): pass"
 UUID = "print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
 UPSAMPLED = """
@@ -229,7 +262,11 @@ larger = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")
 torch.use_deterministic_algorithms(True)
 larger.backward()"""
 PROCESSES = {
-    "memory": ("torch.empty(2**36, device='cuda')", {}, ("of memory. Tried to allocate 256.00",)),
+    "memory": (
+        "torch.empty(2**36, device='cuda')",
+        {},
+        ("of memory. Tried to allocate 256.00",),
+    ),
     "deterministic": (UPSAMPLED, {}, ("not have a deterministic implementation",)),
     "two devices": (
         TWO_DEVICES,
@@ -241,13 +278,37 @@ PROCESSES = {
             "GPU 1 has a total capacity of 64.00 MiB",
         ),
     ),
-    "counters": (COUNTERS, {}, ("operation aten::mm 1", "wait cudaStreamSynchronize 1")),
-    "kernel": (ADD, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, ("simgpu: the kernel void at::",)),
+    "counters": (
+        COUNTERS,
+        {},
+        ("operation aten::mm 1", "wait cudaStreamSynchronize 1"),
+    ),
+    "kernel": (
+        ADD,
+        {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        ("simgpu: the kernel void at::",),
+    ),
     "graph": (GRAPH, {}, ("cudaStreamBeginCapture is not simulated",)),
-    "visible devices": (UUID, {"SIMGPU_COUNT": "3", "CUDA_VISIBLE_DEVICES": "2"}, ("1 07", "02")),
-    "no visible device": (UUID, {"CUDA_VISIBLE_DEVICES": ""}, ("No CUDA GPUs are available",)),
-    "device that fails": (ADD, {"SIMGPU_FAIL_AT": "6"}, ("1 2.0", "unspecified launch failure")),
-    "old driver": (ADD, {"SIMGPU_DRIVER": "12040"}, ("driver on your system is too old",)),
+    "visible devices": (
+        UUID,
+        {"SIMGPU_COUNT": "3", "CUDA_VISIBLE_DEVICES": "2"},
+        ("1 07", "02"),
+    ),
+    "no visible device": (
+        UUID,
+        {"CUDA_VISIBLE_DEVICES": ""},
+        ("No CUDA GPUs are available",),
+    ),
+    "device that fails": (
+        ADD,
+        {"SIMGPU_FAIL_AT": "6"},
+        ("1 2.0", "unspecified launch failure"),
+    ),
+    "old driver": (
+        ADD,
+        {"SIMGPU_DRIVER": "12040"},
+        ("driver on your system is too old",),
+    ),
     "old device": (ADD, {"SIMGPU_CAPABILITY": "70"}, ("no kernel image is available",)),
 }
 
@@ -262,7 +323,9 @@ def check_process(name: str) -> None:
 def main() -> int:
     warnings.simplefilter("ignore")
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
+    checks = {
+        name: check for name, check in globals().items() if name.startswith("check_")
+    }
     del checks["check_process"]
     checks |= {name: partial(check_process, name) for name in PROCESSES}
     chosen = {name: check for name, check in checks.items() if word in name}

@@ -26,9 +26,13 @@ class Classifier(BaseModule):
         **system: Any,
     ) -> None:
         if num_classes == 1:
-            raise ValueError("num_classes 1: there is nothing to tell apart; give more classes")
+            raise ValueError(
+                "num_classes 1: there is nothing to tell apart; give more classes"
+            )
         if top_k and num_classes and top_k > num_classes:
-            raise ValueError(f"top_k {top_k}: there are {num_classes} classes; give fewer")
+            raise ValueError(
+                f"top_k {top_k}: there are {num_classes} classes; give fewer"
+            )
 
         def accuracy(average: Any, top_k: int = 1) -> Metric:
             return MulticlassAccuracy(num_classes, top_k, average, validate_args=False)

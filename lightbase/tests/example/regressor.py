@@ -9,7 +9,8 @@ from lightbase import BaseModule, Batch, Metrics, UserError, at_least_float32
 
 
 class Regressor(BaseModule):
-    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets (N, D), or (N,) if D is 1."""
+    """Trains `net`: inputs (N, ...) to numbers (N, D), for targets (N, D), or (N,) if D
+    is 1."""
 
     task = "regression"
 

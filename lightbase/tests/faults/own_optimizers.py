@@ -1,5 +1,5 @@
-"""LightningModules whose `configure_optimizers` is a user's: subclasses of Classifier, and plain
-ones."""
+"""LightningModules whose `configure_optimizers` is a user's: subclasses of Classifier,
+and plain ones."""
 
 import os
 import signal
@@ -21,14 +21,20 @@ class Plateau(Classifier):
         scheduler = lr_scheduler.ReduceLROnPlateau(
             optimizer, patience=0, threshold=1000, threshold_mode="abs"
         )
-        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val/loss"}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": scheduler,
+            "monitor": "val/loss",
+        }
 
 
 class Estimated(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=0.02)
         num_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=num_steps)
+        scheduler = lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.05, total_steps=num_steps
+        )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
@@ -104,14 +110,21 @@ class Adversarial(Plain):
             Adam(self.generator.parameters(), lr=0.01),
             SGD(self.critic.parameters(), lr=0.01, momentum=0.9),
         ]
-        return optimizers, [lr_scheduler.ExponentialLR(optimizer, 0.95) for optimizer in optimizers]
+        return optimizers, [
+            lr_scheduler.ExponentialLR(optimizer, 0.95) for optimizer in optimizers
+        ]
 
 
 class Stop(Callback):
-    """Ends the process by a signal, after a batch: `STOP_AT="1 3 SIGTERM"` in the environment names
-    epoch and batch."""
+    """Ends the process by a signal, after a batch: `STOP_AT="1 3 SIGTERM"` in the
+    environment names epoch and batch."""
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
         epoch, batch, name = os.environ.get("STOP_AT", "-1 0 SIGTERM").split()
-        if (trainer.current_epoch, trainer.fit_loop.batch_idx) == (int(epoch), int(batch)):
+        if (trainer.current_epoch, trainer.fit_loop.batch_idx) == (
+            int(epoch),
+            int(batch),
+        ):
             signal.raise_signal(signal.Signals[name])

@@ -1,7 +1,8 @@
-"""Command lines and configs with whatever a person could type: a run, or an error of two lines, and
-nothing else.
+"""Command lines and configs with whatever a person could type: a run, or an error of
+two lines, and nothing else.
 
-FAULT_EXAMPLES=1000 pytest -m slow tests/faults/test_command_lines.py   # other ones each time
+FAULT_EXAMPLES=1000 pytest -m slow tests/faults/test_command_lines.py   # other ones
+each time
 """
 
 import contextlib
@@ -38,8 +39,8 @@ def texts(joined: str) -> tuple[str, ...]:
 class Values(NamedTuple):
     """What a person may type for a flag.
 
-    possible: alone, each makes a run. impossible: each is refused, whatever else is typed. others:
-    it depends.
+    possible: alone, each makes a run. impossible: each is refused, whatever else is
+    typed. others: it depends.
     """
 
     possible: tuple[str, ...]
@@ -47,17 +48,30 @@ class Values(NamedTuple):
     others: tuple[str, ...] = ()
 
     def but(
-        self, *possible: str, impossible: tuple[str, ...] = (), others: tuple[str, ...] = ()
+        self,
+        *possible: str,
+        impossible: tuple[str, ...] = (),
+        others: tuple[str, ...] = (),
     ) -> "Values":
-        """The same with more values; what was impossible for the kind may be possible here."""
-        kept = tuple(value for value in self.impossible if value not in (*possible, *others))
-        return Values((*self.possible, *possible), (*kept, *impossible), (*self.others, *others))
+        """The same with more values; what was impossible for the kind may be possible
+        here."""
+        kept = tuple(
+            value for value in self.impossible if value not in (*possible, *others)
+        )
+        return Values(
+            (*self.possible, *possible), (*kept, *impossible), (*self.others, *others)
+        )
 
 
 WORDS = texts("abc|fünf|日本|1,5|1 2|[1]|[]|{a: 1}|{}|1e|--1|'|[1|a: b: c|%")
-NOT_A_NUMBER = (*WORDS, *texts("null|| |nan|.nan|true|inf|-inf|.inf|1e400|-1|-0.5|-1e9"))
+NOT_A_NUMBER = (
+    *WORDS,
+    *texts("null|| |nan|.nan|true|inf|-inf|.inf|1e400|-1|-0.5|-1e9"),
+)
 COUNT = Values(
-    ("1", "2"), (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"), ("02", "1.0", "0x2", "1e0", "٢", "1_")
+    ("1", "2"),
+    (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"),
+    ("02", "1.0", "0x2", "1e0", "٢", "1_"),
 )
 COUNT_OR_0 = COUNT.but("0", others=("0.0",))
 POSITIVE = Values(
@@ -70,7 +84,8 @@ SHARE = POSITIVE_OR_0.but(impossible=("1", "1.0", "5", "1e30", "100")).but(
     others=("0.01", "1e-3", "1e-30")
 )
 SHARE = SHARE._replace(
-    possible=("0.2", ".5"), others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99")
+    possible=("0.2", ".5"),
+    others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99"),
 )
 SWITCH = Values(
     ("true", "false"),
@@ -163,15 +178,23 @@ OPTIONAL_SWITCHES = (
     "data.resident|data.pin_memory|trainer.enable_checkpointing|trainer.enable_progress_bar|"
     "trainer.enable_model_summary|trainer.benchmark"
 )
-COUNTS = "figures_every_n_epochs|data.split_seed|trainer.reload_dataloaders_every_n_epochs"
+COUNTS = (
+    "figures_every_n_epochs|data.split_seed|trainer.reload_dataloaders_every_n_epochs"
+)
 LIMIT = Values(
-    ("1", "1.0", "null", "0", "1000"), texts("-1|1.5|abc|-0.5|[1]|nan|inf|1e400"), ("0.5",)
+    ("1", "1.0", "null", "0", "1000"),
+    texts("-1|1.5|abc|-0.5|[1]|nan|inf|1e400"),
+    ("0.5",),
 )
 FLAGS |= dict.fromkeys(texts(SWITCHES), SWITCH)
 FLAGS |= dict.fromkeys(texts(OPTIONAL_SWITCHES), optional(SWITCH))
 FLAGS |= dict.fromkeys(texts(COUNTS), COUNT_OR_0)
-FLAGS |= dict.fromkeys(("trainer.min_epochs", "trainer.min_steps"), optional(COUNT_OR_0))
-FLAGS |= dict.fromkeys(("trainer.limit_val_batches", "trainer.limit_test_batches"), LIMIT)
+FLAGS |= dict.fromkeys(
+    ("trainer.min_epochs", "trainer.min_steps"), optional(COUNT_OR_0)
+)
+FLAGS |= dict.fromkeys(
+    ("trainer.limit_val_batches", "trainer.limit_test_batches"), LIMIT
+)
 POSSIBLE, IMPOSSIBLE, OTHERS = Values._fields
 Setting = tuple[str, str, str]  # flag, value, label
 
@@ -179,17 +202,24 @@ Setting = tuple[str, str, str]  # flag, value, label
 @st.composite
 def setting(draw: st.DrawFn, *labels: str) -> Setting:
     flag = draw(st.sampled_from(sorted(FLAGS)))
-    pairs = [(value, label) for label in labels for value in getattr(FLAGS[flag], label)]
-    value, label = draw(st.sampled_from(pairs or [(FLAGS[flag].impossible[0], IMPOSSIBLE)]))
+    pairs = [
+        (value, label) for label in labels for value in getattr(FLAGS[flag], label)
+    ]
+    value, label = draw(
+        st.sampled_from(pairs or [(FLAGS[flag].impossible[0], IMPOSSIBLE)])
+    )
     return flag, value, label
 
 
 def several(*kinds: st.SearchStrategy[Setting]) -> st.SearchStrategy[list[Setting]]:
-    return st.lists(st.one_of(*kinds), min_size=1, max_size=4, unique_by=lambda found: found[0])
+    return st.lists(
+        st.one_of(*kinds), min_size=1, max_size=4, unique_by=lambda found: found[0]
+    )
 
 
 ANYTHING = several(setting(*Values._fields))
-# half of them are mostly runs: one wrong value would end the others before much has happened
+# half of them are mostly runs: one wrong value would end the others before much has
+# happened
 SETTINGS = st.one_of(ANYTHING, several(setting(POSSIBLE), setting(POSSIBLE, OTHERS)))
 
 
@@ -212,8 +242,8 @@ def time_limit() -> Iterator[None]:
 
 
 def check(args: list[str], root: Path, labels: list[str]) -> None:
-    """Run a command line; raises AssertionError, or what the run raises, where it is not as it must
-    be."""
+    """Run a command line; raises AssertionError, or what the run raises, where it is
+    not as it must be."""
     out, err, status = io.StringIO(), io.StringIO(), None
     try:
         with (
@@ -249,7 +279,11 @@ def check(args: list[str], root: Path, labels: list[str]) -> None:
 def of_command(settings: list[Setting], root: Path) -> list[str]:
     config = root / "base.yaml"
     config.write_text(yaml.safe_dump(BASE))
-    return ["--config", str(config), *(f"--{flag}={value}" for flag, value, _ in settings)]
+    return [
+        "--config",
+        str(config),
+        *(f"--{flag}={value}" for flag, value, _ in settings),
+    ]
 
 
 def of_yaml(settings: list[Setting], root: Path) -> list[str]:
@@ -267,7 +301,9 @@ def of_yaml(settings: list[Setting], root: Path) -> list[str]:
                 inner = inner["init_args"]
         if flag == "model":
             config["model"] = {"init_args": inner[name]}
-        if flag == "model" or (isinstance(inner.get(name), dict) and "class_path" in inner[name]):
+        if flag == "model" or (
+            isinstance(inner.get(name), dict) and "class_path" in inner[name]
+        ):
             inner, name = inner[name], "class_path"
         inner[name] = f"@{index}@"
     text = yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
@@ -290,4 +326,6 @@ def of_yaml(settings: list[Setting], root: Path) -> list[str]:
 @given(values=SETTINGS)
 def test_what_is_typed_is_a_run_or_two_lines(write: Any, values: list[Setting]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        check(write(values, Path(folder)), Path(folder), [label for *_, label in values])
+        check(
+            write(values, Path(folder)), Path(folder), [label for *_, label in values]
+        )

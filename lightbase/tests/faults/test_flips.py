@@ -21,10 +21,13 @@ SEED = int(os.environ.get("FAULT_SEED", 0))
 
 
 def damaged(content: bytes, number: int, draw: random.Random) -> bytes:
-    """With a bit or a byte changed, a few bytes of zeros, or cut off. In turns this happens
-    anywhere, in the header of a record, and behind the last record."""
+    """With a bit or a byte changed, a few bytes of zeros, or cut off. In turns this
+    happens anywhere, in the header of a record, and behind the last record."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        headers, directory = [i.header_offset for i in archive.infolist()], archive.start_dir
+        headers, directory = (
+            [i.header_offset for i in archive.infolist()],
+            archive.start_dir,
+        )
     position = (
         draw.randrange(len(content)),
         draw.choice(headers) + draw.randrange(64),
@@ -35,9 +38,13 @@ def damaged(content: bytes, number: int, draw: random.Random) -> bytes:
         return content[:position]
     changed = bytearray(content)
     if kind == "zeros":
-        changed[position : position + 16] = bytes(len(changed[position : position + 16]))
+        changed[position : position + 16] = bytes(
+            len(changed[position : position + 16])
+        )
     else:
-        changed[position] ^= 1 << draw.randrange(8) if kind == "bit" else draw.randrange(1, 256)
+        changed[position] ^= (
+            1 << draw.randrange(8) if kind == "bit" else draw.randrange(1, 256)
+        )
     return bytes(changed)
 
 
@@ -53,7 +60,9 @@ def resume(best: Path) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read", [evaluate, resume])
-def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(trained, tmp_path, read):
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(
+    trained, tmp_path, read
+):
     draw, best = random.Random(SEED), tmp_path / "best.ckpt"
     sound = (trained()[0] / "checkpoints" / "best.ckpt").read_bytes()
     best.write_bytes(sound)

@@ -1,5 +1,6 @@
-"""Trust by place: what a file from somebody else names is not built, damaged files and links in a
-run end in two lines, and nothing is read without end or written elsewhere."""
+"""Trust by place: what a file from somebody else names is not built, damaged files and
+links in a run end in two lines, and nothing is read without end or written
+elsewhere."""
 
 import contextlib
 import json
@@ -31,7 +32,9 @@ from lightbase.core.run import main as train_main
 
 pytestmark = pytest.mark.linux  # links, named pipes and alarms
 LOGS = vars(Project)["logs"]  # which the fixture `example` replaces
-Change = Callable[[dict[str, Any], str], None]  # of a checkpoint, to write the file of this name
+Change = Callable[
+    [dict[str, Any], str], None
+]  # of a checkpoint, to write the file of this name
 BAD = "came/bad.ckpt"
 MODULE = """
 from pathlib import Path
@@ -71,8 +74,8 @@ def alarm() -> Iterator[None]:
 class Place:
     """The user's folder of runs, beside which the file `came/bad.ckpt` has come.
 
-    target: A file that an installed module `hostile`, and `came/with_it.py`, write when they are
-        imported.
+    target: A file that an installed module `hostile`, and `came/with_it.py`, write when
+        they are imported.
     """
 
     root: Path
@@ -87,7 +90,9 @@ class Place:
         paths = [x for x in self.root.rglob("*") if not x.is_relative_to(self.logs)]
         return {str(x): x.read_bytes() if x.is_file() else None for x in paths}
 
-    def write(self, change: Change | None = None, path: str | Path = BAD, *flags: str) -> Any:
+    def write(
+        self, change: Change | None = None, path: str | Path = BAD, *flags: str
+    ) -> Any:
         """A copy of a run's checkpoint with a change; returns the run's metrics."""
         folder, metrics = self.trained(*flags)
         content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
@@ -104,7 +109,9 @@ class Place:
 
 
 @pytest.fixture
-def place(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
     logs, work, target = tmp_path / "logs", tmp_path / "work", tmp_path / "WRITTEN"
     (tmp_path / "site-packages").mkdir()
     (work / "came").mkdir(parents=True)
@@ -133,7 +140,8 @@ def refused(place: Place, capsys: Any, run: Callable[[], Any]) -> str:
 
 
 def holds(place: Place, capsys: Any, run: Callable[[], Any]) -> str:
-    """The two lines with which a script ends; empty if it works. Nothing is written elsewhere."""
+    """The two lines with which a script ends; empty if it works. Nothing is written
+    elsewhere."""
     before = place.outside()
     capsys.readouterr()
     status, error = 0, ""
@@ -159,7 +167,9 @@ def resume(*flags: object, path: object = "last") -> dict[str, Any]:
 
 
 def evaluate(path: object = BAD, *flags: object) -> dict[str, Any]:
-    metrics: dict[str, Any] = script("evaluate").main(["--ckpt_path", *map(str, (path, *flags))])
+    metrics: dict[str, Any] = script("evaluate").main(
+        ["--ckpt_path", *map(str, (path, *flags))]
+    )
     return metrics
 
 
@@ -196,7 +206,9 @@ PYTHON: dict[str, Callable[[str], Any]] = {
     "load": lightbase.load,
     "train": train_objects,
     "load_from_checkpoint": Classifier.load_from_checkpoint,
-    "load_from_checkpoint of the base": lambda path: BaseModule.load_from_checkpoint(path, "cpu"),
+    "load_from_checkpoint of the base": lambda path: BaseModule.load_from_checkpoint(
+        path, "cpu"
+    ),
     "load_from_checkpoint of the data": BaseDataModule.load_from_checkpoint,
 }
 
@@ -217,7 +229,11 @@ def at(keys: str, value: Any) -> Change:
     def change(content: Any, target: str) -> None:
         *parents, last = [int(key) if key.isdigit() else key for key in keys.split()]
         for key in parents:
-            content = content[key] if isinstance(content, list) else content.setdefault(key, {})
+            content = (
+                content[key]
+                if isinstance(content, list)
+                else content.setdefault(key, {})
+            )
         if value is GONE:
             del content[last]
         else:
@@ -244,7 +260,9 @@ def anything(class_path: str, /, **arguments: Any) -> Change:
 
 
 def callback(name: str, /, **arguments: str) -> Change:
-    return of_trainer("callbacks", [named(f"lightning.pytorch.callbacks.{name}", **arguments)])
+    return of_trainer(
+        "callbacks", [named(f"lightning.pytorch.callbacks.{name}", **arguments)]
+    )
 
 
 def logger(name: str, /, **arguments: str) -> Change:
@@ -252,8 +270,9 @@ def logger(name: str, /, **arguments: str) -> Change:
 
 
 def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
-    """Parameters, of which one of so many is for the quick tests. Of a long list, the slow tests
-    take one of seven of the others; with the variable FAULT_HOSTILE they take all."""
+    """Parameters, of which one of so many is for the quick tests. Of a long list, the
+    slow tests take one of seven of the others; with the variable FAULT_HOSTILE they
+    take all."""
     names = list(names)
     step = 1 if os.environ.get("FAULT_HOSTILE") or len(names) <= 20 else 7
     params = []
@@ -265,10 +284,14 @@ def most_are_slow(names: Iterable[str], every: int) -> list[Any]:
     return params
 
 
-PROFILER = named("lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x")
+PROFILER = named(
+    "lightning.pytorch.profilers.SimpleProfiler", dirpath="TARGET", filename="x"
+)
 WRITES = "import pathlib; pathlib.Path('TARGET').touch()"
 CODE = {"_code": "def forward(self, x): return x"}
-GRAPH = named("torch.fx.graph_module.reduce_graph_module", body=CODE, import_block=WRITES)
+GRAPH = named(
+    "torch.fx.graph_module.reduce_graph_module", body=CODE, import_block=WRITES
+)
 TIMM = named("timm.create_model", model_name="resnet18", checkpoint_path="TARGET")
 POPEN = named("lightbase.core.errors.imported", argument="x", path="subprocess.Popen")
 EXPORT = ["--ckpt_path", BAD, "--output", "TARGET"]
@@ -279,11 +302,15 @@ NAMES: dict[str, Change] = {
     "a network by its path alone": of_model("net", "hostile.Net"),
     "a network beside the file": of_model("net", named("with_it.Net")),
     "a loss": of_model("criterion", named("hostile.Loss")),
-    "a metric": of_model("metrics", {"x": named("logging.FileHandler", filename="TARGET")}),
+    "a metric": of_model(
+        "metrics", {"x": named("logging.FileHandler", filename="TARGET")}
+    ),
     "an optimizer": of_model("optimizer", "hostile.SGD"),
     "an optimizer is the debugger": of_model("optimizer", "builtins.breakpoint"),
     "a scheduler": of_model("scheduler", "hostile.SGD"),
-    "deep in a group": of_model("parameter_groups", {"x": {"lr": [named("hostile.write")]}}),
+    "deep in a group": of_model(
+        "parameter_groups", {"x": {"lr": [named("hostile.write")]}}
+    ),
     "weights": of_model("weights", "TARGET"),
     "code that is executed": of_model("net", GRAPH),
     "weights of a network": of_model("net", TIMM),
@@ -293,7 +320,9 @@ NAMES: dict[str, Change] = {
     "callbacks are one": of_trainer("callbacks", named("hostile.Net")),
     "a callback calls os.system": callback("LambdaCallback", setup="os.system"),
     "a callback saves elsewhere": callback("ModelCheckpoint", dirpath="TARGET"),
-    "a callback's file is elsewhere": callback("ModelCheckpoint", filename="../../../TARGET"),
+    "a callback's file is elsewhere": callback(
+        "ModelCheckpoint", filename="../../../TARGET"
+    ),
     "a logger": logger("CSVLogger", save_dir="TARGET", name="own", version="version_0"),
     "a logger of no class": of_trainer("logger", [named("hostile.Net"), "hostile.Net"]),
     "artifacts": logger("MLFlowLogger", artifact_location="file://TARGET"),
@@ -304,12 +333,19 @@ NAMES: dict[str, Change] = {
     "an accelerator": of_trainer("accelerator", named("hostile.Net")),
     "a place for runs": of_trainer("default_root_dir", "TARGET"),
     "a program": anything("subprocess.Popen", args=["touch", "TARGET"]),
-    "a program by a detour": anything("lightbase.core.record.subprocess.Popen", args=["TARGET"]),
+    "a program by a detour": anything(
+        "lightbase.core.record.subprocess.Popen", args=["TARGET"]
+    ),
     "a program by a function that imports": anything(
-        "lightbase.extras.downloads.open_or_download", source=POPEN, data_dir="x", files="x"
+        "lightbase.extras.downloads.open_or_download",
+        source=POPEN,
+        data_dir="x",
+        files="x",
     ),
     "a script of the library": anything("lightbase.commands.export.main", args=EXPORT),
-    "a function of the library": anything("lightbase.core.folder.write_whole", path="TARGET"),
+    "a function of the library": anything(
+        "lightbase.core.folder.write_whole", path="TARGET"
+    ),
     "a function of lightbase": anything("lightbase.load", path=BAD, trust=True),
     "a folder of a run": anything("lightbase.core.folder.Run", root="TARGET", name="x"),
     "an archive": anything("torchvision.datasets.Cityscapes", root="TARGET"),
@@ -321,11 +357,18 @@ NAMES: dict[str, Change] = {
     "a maker": at("hyper_parameters _instantiator", "hostile.write"),
     "the maker of Lightning": at(
         "hyper_parameters",
-        {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_class_path": "hostile.Net"},
+        {
+            "_instantiator": "lightning.pytorch.cli.instantiate_module",
+            "_class_path": "hostile.Net",
+        },
     ),
     "a class of the arguments": at("hyper_parameters", named("hostile.Net")),
-    "a maker of the data": at("datamodule_hyper_parameters _instantiator", "hostile.write"),
-    "a class of the data": at("datamodule_hyper_parameters _class_path", "hostile.Data"),
+    "a maker of the data": at(
+        "datamodule_hyper_parameters _instantiator", "hostile.write"
+    ),
+    "a class of the data": at(
+        "datamodule_hyper_parameters _class_path", "hostile.Data"
+    ),
     "control characters": of_model("net", named("\x1b[2Jhostile.Net")),
 }
 UNTRUSTED = "is not in your folder of runs"
@@ -334,7 +377,9 @@ UNTRUSTED = "is not in your folder of runs"
 @pytest.mark.parametrize("name", most_are_slow(NAMES, 8))
 def test_nothing_that_a_strange_file_names_is_built(name, place, capsys):
     place.write(NAMES[name])
-    Path("came/config.yaml").write_text(yaml.safe_dump({"model": named("hostile.Model")}))
+    Path("came/config.yaml").write_text(
+        yaml.safe_dump({"model": named("hostile.Model")})
+    )
     for command in COMMANDS:
         error = refused(place, capsys, lambda command=command: COMMANDS[command]())
         assert UNTRUSTED in error
@@ -344,7 +389,11 @@ def test_nothing_that_a_strange_file_names_is_built(name, place, capsys):
         else:
             assert "--config FILE" in error
             assert "--trust_checkpoint true" in error
-            assert "hostile.Net" in error or "example.data.synthetic" in error or "Data" in error
+            assert (
+                "hostile.Net" in error
+                or "example.data.synthetic" in error
+                or "Data" in error
+            )
     for way in PYTHON:
         with pytest.raises(UserError):
             PYTHON[way](BAD)
@@ -359,7 +408,9 @@ def test_any_file_gives_its_weights(name, place, capsys):
     module, data = from_arguments(), new_data()
     weights = torch.load(BAD, weights_only=True)["state_dict"]
     lightbase.load(BAD, module, data)
-    assert all(torch.equal(value, weights[key]) for key, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, weights[key]) for key, value in module.state_dict().items()
+    )
     assert place.outside() == before
 
 
@@ -435,7 +486,15 @@ STATES = changes(
         "loops": (None, "x", [], {}, GONE, holding_itself()),
         FIT: (None, "x", {}, GONE),
         f"{FIT} epoch_progress": (None, "x", {}, GONE, holding_itself()),
-        f"{FIT} epoch_progress current processed": (10**13, -5, "x", None, 1.5, NAN, GONE),
+        f"{FIT} epoch_progress current processed": (
+            10**13,
+            -5,
+            "x",
+            None,
+            1.5,
+            NAN,
+            GONE,
+        ),
         f"{FIT} epoch_progress total": (None, "x", GONE),
         BATCHES: (None, "x", GONE),
         f"{BATCHES} total ready": (10**13, -5, "x", None, GONE),
@@ -454,7 +513,12 @@ STATES = changes(
         "callbacks": ([], None, "x", 5, GONE),
         "callbacks RandomState": ("x",),
         RANDOM: (None, "x", [None], [{}], ["x"]),
-        f"{RANDOM} 0 torch": (None, torch.zeros(3), torch.zeros(5056), torch.zeros(0).byte()),
+        f"{RANDOM} 0 torch": (
+            None,
+            torch.zeros(3),
+            torch.zeros(5056),
+            torch.zeros(0).byte(),
+        ),
         f"{RANDOM} 0 python": (None, "x", [3, [1, 2], None], [9, [], None]),
         f"{RANDOM} 0 numpy": (None, "x", [], ["x", torch.zeros(624), 0, 0, 0.0]),
         f"{RANDOM} 0 numpy 1": (None, torch.zeros(3), torch.zeros(0)),
@@ -464,7 +528,11 @@ STATES = changes(
         f"{CURVES} train": (None, "x", [None], [{}], ["x"]),
         f"{CURVES} train 0 names": (None, ["x", "y"], 5),
         f"{CURVES} train 0 sums": (torch.zeros(7), "x", torch.zeros(2, 2)),
-        f"{CURVES} train 0 metrics": ("x", {"acc": None}, {"acc": {"tp": torch.zeros(3, 3)}}),
+        f"{CURVES} train 0 metrics": (
+            "x",
+            {"acc": None},
+            {"acc": {"tp": torch.zeros(3, 3)}},
+        ),
         f"{CURVES} epoch": (None, "x", [{}]),
         "callbacks RunRecorder": ("x",),
         "callbacks RunRecorder train_seconds": ("x", None),
@@ -476,7 +544,12 @@ STATES = changes(
         f"{ADAM} state": (None, "x", [], holding_itself(), {"0": {}}),
         f"{ADAM} state 0": (None, "x", [], {"step": torch.tensor(1.0)}),
         f"{ADAM} state 0 exp_avg": (
-            *(torch.zeros(1), torch.zeros(0), torch.zeros(192, 16), torch.zeros(16, 192, 9)),
+            *(
+                torch.zeros(1),
+                torch.zeros(0),
+                torch.zeros(192, 16),
+                torch.zeros(16, 192, 9),
+            ),
             *(GONE, None, "x", 5, [[0.0]], torch.zeros(16, 192, dtype=torch.complex64)),
         ),
         f"{ADAM} state 1 exp_avg_sq": (torch.zeros(1), GONE, torch.zeros(10**6), "x"),
@@ -486,21 +559,43 @@ STATES = changes(
         f"{GROUP} betas": ("x", None, [0.9], [0.9, "x"]),
         f"{GROUP} eps": ("x", None),
         f"{GROUP} weight_decay": ("x", None),
-        f"{GROUP} params": (None, "x", [], [0], ["a", "b", "c", "d"], [7, 8, 9, 10], [[0]] * 4),
+        f"{GROUP} params": (
+            None,
+            "x",
+            [],
+            [0],
+            ["a", "b", "c", "d"],
+            [7, 8, 9, 10],
+            [[0]] * 4,
+        ),
         DATA: ("x", {}, [], 5),
         f"{DATA} classes": (GONE, None, 5, [1, 2], "x"),
         f"{DATA} shuffle_seed": (GONE, "x", None, -5),
         f"{DATA} fold": (5, [], [1]),
         "schedule": (None, "x", [], 5),
         "schedule scheduler_args": ("x",),
-        "lr_schedulers": (None, "x", {}, [None], ["x"], [{"last_epoch": 10**13}], [5, 6]),
+        "lr_schedulers": (
+            None,
+            "x",
+            {},
+            [None],
+            ["x"],
+            [{"last_epoch": 10**13}],
+            [5, 6],
+        ),
         "watched": (None, "x", []),
         "state_dict": (None, {}, "x", [], {"x": "y"}, {5: torch.zeros(1)}),
         "state_dict net.layers.1.weight": (None, "x", torch.zeros(1), GONE),
         "config": (None, {}, "x", [], GONE, deep(), holding_itself(), big()),
         "config model": (None, "x", {}, [], GONE, {"class_path": 5}),
         "config model init_args": (None, "x", [], {}, {"net": 5}, {"nett": 5}),
-        "config model init_args net": (None, 5, [], {"class_path": "no.such.Class"}, "x y"),
+        "config model init_args net": (
+            None,
+            5,
+            [],
+            {"class_path": "no.such.Class"},
+            "x y",
+        ),
         "config model init_args lr": ("x", -1, None, 10**400, [1]),
         "config data": (None, "x", {}, GONE),
         "config data init_args": (None, "x", {"batch_size": 10**30}, {"num_train": -1}),
@@ -519,8 +614,17 @@ HARMLESS = changes(
     {
         f"{FIT} epoch_loop.val_loop.batch_progress": (GONE,),
         f"{FIT} epoch_loop.automatic_optimization.optim_progress": (GONE,),
-        f"{FIT} state_dict combined_loader": (None, "x", [None], [{"epoch": "x"}], [5] * 3),
-        f"{FIT} state_dict combined_loader 0": ({"epoch": 10**13, "num_batches": -1}, deep()),
+        f"{FIT} state_dict combined_loader": (
+            None,
+            "x",
+            [None],
+            [{"epoch": "x"}],
+            [5] * 3,
+        ),
+        f"{FIT} state_dict combined_loader 0": (
+            {"epoch": 10**13, "num_batches": -1},
+            deep(),
+        ),
         "loops validate_loop": (None, "x"),
         "callbacks RandomState": (None, {}),
         CURVES: (None, {}),
@@ -591,7 +695,9 @@ def test_what_a_resume_need_not_read_does_no_harm(name, place, capsys):
 
 
 @pytest.mark.parametrize("name", most_are_slow(STATES, 60))
-def test_a_damaged_file_of_the_user_is_evaluated_or_ends_in_two_lines(name, place, capsys):
+def test_a_damaged_file_of_the_user_is_evaluated_or_ends_in_two_lines(
+    name, place, capsys
+):
     folder = place.own()
     damage(place, folder, STATES[name])
     holds(place, capsys, lambda: evaluate("tiny"))
@@ -627,7 +733,9 @@ CONTENTS: dict[str, Callable[[Path], Any]] = {
     "None": lambda path: torch.save(None, path),
     "a tensor": lambda path: torch.save(torch.zeros(3), path),
     "a number": lambda path: torch.save(5, path),
-    "a mapping of lists": lambda path: torch.save({"state_dict": [], "config": []}, path),
+    "a mapping of lists": lambda path: torch.save(
+        {"state_dict": [], "config": []}, path
+    ),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a named pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "zeros without end": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
@@ -648,7 +756,9 @@ def limited_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["strange", "own"])
 @pytest.mark.parametrize("name", most_are_slow(CONTENTS, 6))
-def test_what_is_no_checkpoint_ends_in_two_lines(name, is_own, place, capsys, limited_memory):
+def test_what_is_no_checkpoint_ends_in_two_lines(
+    name, is_own, place, capsys, limited_memory
+):
     place.logs.mkdir()
     path = place.logs / "bad.ckpt" if is_own else place.work / BAD
     place.write(None, path)
@@ -700,7 +810,13 @@ def test_runs_reads_regular_files(file, name, place, capsys, limited_memory):
 
 
 WRITTEN = [
-    *("environment.txt", "config.yaml", "hparams.yaml", "metrics.json", "progress.json"),
+    *(
+        "environment.txt",
+        "config.yaml",
+        "hparams.yaml",
+        "metrics.json",
+        "progress.json",
+    ),
     *(".lock", ".progress.json.part", "checkpoints/last.ckpt", "checkpoints/best.ckpt"),
 ]
 
@@ -719,20 +835,30 @@ def test_curves_are_drawn_of_regular_files(name, place, capsys, limited_memory):
     folder = place.own()
     CONTENTS[name](next(folder.glob("events.*")))
     place.own("other")
-    holds(place, capsys, lambda: script("runs").main(["--plot", str(place.logs / "x.png")]))
+    holds(
+        place,
+        capsys,
+        lambda: script("runs").main(["--plot", str(place.logs / "x.png")]),
+    )
 
 
 IN_A_RUN = [
     *("config.yaml", "environment.txt", "events.*", "hparams.yaml", "metrics.json"),
-    *("progress.json", ".lock", ".config.yaml.part", ".progress.json.part", "checkpoints"),
+    *(
+        "progress.json",
+        ".lock",
+        ".config.yaml.part",
+        ".progress.json.part",
+        "checkpoints",
+    ),
     *("checkpoints/last.ckpt", "checkpoints/best.ckpt", "checkpoints/.last.ckpt.part"),
     *("checkpoints/new", "", ".."),
 ]
 
 
 def replace_by_link(path: Path, elsewhere: Path) -> None:
-    """Moves a file or folder, and leaves a link that leads there. The link to what is missing leads
-    to nothing."""
+    """Moves a file or folder, and leaves a link that leads there. The link to what is
+    missing leads to nothing."""
     if path.exists():
         shutil.move(path, elsewhere)
     path.symlink_to(elsewhere)
@@ -742,7 +868,9 @@ def replace_by_link(path: Path, elsewhere: Path) -> None:
 @pytest.mark.parametrize("file", most_are_slow(IN_A_RUN, 6))
 def test_a_resume_follows_no_link(file, is_typed, place, capsys):
     folder = place.own()
-    path = {"": folder, "..": folder.parent}.get(file) or next(folder.glob(file), folder / file)
+    path = {"": folder, "..": folder.parent}.get(file) or next(
+        folder.glob(file), folder / file
+    )
     replace_by_link(path, place.root / "elsewhere")
     last = folder / "checkpoints" / "last.ckpt"
     refused(place, capsys, lambda: resume(path=last if is_typed else "last"))
@@ -757,10 +885,14 @@ def test_a_resume_writes_into_no_file_of_the_user(file, place, capsys):
     refused(place, capsys, resume)
 
 
-@pytest.mark.parametrize("form", most_are_slow(["DIR/../../../../{}", "{}", "local://{}"], 3))
+@pytest.mark.parametrize(
+    "form", most_are_slow(["DIR/../../../../{}", "{}", "local://{}"], 3)
+)
 def test_a_resume_deletes_nothing_elsewhere(form, place, capsys):
     folder = place.own() / "checkpoints"
-    path = form.format("victim" if "DIR" in form else place.victim).replace("DIR", str(folder))
+    path = form.format("victim" if "DIR" in form else place.victim).replace(
+        "DIR", str(folder)
+    )
     assert "DIR" not in form or Path(path).samefile(place.victim)
     for key, value in {
         "dirpath": str(folder),
@@ -808,7 +940,9 @@ def test_export_writes_through_no_link_that_is_typed(suffix, place, capsys):
         refused(place, capsys, lambda flags=flags: export("tiny", *flags))
 
 
-@pytest.mark.parametrize("file", ["report.csv", "confusion_matrix.csv", ".report.csv.part", ""])
+@pytest.mark.parametrize(
+    "file", ["report.csv", "confusion_matrix.csv", ".report.csv.part", ""]
+)
 @pytest.mark.parametrize("is_typed", [False, True], ids=["run", "folder"])
 def test_a_report_is_written_through_no_link(file, is_typed, place, capsys):
     folder = place.own()
@@ -850,7 +984,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     def sweep() -> Path:
         if not found:
             root = tmp_path_factory.mktemp("swept")
-            (trial,) = script("sweep").main([*SWEEP, "--trainer.default_root_dir", str(root)])
+            (trial,) = script("sweep").main(
+                [*SWEEP, "--trainer.default_root_dir", str(root)]
+            )
             assert trial.state == "finished"
             (trial.run / "metrics.json").unlink()
             trial.state = "running"
@@ -863,7 +999,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 SWEEP = ["--config", TINY, "--search", "model.lr=0.01", "--name", "tried"]
 IN_A_SWEEP = [
-    *("", ".sweep.lock", "sweep.json", ".sweep.json.part", "trial_000", "trial_000/trial.json"),
+    *(
+        "",
+        ".sweep.lock",
+        "sweep.json",
+        ".sweep.json.part",
+        "trial_000",
+        "trial_000/trial.json",
+    ),
     *("trial_000/.lock", "trial_000/output.txt", "trial_000/.trial.json.part"),
     *("trial_000/version_0", "trial_000/version_0/config.yaml"),
     "trial_000/version_0/checkpoints/last.ckpt",
@@ -894,7 +1037,8 @@ def test_a_sweep_reads_regular_files(file, name, swept, place, capsys, limited_m
 
 
 @pytest.mark.parametrize(
-    "text", most_are_slow(["null", "[]", "{}", '{"state": 5}', '{"values": {}, "x": 1}'], 5)
+    "text",
+    most_are_slow(["null", "[]", "{}", '{"state": 5}', '{"values": {}, "x": 1}'], 5),
 )
 @pytest.mark.parametrize("file", ["sweep.json", "trial_000/trial.json"])
 def test_a_damaged_sweep_ends_in_two_lines(file, text, swept, place, capsys):
@@ -987,7 +1131,9 @@ def test_own_runs_are_the_users_wherever_they_are(way, place, monkeypatch):
     assert evaluate(best, *flags)["test/acc"] == metrics["test/acc"]
     predict(best, *flags)
     assert export(best, *flags).exists()
-    assert train("--name", name, "--ckpt_path", "last", "--trainer.max_epochs", 3, *flags)
+    assert train(
+        "--name", name, "--ckpt_path", "last", "--trainer.max_epochs", 3, *flags
+    )
     flags += ["--name", name] if way == "renamed" else []
     assert train("--ckpt_path", last, "--trainer.max_epochs", 4, *flags)["epochs"] == 4
     assert [x.name for x in last.parents[2].iterdir()] == ["version_0"]
@@ -1015,7 +1161,9 @@ def test_python_loads_own_runs(place):
 FORMS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "came.ckpt": lambda net, path: torch.save({"model": net}, path),
     "exported.pth": torch.save,
-    "prefixed.pt": lambda net, path: torch.save({f"net.{key}": net[key] for key in net}, path),
+    "prefixed.pt": lambda net, path: torch.save(
+        {f"net.{key}": net[key] for key in net}, path
+    ),
     "x.safetensors": save_file,
 }
 
@@ -1033,10 +1181,14 @@ def test_the_users_yaml_takes_any_file_of_weights(path, place, capsys):
     capsys.readouterr()
     predict(path, "--config", TINY)
     assert "stripes_" in capsys.readouterr().out
-    exported = torch.load(export(path, "--config", TINY, "--output", "o.pth"), weights_only=True)
+    exported = torch.load(
+        export(path, "--config", TINY, "--output", "o.pth"), weights_only=True
+    )
     assert all(torch.equal(exported[name], value) for name, value in net.items())
     assert evaluate("o.pth", "--config", TINY)["test/acc"] == metrics["test/acc"]
-    assert torch.equal(from_arguments(path).net.layers[1].weight, net["layers.1.weight"])
+    assert torch.equal(
+        from_arguments(path).net.layers[1].weight, net["layers.1.weight"]
+    )
     assert train("--config", TINY, "--model.weights", path)["epochs"] == 2
 
 
@@ -1103,7 +1255,9 @@ def test_an_own_file_may_name_code_of_the_working_folder(function, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["torchvision.models.resnet18", "timm.create_model"])
 def test_a_function_that_makes_networks_is_called(net, place):
-    arguments: dict[str, Any] = {"model_name": "resnet18"} if "timm" in net else {"num_classes": 4}
+    arguments: dict[str, Any] = (
+        {"model_name": "resnet18"} if "timm" in net else {"num_classes": 4}
+    )
     own: Any = pkgutil.resolve_name(net)(**arguments)
     weights = {f"net.{name}": value for name, value in own.state_dict().items()}
     file = place.logs / "net.ckpt"
@@ -1115,4 +1269,6 @@ def test_a_function_that_makes_networks_is_called(net, place):
 
     place.write(change, file)
     exported = torch.load(export(file, "--output", "net.pth"), weights_only=True)
-    assert all(torch.equal(exported[name], value) for name, value in own.state_dict().items())
+    assert all(
+        torch.equal(exported[name], value) for name, value in own.state_dict().items()
+    )

@@ -1,5 +1,5 @@
-"""Runs that are killed at random moments and resumed by the same command end as if nobody had
-touched them.
+"""Runs that are killed at random moments and resumed by the same command end as if
+nobody had touched them.
 
 FAULT_ROUNDS=30 pytest -m slow -n 0 -s lightbase/tests/faults/test_kill.py
 # other moments each time
@@ -23,18 +23,27 @@ from paths import HERE, TINY
 from test_training import checkpoint, curves, equal
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", 1))
-SEED = int(os.environ.get("FAULT_SEED", time.time_ns() if "FAULT_ROUNDS" in os.environ else 0))
-QUICK = "FAULT_ROUNDS" not in os.environ  # no process imports torch anew, so none is killed in that
+SEED = int(
+    os.environ.get("FAULT_SEED", time.time_ns() if "FAULT_ROUNDS" in os.environ else 0)
+)
+QUICK = (
+    "FAULT_ROUNDS" not in os.environ
+)  # no process imports torch anew, so none is killed in that
 MOST_KILLS = 3  # of one run, which then goes on to its end
-# what the run has left in its folder when the moment has come; "" comes at a random time
+# what the run has left in its folder when the moment has come; "" comes at a random
+# time
 OF_A_START = ("", "", "version_*", "version_*/config.yaml")
 OF_ANY = ("", "version_*/checkpoints/.*.part", "last epoch")
-JITTER = {"version_*/checkpoints/.*.part": 0.001, "last epoch": 0.3}  # seconds behind it at most
+JITTER = {
+    "version_*/checkpoints/.*.part": 0.001,
+    "last epoch": 0.3,
+}  # seconds behind it at most
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of some seconds that draws random numbers in its steps and has a schedule."""
+    """A run of some seconds that draws random numbers in its steps and has a
+    schedule."""
     content: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
     content["data"]["class_path"] = "small.Augmented"
     content["data"]["init_args"] |= {"num_train": 2500, "num_test": 500}
@@ -46,9 +55,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
-    """train.py as a user starts it, from tests/, where the data module is found; output and errors
-    go to files."""
-    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", str(config), *flags]
+    """train.py as a user starts it, from tests/, where the data module is found; output
+    and errors go to files."""
+    command = [
+        sys.executable,
+        str(HERE / "scripts" / "train.py"),
+        "--config",
+        str(config),
+        *flags,
+    ]
     with (root / "out.txt").open("wb") as out, (root / "err.txt").open("wb") as err:
         how: dict[str, Any] = {"cwd": HERE, "stdout": out, "stderr": err}
         begin = programs.start if QUICK else subprocess.Popen
@@ -56,7 +71,8 @@ def start(config: Path, root: Path, *flags: str) -> subprocess.Popen[Any]:
 
 
 def folder_of(root: Path) -> Path:
-    """The newest run; one that was killed before its first checkpoint is not continued."""
+    """The newest run; one that was killed before its first checkpoint is not
+    continued."""
     return max(root.glob("tiny/version_*"))
 
 
@@ -74,7 +90,9 @@ def has_come(moment: str, root: Path) -> bool:
     return any((root / "tiny").glob(moment))
 
 
-def wait_for(process: Any, moment: str, root: Path, seconds: float, jitter: float) -> None:
+def wait_for(
+    process: Any, moment: str, root: Path, seconds: float, jitter: float
+) -> None:
     """Until a moment and a little more, or until the process has ended."""
     end = time.monotonic() + seconds
     while process.poll() is None:
@@ -85,7 +103,11 @@ def wait_for(process: Any, moment: str, root: Path, seconds: float, jitter: floa
 
 
 def run_to_the_end(
-    config: Path, root: Path, kinds: Sequence[signal.Signals], draw: random.Random, seconds: float
+    config: Path,
+    root: Path,
+    kinds: Sequence[signal.Signals],
+    draw: random.Random,
+    seconds: float,
 ) -> None:
     """Start, stop, resume by the same command, and so on."""
     num_kills = 0
@@ -116,7 +138,9 @@ def assert_same(folder: Path, whole: Path) -> None:
         assert resumed["global_step"] == expected["global_step"]
         assert equal(resumed["state_dict"], expected["state_dict"])
     assert curves(folder) == curves(whole)
-    result, other = (json.loads((run / "metrics.json").read_text()) for run in (folder, whole))
+    result, other = (
+        json.loads((run / "metrics.json").read_text()) for run in (folder, whole)
+    )
     assert "test/acc" in other
     assert result | {"train_seconds": 0} == other | {"train_seconds": 0}
 
@@ -128,7 +152,9 @@ def assert_same(folder: Path, whole: Path) -> None:
     ids=["kill", "stop"],
 )
 @pytest.mark.linux
-def test_a_run_that_is_stopped_many_times_ends_as_one_that_is_not(config, whole, tmp_path, kinds):
+def test_a_run_that_is_stopped_many_times_ends_as_one_that_is_not(
+    config, whole, tmp_path, kinds
+):
     draw = random.Random(SEED)
     print(f"\nseed {SEED}")
     for number in range(ROUNDS):

@@ -10,11 +10,14 @@ from lightbase.extras.transforms import to_float
 
 
 class Discs(BaseDataModule):
-    """Grey images (N, 1, 32, 32) of a white disc in the middle; its radius is the target."""
+    """Grey images (N, 1, 32, 32) of a white disc in the middle; its radius is the
+    target."""
 
     image_shape = (1, 32, 32)
 
-    def __init__(self, num_train: int = 20_000, num_test: int = 4_000, **kwargs) -> None:
+    def __init__(
+        self, num_train: int = 20_000, num_test: int = 4_000, **kwargs
+    ) -> None:
         super().__init__(**kwargs)
         self.num_samples = {"train": num_train, "test": num_test}
 

@@ -12,7 +12,8 @@ from lightbase.extras.transforms import to_float
 
 
 class SyntheticImages(BaseDataModule):
-    """Striped patches on noise. The class is the direction and the width of the stripes.
+    """Striped patches on noise. The class is the direction and the width of the
+    stripes.
 
     Args:
         image_shape: Channels, height, width.
@@ -41,27 +42,39 @@ class SyntheticImages(BaseDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         num, (channels, height, width) = self.num_samples[split], self.image_shape
-        generator = torch.Generator().manual_seed(2 * self.data_seed + (split == "test"))
+        generator = torch.Generator().manual_seed(
+            2 * self.data_seed + (split == "test")
+        )
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
             return torch.empty(num, *shape).uniform_(low, high, generator=generator)
 
         num_classes = len(self.classes)
         targets = torch.randint(num_classes, (num,), generator=generator)
-        num_angles = (num_classes + 1) // 2  # the first half of the classes has wide stripes
+        num_angles = (
+            num_classes + 1
+        ) // 2  # the first half of the classes has wide stripes
         angle = (targets % num_angles) * (math.pi / num_angles)
-        frequency = 2 * math.pi / torch.where(targets < num_angles, 10.0, 5.0)  # radians a pixel
+        frequency = (
+            2 * math.pi / torch.where(targets < num_angles, 10.0, 5.0)
+        )  # radians a pixel
         x, y = torch.arange(width).float(), torch.arange(height).float()
         wave_x = x * (frequency * angle.cos())[:, None]  # (N, W)
         wave_y = y * (frequency * angle.sin())[:, None]  # (N, H)
         radius = min(height, width) / 4
-        window_x = torch.exp(-((x - uniform(0.3, 0.7, 1) * width) ** 2) / (2 * radius**2))
-        window_y = torch.exp(-((y - uniform(0.3, 0.7, 1) * height) ** 2) / (2 * radius**2))
+        window_x = torch.exp(
+            -((x - uniform(0.3, 0.7, 1) * width) ** 2) / (2 * radius**2)
+        )
+        window_y = torch.exp(
+            -((y - uniform(0.3, 0.7, 1) * height) ** 2) / (2 * radius**2)
+        )
         wave = wave_x[:, None, :] + wave_y[:, :, None]  # (N, H, W)
         stripes = torch.sin(wave + uniform(0, 1.4 * math.pi, 1, 1))
         stripes = stripes * window_x[:, None, :] * window_y[:, :, None]
         colour = uniform(0.05, 0.3, 1, 1, 1) * uniform(0.5, 1, channels, 1, 1)
-        images = torch.randn(num, channels, height, width, generator=generator).mul_(self.noise)
+        images = torch.randn(num, channels, height, width, generator=generator).mul_(
+            self.noise
+        )
         images.addcmul_(stripes[:, None], colour).add_(0.5).clamp_(0, 1)
         return images.mul_(255).to(torch.uint8), targets
 

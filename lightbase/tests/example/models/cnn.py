@@ -10,9 +10,14 @@ class CIFAR10CNN(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for num_in, num_out in ((in_channels, 32), (32, 32), (32, 64)):
-            layers += [nn.Conv2d(num_in, num_out, kernel_size=5, padding=2), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(num_in, num_out, kernel_size=5, padding=2),
+                nn.MaxPool2d(2),
+            ]
         self.features = nn.Sequential(*layers)
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(1024, 64), nn.Linear(64, num_classes))
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(1024, 64), nn.Linear(64, num_classes)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))

@@ -8,12 +8,15 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
 class MLP(nn.Module):
-    """Flatten, then linear layers with an activation between them. sizes: input first."""
+    """Flatten, then linear layers with an activation between them. sizes: input
+    first."""
 
     def __init__(self, sizes: list[int], activation: str = "relu") -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise ValueError(f"sizes {sizes}: give an input and an output size, such as [784, 10]")
+            raise ValueError(
+                f"sizes {sizes}: give an input and an output size, such as [784, 10]"
+            )
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: try {', '.join(ACTIVATIONS)}")
         self.sizes, self.activation = sizes, activation
