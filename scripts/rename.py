@@ -48,11 +48,12 @@ def main() -> None:
 def check_name(name: str) -> None:
     if not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise UserError(
-            f"{name!r} cannot name a package: take letters, digits and _", 2
+            f"{name!r} cannot name a package: take letters, digits and _", status=2
         )
     if (PROJECT.root / name).exists() or importlib.util.find_spec(name):
         raise UserError(
-            f"{name!r} is taken: there is a folder or a Python module of that name", 2
+            f"{name!r} is taken: there is a folder or a Python module of that name",
+            status=2,
         )
 
 
@@ -62,7 +63,7 @@ def files() -> list[Path]:
     done = subprocess.run(git, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise UserError(
-            f"rename.py changes what git lists: {done.stderr.strip()}\ntype git init"
+            f"rename.py changes what git lists: {done.stderr.strip()}", "type git init"
         )
     names = [
         name for name in done.stdout.split("\0")[:-1] if not name.startswith(SKIPPED)

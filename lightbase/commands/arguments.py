@@ -112,7 +112,7 @@ def read_command(args: Sequence[str]) -> CommandLine:
     for flag, _ in line.flags:
         if not flag.startswith("-"):
             near = did_you_mean(flag, config_files(Path()), "--config ")
-            raise UserError(f"unknown argument {flag!r}{near}\n{SEE_HELP}", 2)
+            raise UserError(f"unknown argument {flag!r}{near}", SEE_HELP, 2)
         group, _, rest = flag.removeprefix("--").partition(".")
         name = rest.removeprefix("init_args.").partition(".")[0].rstrip("+")
         names = groups.get(group)
@@ -120,9 +120,7 @@ def read_command(args: Sequence[str]) -> CommandLine:
         if not is_there or (
             rest and names is not None and name not in (*names, *OF_CLASS)
         ):
-            raise UserError(
-                f"unknown argument {flag}{meant(flag, flags)}\n{SEE_HELP}", 2
-            )
+            raise UserError(f"unknown argument {flag}{meant(flag, flags)}", SEE_HELP, 2)
     helps = {f"--{group}.help": path for group, path in classes.items()}
     line.flags = [
         (flag, helps.get(flag) if value is None else value)
@@ -298,7 +296,7 @@ class ScriptParser(argparse.ArgumentParser):
         self.add_argument("--config", metavar="FILE", help=text)  # passed on
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}\nsee --help", 2)
+        raise UserError(message, "see --help", 2)
 
 
 def split(
@@ -341,7 +339,7 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
             f"no such file, nor a run with this checkpoint{did_you_mean(text, names)}"
         )
         way_out = "python scripts/runs.py lists the runs; --best NAME the best of them"
-        raise UserError(f"--ckpt_path {text}: {what}\n{way_out}")
+        raise UserError(f"--ckpt_path {text}: {what}", way_out)
     if path != Path(text):
         say_once(f"Checkpoint: {short(path)}")
     return path

@@ -37,7 +37,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             place = place.parent if place.name == "checkpoints" else place
             folder = Path(options.report or place)
             if not folder.is_dir():
-                raise UserError(f"--report {folder}: there is no such folder", 2)
+                raise UserError(f"--report {folder}: there is no such folder", status=2)
             callbacks.append(report := ClassReport(folder))
         trainer = run.make_trainer(
             logger=False, enable_checkpointing=False, callbacks=callbacks
@@ -83,14 +83,14 @@ class ClassReport(PredictionKeeper):
                 f"--report: the attribute task of {type(pl_module).__name__} is {task}"
             )
             raise UserError(
-                f"{what}\nit has to be one of {', '.join(TASKS)}, for one test set", 2
+                what, f"it has to be one of {', '.join(TASKS)}, for one test set", 2
             )
         self.start(trainer, pl_module)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         self.gather()
         if self.misfit:
-            raise UserError(f"--report: {self.misfit}", 2)
+            raise UserError(f"--report: {self.misfit}", status=2)
         if trainer.is_global_zero:
             self.write()
 

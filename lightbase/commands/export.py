@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> Path:
         output: Path = options.output or checkpoint.with_suffix(f".{kind}")
         if output.suffix != f".{kind}" or output.resolve() == checkpoint.resolve():
             raise UserError(
-                f"--output {output}: give another .{kind} file, or --format", 2
+                f"--output {output}: give another .{kind} file, or --format", status=2
             )
         run = load_run(checkpoint, flags, options.trust)
         print(f"Exporting {checkpoint}", flush=True)
@@ -72,7 +72,7 @@ def graph_file(
     if not isinstance(like, Tensor):
         what = f"the inputs of {type(data).__name__} are no tensors of a known shape"
         way_out = f"set self.example_input_array of {type(model).__name__} to a tensor (N, ...)"
-        raise UserError(f"{what}\n{'--format pth needs none' if ours else way_out}")
+        raise UserError(what, f"{'--format pth needs none' if ours else way_out}")
     predictor = Predictor(model, ours.normalize if ours else nn.Identity())
     batches = random_batches(like)
     expected = [predictor(batch) for batch in batches]
@@ -147,7 +147,7 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
         Exception
     ) as error:  # of many types; the predictor itself has taken these inputs
         what = "the network cannot be exported as one graph for batches of any size"
-        raise UserError(f"{what}\ntorch.export: {first_line(error)}") from error
+        raise UserError(what, f"torch.export: {first_line(error)}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # names folders of this machine
     return program
@@ -167,7 +167,7 @@ def as_onnx(program: ExportedProgram, classes: list[str]) -> Graph:
         from onnxruntime import InferenceSession
     except ImportError as error:
         raise UserError(
-            f'--format onnx: {error}: pip install -e ".[export]"', 2
+            f'--format onnx: {error}: pip install -e ".[export]"', status=2
         ) from error
     try:
         onnx: Any = torch.onnx.export(
@@ -188,7 +188,7 @@ def as_onnx(program: ExportedProgram, classes: list[str]) -> Graph:
         # the message of the outer error is advice
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         what = "the network cannot be written as ONNX; --format pt2 may do"
-        raise UserError(f"{what}\n{first_line(cause)}") from error
+        raise UserError(what, f"{first_line(cause)}") from error
     return content, lambda x: torch.from_numpy(
         session.run(None, {"inputs": x.numpy()})[0]
     )

@@ -99,9 +99,13 @@ def main(args: Sequence[str] | None = None) -> None:
 def check_output(output: Path | None, is_folder: bool) -> None:
     """Raises UserError if it cannot be written."""
     if is_folder and (output is None or output.suffix or output.is_file()):
-        raise UserError("masks are no table: give --output FOLDER or FILE.npz", 2)
+        raise UserError(
+            "masks are no table: give --output FOLDER or FILE.npz", status=2
+        )
     if output and not is_folder and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--output {output} is a folder, or in none that is there", 2)
+        raise UserError(
+            f"--output {output} is a folder, or in none that is there", status=2
+        )
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
@@ -111,7 +115,9 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     if not isinstance(data, BaseDataModule):
         return getattr(data, f"{split}_dataloader")()
     if split not in data.splits:
-        raise UserError(f"--split {split}: {type(data).__name__} has no such set", 2)
+        raise UserError(
+            f"--split {split}: {type(data).__name__} has no such set", status=2
+        )
     return DataLoader(  # by names: Lightning may make it again from them
         data.splits[split],
         batch_size=data.eval_batch_size or data.batch_size,
@@ -132,7 +138,7 @@ class FileBatches:
     ) -> None:
         if not isinstance(data, BaseDataModule):
             what = f"files need a BaseDataModule, which {type(data).__name__} is not"
-            raise UserError(f"{what}\nwithout files the test set is predicted", 2)
+            raise UserError(what, "without files the test set is predicted", 2)
         self.data, self.names, self.unreadable = data, names, unreadable
         self.files, missing = find_images(paths)
         unreadable += missing
@@ -196,7 +202,7 @@ def predict(run: TrainingCLI, batches: Any, collector: Collector) -> None:
     ):
         what = f"trainer.devices {trainer_flags.devices}, strategy {trainer_flags.strategy}"
         raise UserError(
-            f"{what}: predictions are made on one device\nleave the strategy out", 2
+            f"{what}: predictions are made on one device", "leave the strategy out", 2
         )
     options: Any = {
         "logger": False,
@@ -243,12 +249,14 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
     if len({*paths, *(Path(name).resolve() for name in names)}) < 2 * len(names):
         what = "two inputs have one name, or an input is in this folder"
         raise UserError(
-            f"--output {folder}: {what}\ngive another folder, or FILE.npz", 2
+            f"--output {folder}: {what}", "give another folder, or FILE.npz", 2
         )
     for path, mask in zip(paths, single(outputs), strict=True):
         if mask.dim() != 2 or (mask.byte() != mask).any():
             what = f"predict_step returns {mask.dtype} {tuple(mask.shape)} for a sample, no mask"
-            raise UserError(f"{what} of 256 classes at most\ngive --output FILE.npz", 2)
+            raise UserError(
+                f"{what} of 256 classes at most", "give --output FILE.npz", 2
+            )
         image = Image.fromarray(mask.byte().numpy()).convert("P")
         image.putpalette(PALETTE.flatten().tolist())
         buffer = io.BytesIO()
@@ -260,7 +268,7 @@ def single(outputs: Rows) -> list[Tensor]:
     """The outputs, if predict_step returns one tensor. Raises UserError otherwise."""
     if outputs.keys() - {"prediction"}:
         what = f"predict_step returns {', '.join(outputs)}, which is no table"
-        raise UserError(f"{what}\n--output FILE.npz writes any tensors", 2)
+        raise UserError(what, "--output FILE.npz writes any tensors", 2)
     return outputs.get("prediction", [])
 
 
@@ -301,7 +309,7 @@ def cells_of(values: Tensor, data: Any, options: Any) -> Cells:
         if options.top_k != 1 or options.probabilities:
             what = "--top_k and --probabilities need classes, and (N, classes) of predict_step"
             raise UserError(
-                f"{what}, which returned {tuple(values.shape)} for a sample", 2
+                f"{what}, which returned {tuple(values.shape)} for a sample", status=2
             )
         is_text = options.task == "text" and not values.is_floating_point()
         return (
@@ -322,7 +330,7 @@ def cells_of(values: Tensor, data: Any, options: Any) -> Cells:
 
 def class_cells(values: Tensor, names: list[str], top_k: int) -> Cells:
     if not 0 < top_k <= len(names):
-        raise UserError(f"--top_k {top_k}: there are {len(names)} classes", 2)
+        raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
     cells = []
     for k, i in enumerate(values.argsort(descending=True)[:top_k].tolist(), start=1):
         end = f"_{k}" if k > 1 else ""
@@ -333,7 +341,7 @@ def class_cells(values: Tensor, names: list[str], top_k: int) -> Cells:
 def number_cells(values: Tensor, name: str) -> Cells:
     if values.numel() > MAX_COLUMNS:
         what = f"predict_step returns {tuple(values.shape)} for a sample, too much for a table"
-        raise UserError(f"{what}\n--output FILE.npz writes it", 2)
+        raise UserError(what, "--output FILE.npz writes it", 2)
     numbers = [f"{value:.6g}" for value in values.flatten().tolist()]
     if len(numbers) == 1:
         return [(name, numbers[0])]

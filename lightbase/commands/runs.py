@@ -73,7 +73,7 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
                 if names
                 else ": python scripts/train.py trains one"
             )
-            raise UserError(f"no run below {short(root)}{what}", 2)
+            raise UserError(f"no run below {short(root)}{what}", status=2)
         selected |= matching
     return [read_run(root, path) for path in paths if path in selected]
 
@@ -132,7 +132,8 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     if len(goals) != 1:
         metrics = " and ".join(goals) or "no value of any"
         raise UserError(
-            f"--best needs runs with one monitored metric; these have {metrics}", 2
+            f"--best needs runs with one monitored metric; these have {metrics}",
+            status=2,
         )
     choose = max if measured[0].progress["mode"] == "max" else min
     best = choose(measured, key=lambda run: run.progress["best"])
@@ -166,7 +167,9 @@ def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
     value last."""
     rows = as_rows(runs)
     if column not in rows[0]:
-        raise UserError(f"--sort {column}: the columns are {', '.join(rows[0])}", 2)
+        raise UserError(
+            f"--sort {column}: the columns are {', '.join(rows[0])}", status=2
+        )
 
     def key(row: Row) -> Any:
         value = row[column]
@@ -258,7 +261,7 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
         needs = "runs with curves train/ or val/ in TensorBoard's files"
         raise UserError(
-            f"--plot {file} needs {needs},\nand a file .png, .pdf or .svg", 2
+            f"--plot {file} needs {needs},", "and a file .png, .pdf or .svg", 2
         )
     figure = Figure(
         (9, 3 * len(metrics) + 0.2 * len(runs)), dpi=100, layout="constrained"

@@ -77,13 +77,13 @@ def read_search(search: str) -> Dimension:
         flag.removeprefix("--").replace(".init_args.", ".").removesuffix(".class_path")
     )
     if flag in NOT_SEARCHED:
-        raise UserError(f"--search {search}: {flag} cannot be searched", 2)
+        raise UserError(f"--search {search}: {flag} cannot be searched", status=2)
     if match := RANGE.fullmatch(values):
         try:
             return Dimension(flag, [match[2], match[3]], read_range(*match.groups()))
         except (ImportError, ValueError) as error:
             needs = 'a range needs a lower end, and Optuna: pip install -e ".[sweep]"'
-            raise UserError(f"--search {search}: {error}\n{needs}", 2) from error
+            raise UserError(f"--search {search}: {error}", needs, 2) from error
     text = f"[{values}]"  # YAML splits at the commas outside brackets and quotes
     try:
         items = yaml.compose(text).value  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def read_search(search: str) -> Dimension:
         items = []
     if not flag or not items:
         forms = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
-        raise UserError(f"--search {search!r}: give {forms}", 2)
+        raise UserError(f"--search {search!r}: give {forms}", status=2)
     return Dimension(
         flag, [text[item.start_mark.index : item.end_mark.index] for item in items]
     )
@@ -340,7 +340,9 @@ def train_trial(sweep: Sweep, trial: Trial) -> None:
             with cpu_threads(cli.config.num_threads):
                 train(cli)
         if sweep.record["monitor"] is not None and trial.best is None:
-            raise UserError(f"no epoch has a value of {sweep.record['monitor']}", 2)
+            raise UserError(
+                f"no epoch has a value of {sweep.record['monitor']}", status=2
+            )
         trial.state = "finished"
     except Exception as error:
         trial.state = "failed"
@@ -443,12 +445,13 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     UserError."""
     sweep.num_trials = len(sweep.grid) or sweep.num_trials
     if not sweep.num_trials:
-        raise UserError("--trials N: how many? a range has no end", 2)
+        raise UserError("--trials N: how many? a range has no end", status=2)
     if not sweep.grid and any(
         dimension.flag in REPEATS for dimension in sweep.dimensions
     ):
         raise UserError(
-            f"{' and '.join(REPEATS)} repeat a training: search lists only, a grid", 2
+            f"{' and '.join(REPEATS)} repeat a training: search lists only, a grid",
+            status=2,
         )
     num_values = max(len(dimension.texts) for dimension in sweep.dimensions)
     for i in reversed(range(num_values)):
@@ -461,7 +464,7 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
     selection = choose_selection(cli.config, cli.model, cli.datamodule)
     if selection is None and not sweep.grid:
         raise UserError(
-            "a search compares trials by a validation, and there is none", 2
+            "a search compares trials by a validation, and there is none", status=2
         )
     cli.config.name = name or f"{cli.config.name}_sweep"
     sweep.folder = root_folder(cli.config).absolute() / cli.config.name
@@ -486,4 +489,4 @@ def begin(sweep: Sweep, name: str | None, search: list[str]) -> None:
             what = (
                 f"--{key} {now.get(key)}: {short(sweep.folder)} has {before.get(key)}"
             )
-            raise UserError(f"{what}\ngive the same, or another --name", 2)
+            raise UserError(what, "give the same, or another --name", 2)

@@ -96,14 +96,15 @@ def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
     if start > limit:
         raise UserError(
-            f"--max_batch_size {limit}: the search begins at batch_size {start}", 2
+            f"--max_batch_size {limit}: the search begins at batch_size {start}",
+            status=2,
         )
     # at its max_val Lightning ends the search without a trial
     options: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
     size = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options)
     if not size:
         raise UserError(
-            f"no batch size from {start} to {limit} fits: give other limits", 2
+            f"no batch size from {start} to {limit} fits: give other limits", status=2
         )
     if size > limit:
         size //= 2  # the next one, which was not tried
@@ -127,7 +128,5 @@ def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
     finder.plot(suggest=suggested is not None).savefig(run.folder / "lr.png")
     if suggested is None:
         what = f"no learning rate to suggest: see the plot in {short(run.folder)}"
-        raise UserError(
-            f"{what}\ngive another --min_lr or --max_lr, or more --num_steps"
-        )
+        raise UserError(what, "give another --min_lr or --max_lr, or more --num_steps")
     return float(suggested)

@@ -123,12 +123,14 @@ def check_callbacks(callbacks: Any) -> None:
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             what = f"trainer.callbacks: a {type(callback).__name__} changes a setting of the run"
-            raise UserError(f"{what}; search before the run, with scripts/tune.py", 2)
+            raise UserError(
+                f"{what}; search before the run, with scripts/tune.py", status=2
+            )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
             continue
         if callback.save_last or callback.filename in ("best", "last"):
             what = "this ModelCheckpoint would write over best.ckpt or last.ckpt of the run"
-            raise UserError(f"trainer.callbacks: {what}\ngive it a dirpath", 2)
+            raise UserError(f"trainer.callbacks: {what}", "give it a dirpath", 2)
 
 
 class StopOnNan(MayMissSteps):
@@ -222,7 +224,7 @@ class StopWithoutLoss(MayMissSteps):
             where = f"in all batches of epoch {trainer.current_epoch + 1}"
             what = f"training_step of {type(pl_module).__name__} returned None {where}"
             raise UserError(
-                f"{what}: nothing was trained\nlet it return the loss of the batch"
+                f"{what}: nothing was trained", "let it return the loss of the batch"
             )
 
 
@@ -231,7 +233,7 @@ def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
     if trainer.strategy.reduce_boolean_decision(is_bad, all=False):
         where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
         text = f"{what} NaN or infinite after {where}: stopped; no checkpoint of it is written"
-        raise UserError(f"{text}\n{TRY}")
+        raise UserError(text, TRY)
 
 
 def end_with_parent(is_worker: bool = False) -> None:

@@ -133,9 +133,8 @@ class ValidatedWeights(Callback):
         self.sums = {
             name: fingerprint(tensor) for name, tensor in floats(tensors).items()
         }
-        others: list[Any] = [
-            x for x in trainer.callbacks if not isinstance(x, HARMLESS)
-        ]  # type: ignore[attr-defined]
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        others = [x for x in callbacks if not isinstance(x, HARMLESS)]
         others = [x for x in others if not type(x).__module__.startswith("lightbase.")]
         names = [type(x).__name__ for x in others if overrides_any(x, Callback)]
         if overrides_any(pl_module, LightningModule):
@@ -159,7 +158,7 @@ class ValidatedWeights(Callback):
             what = f"{self.suspects} changes the weights between a validation and best.ckpt"
             way_out = "change them after optimizer steps, in on_train_batch_end, or use --monitor null"
             raise UserError(
-                f"{what}, which would hold others than were measured\n{way_out}"
+                f"{what}, which would hold others than were measured", way_out
             )
 
 
@@ -252,9 +251,7 @@ class RunCheckpoint(ModelCheckpoint):
             # ValidatedWeights would find it, at the end of a long training
             if isinstance(callback, StochasticWeightAveraging):
                 what = f"{type(callback).__name__} averages weights after the last validation"
-                raise UserError(
-                    f"{what}\nuse WeightAveraging of Lightning, by steps", 2
-                )
+                raise UserError(what, "use WeightAveraging of Lightning, by steps", 2)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # without a validation yet, as with max_steps in the first epoch, there is
@@ -550,7 +547,8 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
         if value != options.get(name):
             what = f"{type(model).__name__} has the {name} {options.get(name)}"
             raise UserError(
-                f"{what}: a resume goes on with {value}; leave --ckpt_path out", 2
+                f"{what}: a resume goes on with {value}; leave --ckpt_path out",
+                status=2,
             )
 
 
@@ -566,7 +564,7 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     if length != old_length:
         what = f"model.scheduler {name} is made for {old_length} {every}s, not {length}"
         way_out = "a new run can start with its weights: --model.weights FILE, without --ckpt_path"
-        raise UserError(f"{what}\n{way_out}", 2)
+        raise UserError(what, way_out, 2)
 
 
 def schedule_options(model: BaseModule) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def prepare(model: LightningModule, data: LightningDataModule, config: Any) -> N
     checked."""
     if model.automatic_optimization and returns_nothing(model, "training_step"):
         what = f"training_step of {type(model).__name__} returns nothing, so nothing would train"
-        raise UserError(f"{what}\nend it with `return loss`, the loss of the batch", 2)
+        raise UserError(what, "end it with `return loss`, the loss of the batch", 2)
     if isinstance(model, BaseModule):
         check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         check_options(model, config.trainer)
@@ -72,11 +72,11 @@ def check_options(model: BaseModule, trainer: Any) -> None:
         and precision in MIXED
     ):
         what = f"a fused optimizer does not go with gradient_clip_val and precision {precision}"
-        raise UserError(f"model.optimizer_args.fused true: {what}\nleave it out", 2)
+        raise UserError(f"model.optimizer_args.fused true: {what}", "leave it out", 2)
     if model.compile_mode == "reduce-overhead" and every != 1:
         what = f"CUDA graphs do not go with accumulate_grad_batches {every}"
         raise UserError(
-            f"model.compile_mode reduce-overhead: {what}\nleave one of them out", 2
+            f"model.compile_mode reduce-overhead: {what}", "leave one of them out", 2
         )
 
 
@@ -177,7 +177,7 @@ def check_transforms(data: BaseDataModule) -> None:
     if problem:
         what = f"{problem}, and normalize and augment get the first part only"
         raise UserError(
-            f"{what}\noverride transform_batch(batch, training), which gets all", 2
+            what, "override transform_batch(batch, training), which gets all", 2
         )
 
 
@@ -253,7 +253,7 @@ def try_network(
             raise  # it may be a bug of the user's
         what = f"the samples {tuple(inputs.shape[1:])} of {type(data).__name__}"
         raise UserError(
-            f"{name} cannot take {what}: {first_line(error)}\n{way_out}"
+            f"{name} cannot take {what}: {first_line(error)}", way_out
         ) from error
     net.to(
         "cpu"
@@ -264,7 +264,7 @@ def try_network(
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[1] < least:
         what = f"{outputs.shape[1]} outputs for the {num_classes} classes of {type(data).__name__}"
         raise UserError(
-            f"{name} has {what} and model.num_classes {num_trained}\n{way_out}"
+            f"{name} has {what} and model.num_classes {num_trained}", way_out
         )
     say(
         f"Network: {name}, {sum(parameter.numel() for parameter in net.parameters()):,} parameters"
@@ -301,7 +301,7 @@ def choose_selection(
         and model.scheduler == "ReduceLROnPlateau"
     ):
         what = "--model.scheduler ReduceLROnPlateau needs a validation to go by"
-        raise UserError(f"{what}: {no_validation}", 2)
+        raise UserError(f"{what}: {no_validation}", status=2)
     monitor = config.monitor
     if monitor == "auto":
         names = (
@@ -318,12 +318,12 @@ def choose_selection(
             what = (
                 f"--patience {config.patience} needs a metric of a validation to go by"
             )
-            raise UserError(f"{what}: {reason}", 2)
+            raise UserError(f"{what}: {reason}", status=2)
         say(f"best.ckpt is the last epoch ({reason})")
         return None
     if not monitor or monitor != monitor.strip():
         raise UserError(
-            f"--monitor {monitor!r} is no metric's name, such as val/loss", 2
+            f"--monitor {monitor!r} is no metric's name, such as val/loss", status=2
         )
     mode = config.monitor_mode or better(monitor, model)
     say(
@@ -365,5 +365,5 @@ def better(monitor: str, model: LightningModule) -> str:
     if mode is None:
         question = f"--monitor {monitor}: is a higher or a lower value better?"
         way_out = "give --monitor_mode max or min, or --monitor val/loss"
-        raise UserError(f"{question} {way_out}", 2)
+        raise UserError(f"{question} {way_out}", status=2)
     return mode

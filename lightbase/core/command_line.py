@@ -41,14 +41,14 @@ class CommandLine:
             if flag in ("-c", "--config"):
                 if not value:
                     raise UserError(
-                        "--config: expected one argument, a file\nsee --help", 2
+                        "--config: expected one argument, a file", "see --help", 2
                     )
                 self.configs[value] = read_config(Path(value))
             elif value == "" and flag.endswith(
                 ("dir", "path")
             ):  # a variable of a shell, not set
                 raise UserError(
-                    f"{flag}= has no value: give one, or leave {flag} out", 2
+                    f"{flag}= has no value: give one, or leave {flag} out", status=2
                 )
             elif flag in ("--model", "--model.class_path") and value is not None:
                 self.model = value
@@ -57,7 +57,7 @@ class CommandLine:
                 if "parameter_groups." in flag and not str(value).lstrip().startswith(
                     "{"
                 ):
-                    raise UserError(f"{flag} {value}:\n{ONE_VALUE}", 2)
+                    raise UserError(f"{flag} {value}:", ONE_VALUE, 2)
                 self.flags.append((flag, value))
 
     @property
@@ -115,7 +115,7 @@ def default_experiment() -> Path:
             "there is no configs/default.yaml, so a command has to name its experiment"
         )
         raise UserError(
-            f"{what}\ngive --config FILE, or both --model CLASS and --data CLASS", 2
+            what, "give --config FILE, or both --model CLASS and --data CLASS", 2
         )
     return PROJECT.default_config
 
@@ -158,20 +158,20 @@ def read_config(path: Path) -> dict[str, Any]:
         content = checked(yaml.load(path.read_text(encoding="utf-8"), ConfigLoader))
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
-        raise UserError(f"config {path}: {error.strerror}{near}", 2) from error
+        raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"config {path}: not valid YAML: {reason}\n{EXAMPLE}", 2
+            f"config {path}: not valid YAML: {reason}", EXAMPLE, 2
         ) from error
     if not isinstance(content, dict):
         what = f"holds a {type(content).__name__}, not keys with values"
         what = "is empty" if content is None else what
-        raise UserError(f"config {path} {what}; {EXAMPLE}", 2)
+        raise UserError(f"config {path} {what}; {EXAMPLE}", status=2)
     trainer = content.setdefault("trainer", {})
     if not isinstance(trainer, dict):  # jsonargparse would take it
         what = f"trainer is {trainer!r}, where keys with values belong"
-        raise UserError(f"config {path}: {what}", 2)
+        raise UserError(f"config {path}: {what}", status=2)
     return {str(key): value for key, value in renamed(content, PROJECT.package).items()}
 
 

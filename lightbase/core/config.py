@@ -112,7 +112,7 @@ class Parser(LightningArgumentParser):
             not self.exit_on_error
         ):  # a parser inside the parser: part of a longer message
             super().error(message, ex)
-        raise UserError(f"{explain(message, self)}\n{SEE_HELP}", 2) from ex
+        raise UserError(f"{explain(message, self)}", SEE_HELP, 2) from ex
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
@@ -304,13 +304,15 @@ def make_plain(config: Any) -> None:
     for key, value in list(config.items()):
         flag = key.replace(".init_args", "")
         if isinstance(value, float) and math.isinf(value) and type(value) is not float:
-            raise UserError(f"{flag}: {value} is out of range; give a finite number", 2)
+            raise UserError(
+                f"{flag}: {value} is out of range; give a finite number", status=2
+            )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise UserError(
-                f"{flag}: {value} is out of range; whole numbers have 64 bits", 2
+                f"{flag}: {value} is out of range; whole numbers have 64 bits", status=2
             )
         if value == "None":  # jsonargparse makes it of a blank where only text fits
-            raise UserError(f"{flag}: None is no value; null may be one", 2)
+            raise UserError(f"{flag}: None is no value; null may be one", status=2)
         if isinstance(value, int | float) and not isinstance(value, bool):
             config[key] = int(value) if isinstance(value, int) else float(value)
 
@@ -343,7 +345,7 @@ def write_config(
             str(error) if isinstance(error, UserError) else explain(str(error), parser)
         )
         what = "this config could not be read again, for a resume or a test"
-        raise UserError(f"{what}:\n{reason.splitlines()[0]}", 2) from error
+        raise UserError(f"{what}:", f"{reason.splitlines()[0]}", 2) from error
     return plain, text
 
 

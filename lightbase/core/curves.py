@@ -295,7 +295,7 @@ def check_all_track(trainer: Trainer, stage: Stage, has_samples: bool) -> None:
         if 0 < count < trainer.world_size:
             what = f"{int(count)} of {trainer.world_size} processes called track({stage!r}, ...)"
             raise UserError(
-                f"{what}\ncall it in each process, for its share of the batches"
+                what, "call it in each process, for its share of the batches"
             )
 
 

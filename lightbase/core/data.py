@@ -140,7 +140,9 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         them, also nested; or a map-style Dataset of any samples. Its transforms change
         validation samples, too; `augment` and `transform_batch` can change training
         samples only."""
-        raise UserError(f"data: {type(self).__name__} has no method load(split)", 2)
+        raise UserError(
+            f"data: {type(self).__name__} has no method load(split)", status=2
+        )
 
     def collate(self, samples: list) -> Batch:
         """The batch of these samples, such as padded sequences. float64 becomes
@@ -191,7 +193,8 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             self._load_test()
             if "test" not in self.splits:
                 raise UserError(
-                    "data.val_fraction 0 validates on the test set: there is none", 2
+                    "data.val_fraction 0 validates on the test set: there is none",
+                    status=2,
                 )
             self.splits["val"] = self.splits["test"]
 
@@ -228,7 +231,8 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             return torch.arange(num)
         if self.trained_fold:
             raise UserError(
-                "data.num_folds null: the fold is the only test set of this data", 2
+                "data.num_folds null: the fold is the only test set of this data",
+                status=2,
             )
         order = seeded_order(num, self.test_seed)
         return order[: num // 5] if split == "test" else order[num // 5 :]
@@ -345,7 +349,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         if "train" in self.splits and self.classes != trained:
             what = f"the checkpoint was trained on {len(trained)} classes: {', '.join(trained)}"
             raise UserError(
-                f"{what[:120]}\nthe data has others: {', '.join(self.classes)[:100]}"
+                f"{what[:120]}", f"the data has others: {', '.join(self.classes)[:100]}"
             )
         self.shuffle_seed, self.classes = seed, trained
         # until version 0.3 the test part followed from split_seed
@@ -356,7 +360,7 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
                 what = (
                     f"data.fold: the test set of the checkpoint is {self.trained_fold}"
                 )
-                raise UserError(f"{what}\nleave num_folds, fold and split_seed out", 2)
+                raise UserError(what, "leave num_folds, fold and split_seed out", 2)
         if not self.splits:
             self.empty_batch = state_dict["empty_batch"]
 
@@ -398,7 +402,7 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
         raise UserError(
-            f"data.fold {number} of data.num_folds {num_folds}: no such fold", 2
+            f"data.fold {number} of data.num_folds {num_folds}: no such fold", status=2
         )
     return Fold(int(number), int(num_folds), seed)
 
@@ -410,7 +414,7 @@ def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
     num = len(samples)
     if num < fold.num_folds:
         raise UserError(
-            f"data.num_folds {fold.num_folds}: there are only {num} samples", 2
+            f"data.num_folds {fold.num_folds}: there are only {num} samples", status=2
         )
     order = seeded_order(num, fold.seed)
     labels = class_numbers(samples)
@@ -479,7 +483,7 @@ def as_samples(
     if isinstance(loaded, Dataset) and is_map_style:
         return DatasetSamples(loaded, collate or default_collate)
     needs = "load returns arrays, or a Dataset with __len__; else write a LightningDataModule"
-    raise UserError(f"{name} is a {type(loaded).__name__}:\n{needs}")
+    raise UserError(f"{name} is a {type(loaded).__name__}:", needs)
 
 
 def check_classes(

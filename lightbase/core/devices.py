@@ -96,7 +96,7 @@ def parse_devices(devices: Any) -> Any:
         indices = [int(part) for part in devices.split(",") if part.strip()]
     except ValueError as error:
         raise UserError(
-            f"trainer.devices {devices!r}: give a number, auto or [0,1]", 2
+            f"trainer.devices {devices!r}: give a number, auto or [0,1]", status=2
         ) from error
     return indices if "," in devices else indices[0]
 
@@ -138,7 +138,7 @@ def check_devices(trainer: Any) -> None:
     if forks and is_on_gpu and not counts_gpus_by_nvml():
         what = f"trainer.strategy {trainer.strategy}: processes forked here cannot use the GPUs"
         raise UserError(
-            f"{what}, because torch finds no NVML\nuse ddp, from a script", 2
+            f"{what}, because torch finds no NVML", "use ddp, from a script", 2
         )
     if is_on_gpu:
         check_gpus(accelerator, parse_devices(trainer.devices))
@@ -165,7 +165,7 @@ def check_one_device(trainer: Any) -> None:
     if trainer.strategy not in ONE_DEVICE or trainer.devices not in (1, "1"):
         what = "this command trains on one device"
         raise UserError(
-            f"{what}: leave --trainer.strategy and --trainer.devices out", 2
+            f"{what}: leave --trainer.strategy and --trainer.devices out", status=2
         )
 
 
@@ -182,7 +182,7 @@ def check_driver(accelerator: str) -> None:
         way_out = WAYS_OUT["NVIDIA driver"]
         if accelerator != "auto":
             raise UserError(
-                f"trainer.accelerator {accelerator}: {what}\n{way_out}"
+                f"trainer.accelerator {accelerator}: {what}", way_out
             ) from error
         say_once(f"No GPU is used: {what}; {way_out}")
         os.environ["CUDA_VISIBLE_DEVICES"] = (
@@ -227,7 +227,7 @@ def short_device_errors() -> Iterator[None]:
                 what = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
                 if pattern == GPU_FAILED:
                     atexit.register(end_at_once)
-                raise UserError(f"{what}\n{way_out}") from error
+                raise UserError(what, way_out) from error
         raise
 
 

@@ -26,17 +26,19 @@ VARIABLES = (
 
 
 class UserError(Exception):
-    """A mistake in the input, not in the code. The message names the bad value and the
-    way out, in two lines at most.
+    """A mistake in the input, not in the code.
 
-    status: exit status of the script, 2 for a wrong command line or config, 1 for
+    problem: The bad value and what is wrong with it, in one line.
+    way_out: What the user can do, in one line.
+    status: Exit status of the script: 2 for a wrong command line or config, 1 for
         errors of the run (files, data, devices).
     """
 
-    def __init__(self, message: str, status: int = 1) -> None:
-        # Of an error in a worker of a DataLoader, torch makes one whose message is the
-        # traceback.
-        message = message.rpartition("lightbase.core.errors.UserError: ")[2].rstrip()
+    def __init__(self, problem: str, way_out: str = "", status: int = 1) -> None:
+        # If this error is raised in a worker of a DataLoader, torch makes another one,
+        # whose message is the traceback.
+        problem = problem.rpartition("lightbase.core.errors.UserError: ")[2]
+        message = f"{problem.rstrip()}\n{way_out}".rstrip()
         super().__init__(printable_lines(message))  # the message may quote a file
         self.status = status
 
@@ -71,13 +73,14 @@ def imported(argument: str, path: str) -> Any:
     Raises UserError if there is no such object."""
     if not IMPORT_PATH.fullmatch(path):
         raise UserError(
-            f"model.{argument} {path!r} is no import path such as torch.optim.SGD", 2
+            f"model.{argument} {path!r} is no import path such as torch.optim.SGD",
+            status=2,
         )
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"model.{argument} {path!r} cannot be imported: {error}", 2
+            f"model.{argument} {path!r} cannot be imported: {error}", status=2
         ) from error
 
 

@@ -104,7 +104,7 @@ def refuse_links(paths: Iterable[Path]) -> None:
         if path.is_symlink():
             what = f"nothing is written through a link: {path} leads to {os.path.realpath(path)}"
             raise UserError(
-                f"{what}\ngive the path that it leads to, or remove the link", 2
+                what, "give the path that it leads to, or remove the link", 2
             )
 
 
@@ -149,7 +149,7 @@ def root_folder(config: Any) -> Path:
         or any(re.fullmatch(r"\.\.|version_\d+", part) for part in parts)
     ):
         raise UserError(
-            f"--name {config.name!r} is no name for a folder below {root}", 2
+            f"--name {config.name!r} is no name for a folder below {root}", status=2
         )
     return root
 
@@ -176,7 +176,7 @@ class Run:
         except OSError as error:
             what = f"trainer.default_root_dir {root} cannot be written"
             reason = f"{error.strerror}: {error.filename}"
-            raise UserError(f"{what}: {reason}\ngive another one") from error
+            raise UserError(f"{what}: {reason}", "give another one") from error
 
     def close(self) -> None:
         self.lock.release()
@@ -215,7 +215,7 @@ def check_links(root: Path, parent: Path, folder: Path | None) -> None:
         refuse_links([folder, *files])
         for file in files:
             if not file.is_file() and not file.is_dir():  # a pipe would be waited for
-                raise UserError(f"{file} is no regular file: remove it", 2)
+                raise UserError(f"{file} is no regular file: remove it", status=2)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def state_errors(path: Path | None) -> Iterator[None]:
         reason = f"{type(error).__name__}: {first_line(error)[:200]}"
         way_out = f"a new run can begin with its weights: --model.weights {path}"
         raise UserError(
-            f"the state in {path} does not fit: {reason}\n{way_out}"
+            f"the state in {path} does not fit: {reason}", way_out
         ) from error
 
 

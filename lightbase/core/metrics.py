@@ -174,7 +174,7 @@ class Accumulator:
         if isinstance(self.num_broken, Tensor) and reduce(self.num_broken.clone()) > 0:
             what = "a classification metric got targets that are no whole numbers"
             raise UserError(
-                f"{what}\ntake a metric of torchmetrics.regression, or round them"
+                what, "take a metric of torchmetrics.regression, or round them"
             )
         metrics: dict[str, Tensor] = {}
         self.class_curves, self.others = set(), {}
@@ -271,7 +271,8 @@ def check_names(names: Sequence[str]) -> None:
     """Raises UserError if two curves have one name."""
     if twice := [name for name, num in Counter(names).items() if num > 1]:
         raise UserError(
-            f"two curves have the name {twice[0]!r}: rename the metric or the value", 2
+            f"two curves have the name {twice[0]!r}: rename the metric or the value",
+            status=2,
         )
 
 
@@ -300,7 +301,7 @@ def collection(
     for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
         if name in ordered:
             raise UserError(
-                f"model.metrics.{name}: another argument adds this metric", 2
+                f"model.metrics.{name}: another argument adds this metric", status=2
             )
         try:
             ordered.add_metrics(
@@ -310,6 +311,6 @@ def collection(
             KeyError
         ) as error:  # torch refuses a name with a dot, or of one of its methods
             raise UserError(
-                f"model.metrics: {name!r} cannot be a name: {error}", 2
+                f"model.metrics: {name!r} cannot be a name: {error}", status=2
             ) from error
     return ordered

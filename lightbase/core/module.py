@@ -138,7 +138,8 @@ class BaseModule(RecordsArguments, LightningModule):
             )
         if compile_mode is not None and compile_net is None:
             raise UserError(
-                f"compile_mode {compile_mode} needs --model.compile_net inductor", 2
+                f"compile_mode {compile_mode} needs --model.compile_net inductor",
+                status=2,
             )
 
     @classmethod
@@ -292,7 +293,7 @@ class BaseModule(RecordsArguments, LightningModule):
         groups = grouped(self.named_parameters(), self.parameter_groups)
         if isinstance(optimizer, Optimizer) and self.parameter_groups:
             raise UserError(
-                "model.parameter_groups: an optimizer object has its groups", 2
+                "model.parameter_groups: an optimizer object has its groups", status=2
             )
         # Lightning cannot clip gradients that a fused optimizer unscales (its issue
         # 21435)

@@ -137,5 +137,5 @@ def check_no_objects(config: Any, path: Path) -> None:
         if str(text).startswith(LOST):
             what = f"{path}: {key} was {text.removeprefix('<').removesuffix('>')}"
             raise UserError(
-                f"{what}\ngive the objects: lightbase.load(path, module, data)", 2
+                what, "give the objects: lightbase.load(path, module, data)", 2
             )

@@ -116,13 +116,13 @@ def build_scheduler(
     length = dict.fromkeys(open_lengths(name, args), num_steps)
     if num_steps is None and length:
         raise UserError(
-            f"model.scheduler {name} needs an end: give --trainer.max_epochs", 2
+            f"model.scheduler {name} needs an end: give --trainer.max_epochs", status=2
         )
     if "max_lr" in accepted:
         lr = optimizer.defaults["lr"]
         if args.get("max_lr", lr) != lr:
             what = f"model.scheduler_args.max_lr {args['max_lr']}"
-            raise UserError(f"{what}: the highest rate is --model.lr, {lr}", 2)
+            raise UserError(f"{what}: the highest rate is --model.lr, {lr}", status=2)
         rates = [group["lr"] for group in optimizer.param_groups]
         args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
     return build("scheduler", cls, length | args, optimizer)
@@ -153,7 +153,7 @@ def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | 
     ):
         what = "a schedule by steps needs to know their number: GradientAccumulationScheduler"
         way_out = "use --trainer.accumulate_grad_batches, or a schedule by epochs"
-        raise UserError(f"{what} changes it from epoch to epoch\n{way_out}", 2)
+        raise UserError(f"{what} changes it from epoch to epoch", way_out, 2)
     trainer.fit_loop.setup_data()
     num_steps, num_batches = (
         trainer.estimated_stepping_batches,
@@ -184,7 +184,7 @@ def find_class(kind: str, name: str, module: Any, base: type) -> type:
     if not fits(cls):
         near = did_you_mean(name, [key for key in classes if not key.startswith("_")])
         raise UserError(
-            f"model.{kind} {name!r} is no {kind} of {module.__name__}{near}", 2
+            f"model.{kind} {name!r} is no {kind} of {module.__name__}{near}", status=2
         )
     return cls  # type: ignore[no-any-return]
 
@@ -196,14 +196,15 @@ def build(
     refuses."""
     if "lr" in args and "lr" in keywords:
         raise UserError(
-            f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr", 2
+            f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr",
+            status=2,
         )
     try:
         return cls(*positional, **keywords, **args)
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         accepted = ", ".join([*inspect.signature(cls).parameters][1:])
         what = f"model.{kind} {cls.__name__} with {args}: {first_line(error)}"
-        raise UserError(f"{what}\nit takes {accepted}", 2) from error
+        raise UserError(what, f"it takes {accepted}", 2) from error
 
 
 def grouped(
@@ -232,7 +233,9 @@ def grouped(
             or isinstance(lr, bool)
             or not 0 < lr < math.inf
         ):
-            raise UserError(f"{flag}.lr {lr!r}: a learning rate is a number over 0", 2)
+            raise UserError(
+                f"{flag}.lr {lr!r}: a learning rate is a number over 0", status=2
+            )
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(
@@ -271,7 +274,9 @@ def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
         did_you_mean(pattern, [*names, *beginnings])
         or f"; some names: {', '.join(names[:4])}"
     )
-    return UserError(f"{flag}: no parameter of the network has such a name{hint}", 2)
+    return UserError(
+        f"{flag}: no parameter of the network has such a name{hint}", status=2
+    )
 
 
 def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> None:
@@ -281,7 +286,7 @@ def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> No
     for group, options in groups.items():
         for key in options.keys() - accepted:
             what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
-            raise UserError(f"{what}; it has {', '.join(accepted)}", 2)
+            raise UserError(f"{what}; it has {', '.join(accepted)}", status=2)
 
 
 def try_schedule(model: Any) -> None:
@@ -302,7 +307,8 @@ def try_schedule(model: Any) -> None:
     check_options(model.parameter_groups, optimizer)
     if model.scheduler is None and model.scheduler_args:
         raise UserError(
-            f"model.scheduler_args {model.scheduler_args} need a model.scheduler", 2
+            f"model.scheduler_args {model.scheduler_args} need a model.scheduler",
+            status=2,
         )
     scheduler = None
     try:
@@ -318,4 +324,4 @@ def try_schedule(model: Any) -> None:
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         what = f"model.optimizer {model.optimizer} with {model.optimizer_args}"
         what += f" and model.scheduler {model.scheduler} with {model.scheduler_args}"
-        raise UserError(f"{what}: {first_line(error)}", 2) from error
+        raise UserError(f"{what}: {first_line(error)}", status=2) from error

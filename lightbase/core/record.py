@@ -146,7 +146,7 @@ class RunRecorder(Callback):
         if best and best.monitor and best.monitor not in metrics:
             names = ", ".join(metrics) or "it logs none"
             what = f"is not among the metrics of a validation: {names}"
-            raise UserError(f"--monitor {best.monitor!r} {what}", 2)
+            raise UserError(f"--monitor {best.monitor!r} {what}", status=2)
         if not trainer.sanity_checking:
             self.write_progress(trainer)
 

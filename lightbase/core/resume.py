@@ -121,7 +121,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Trai
         what = f"{path} is not in your folder of runs; it names {', '.join(classes_in(config))}"
         way_out = "give --config FILE, a YAML of yours; or --trust_checkpoint true, in Python "
         raise UserError(
-            f"{what}\n{way_out}trust=True, if you would run it as a program", 2
+            what, f"{way_out}trust=True, if you would run it as a program", 2
         )
     check_no_objects(config, path)
     # the devices of the run may not be here; what changes the result stays
@@ -195,7 +195,7 @@ def check_split(
         if now[name] != before[name]:
             what = f"--data.{name} {now[name]}: the training of {short(path)} had {before[name]}"
             way_out = "leave it as it was: a test may not have samples of the training"
-            raise UserError(f"{what}\n{way_out}", 2)
+            raise UserError(what, way_out, 2)
 
 
 def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
@@ -214,7 +214,7 @@ def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -
         trained = f"it was trained with {config.get('model.net', config['model'])}"
         reason = textwrap.shorten(str(error).splitlines()[-1], 300)
         raise UserError(
-            f"checkpoint {path} is of another model: {reason}\n{trained}"
+            f"checkpoint {path} is of another model: {reason}", trained
         ) from error
 
 
@@ -270,7 +270,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     if path.exists() and not is_trusted:
         what = f"{path} is not in your folder of runs: only your own trainings are continued"
         raise UserError(
-            f"{what}\nto start a new run from its weights: --model.weights {path}", 2
+            what, f"to start a new run from its weights: --model.weights {path}", 2
         )
     # unlike resolve, realpath takes links in a circle
     folder = (path if is_of_name else Path(os.path.realpath(path))).parent.parent
@@ -298,7 +298,7 @@ def start_again(
     if not line.names_experiment:
         what = f"{folder} was stopped before it had a config or a checkpoint"
         raise UserError(
-            f"{what}\nleave --ckpt_path out, and name the experiment with --config", 2
+            what, "leave --ckpt_path out, and name the experiment with --config", 2
         )
     say(
         f"{folder} was stopped before it had a config or a checkpoint: this is a new run"
@@ -326,7 +326,7 @@ def newest_checkpoint(which: str, parent: Path) -> Path:
     if not path.is_file() and not was_killed:
         what = f"ckpt_path {which}: the newest run {folders[-1]} has no {path.name}"
         way_out = "leave --ckpt_path out, or give the path of another run's checkpoint"
-        raise UserError(f"{what}\n{way_out}")
+        raise UserError(what, way_out)
     return path
 
 
@@ -398,7 +398,7 @@ def check_changes(
             if isinstance(model, BaseModule) and restart.path:
                 way_out += f" and with --model.weights {restart.path}"
             raise UserError(
-                f"--{key} {now}: a resume goes on with {before}\n{way_out}", 2
+                f"--{key} {now}: a resume goes on with {before}", way_out, 2
             )
         say(f"Resume: {key} {now}, before {before}")
 
@@ -430,7 +430,9 @@ def check_resume(
     done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if max_epochs is not None and 0 <= max_epochs < done:
         more = f"give --trainer.max_epochs more than {max_epochs}"
-        raise UserError(f"checkpoint {path} has {done} epochs behind it: {more}", 2)
+        raise UserError(
+            f"checkpoint {path} has {done} epochs behind it: {more}", status=2
+        )
     if max_epochs == done:
         say(
             f"All {done} epochs are trained already; --trainer.max_epochs {2 * done} would go on"

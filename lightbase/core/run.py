@@ -188,7 +188,7 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
         is_of_flag = any(text in str(error) for text in texts)
         if not isinstance(error, MisconfigurationException) and not is_of_flag:
             raise
-        raise UserError(first_line(error), 2) from error
+        raise UserError(first_line(error), status=2) from error
     except SIGTERMException as error:
         SIGNALS.waits = False
         recorder.write_progress(trainer)

@@ -140,7 +140,7 @@ class TrainingCLI(LightningCLI):
             )
             file, line = raised_at(failure)
             if file.parent == Path(jsonargparse.__file__).parent:
-                raise UserError(explain(str(error), self.parser), 2) from error
+                raise UserError(explain(str(error), self.parser), status=2) from error
             reason = first_line(failure)
             if isinstance(
                 failure, ImportError | OSError
@@ -150,7 +150,9 @@ class TrainingCLI(LightningCLI):
                 ) from failure
             mistakes = (ValueError, AssertionError, MisconfigurationException)
             if isinstance(failure, mistakes) and line.startswith("raise "):
-                raise UserError(f"the config does not fit: {reason}", 2) from failure
+                raise UserError(
+                    f"the config does not fit: {reason}", status=2
+                ) from failure
             raise failure from None  # a bug in the user's code
 
     def instantiate_classes(self) -> None:
@@ -187,7 +189,7 @@ class TrainingCLI(LightningCLI):
         config["callbacks"].append(TrainingProgressBar() if has_ours else EpochLines())
         if config["val_check_interval"] == 0:
             least = "more than 0 of an epoch, or 1 batch, is the least"
-            raise UserError(f"trainer.val_check_interval 0: {least}", 2)
+            raise UserError(f"trainer.val_check_interval 0: {least}", status=2)
         if self.config.steps_per_execution > 1:
             self.use_several_steps(config)
         StrategyRegistry.register("dp", strategies.DataParallelStrategy, override=True)
@@ -202,7 +204,7 @@ class TrainingCLI(LightningCLI):
             return Trainer(**config)
         except mistakes as error:
             raise UserError(
-                f"the trainer flags do not fit: {first_line(error)}", 2
+                f"the trainer flags do not fit: {first_line(error)}", status=2
             ) from error
 
     def use_several_steps(self, config: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def load_weights(
             f"{path} has no tensor of the same name and shape for {shortened(missing)}"
         )
         raise UserError(
-            f"{what}\nthe file is of another network than this {type(net).__name__}", 2
+            what, f"the file is of another network than this {type(net).__name__}", 2
         )
     # A single number, such as BatchNorm's counter, fits any network.
     if not any(tensor.dim() for tensor in fit.values()):
@@ -68,7 +68,7 @@ def load_weights(
             or "no tensors by name"
         )
         raise UserError(
-            f"{what}\nit has {shortened([*state])}; the file has {in_file}", 2
+            what, f"it has {shortened([*state])}; the file has {in_file}", 2
         )
     net.load_state_dict(fit, strict=False)
     left = [name for name in state if name not in fit]
@@ -212,7 +212,9 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     )
     total = sum(value.numel() for _, value in parameters)
     if num_frozen == total:
-        raise UserError(f"model.freeze {', '.join(patterns)}: nothing would train", 2)
+        raise UserError(
+            f"model.freeze {', '.join(patterns)}: nothing would train", status=2
+        )
     say(f"Frozen: {num_frozen:,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []

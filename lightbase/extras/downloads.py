@@ -84,7 +84,7 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
         reason = (str(error) or type(error).__name__).splitlines()[-1]
         what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
         way_out = "move away what is damaged and start the command again"
-        raise UserError(f"{what}\n{way_out}; without a network, put {files}") from error
+        raise UserError(what, f"{way_out}; without a network, put {files}") from error
 
 
 class ArrayUnpickler(pickle.Unpickler):
@@ -107,4 +107,4 @@ def read_arrays(file: Path, *keys: str) -> list[Tensor]:
         return [torch.tensor(content[key]) for key in keys]
     except Exception as error:  # a damaged pickle raises errors of any type
         what = f"{file} cannot be read: {type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{what}\nmove it away to download it again") from error
+        raise UserError(what, "move it away to download it again") from error
