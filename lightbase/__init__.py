@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightbase.commands.python import load, train
+    from lightbase.commands.train import main
     from lightbase.core.batches import (
         Batch,
         EpochBatchSampler,
         ResumableLoader,
         at_least_float32,
     )
-    from lightbase.core.curves import MayMissSteps, run_folder
+    from lightbase.core.curves import run_folder
     from lightbase.core.data import BaseDataModule
     from lightbase.core.errors import UserError, say
+    from lightbase.core.images import (
+        alternating_flip,
+        crop_and_flip,
+        flip_where,
+        random_crop,
+        random_flip,
+        to_float,
+    )
     from lightbase.core.metrics import Metrics, collection
     from lightbase.core.module import BaseModule
     from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
-    from lightbase.core.run import main
     from lightbase.extras.downloads import (
         open_or_download,
         read_arrays,
@@ -40,13 +48,21 @@ NAMES = {
         "ResumableLoader",
         "at_least_float32",
     ),
-    "core.curves": ("MayMissSteps", "run_folder"),
+    "core.curves": ("run_folder",),
     "core.data": ("BaseDataModule",),
     "core.errors": ("UserError", "say"),
+    "core.images": (
+        "alternating_flip",
+        "crop_and_flip",
+        "flip_where",
+        "random_crop",
+        "random_flip",
+        "to_float",
+    ),
     "core.metrics": ("Metrics", "collection"),
     "core.module": ("BaseModule",),
     "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
-    "core.run": ("main",),
+    "commands.train": ("main",),
     "extras.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
     "extras.image_folder": ("ImageFolder",),
 }

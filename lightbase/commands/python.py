@@ -1,4 +1,4 @@
-"""Training and loading from Python, with objects instead of a command line."""
+"""`lightbase.train` and `lightbase.load`, for scripts and notebooks."""
 
 import inspect
 import json
@@ -6,29 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning import LightningDataModule, LightningModule, Trainer, seed_everything
 
-from lightbase.commands.arguments import TRAINER_DEFAULTS
+from lightbase.commands import train as command
 from lightbase.commands.script import find_project, python_errors
-from lightbase.core import run as command
-from lightbase.core.command_line import CommandLine
+from lightbase.core.build import build_rest
 from lightbase.core.compat import quiet_lightning
-from lightbase.core.config import make_plain
-from lightbase.core.devices import cpu_threads, settle_devices, short_device_errors
-from lightbase.core.errors import say
-from lightbase.core.folder import flatten
+from lightbase.core.device_errors import short_device_errors
+from lightbase.core.devices import settle_devices
+from lightbase.core.errors import UserError, say
 from lightbase.core.form import state_errors
-from lightbase.core.objects import LOST, config_of, is_plain
+from lightbase.core.load import load_data_state, load_run, load_state, read_checkpoint
 from lightbase.core.resume import (
+    check_restart,
     find_restart,
-    go_on,
-    load_data_state,
-    load_run,
-    load_state,
-    read_checkpoint,
+    spec_of_objects,
 )
-from lightbase.core.training_cli import TrainingCLI
+from lightbase.core.spec import CommandLine, validate
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 def load(
@@ -37,11 +33,11 @@ def load(
     data: LightningDataModule | None = None,
     trust: bool = False,
 ) -> tuple[LightningModule, LightningDataModule]:
-    """The module and the data of a checkpoint, with its weights, on the CPU.
+    """Return the module and the data of a checkpoint, with its weights, on the CPU.
 
     module, data: Objects that take the weights and the state of the checkpoint. Unless
-        both are given, they are built from the config in it, which names classes: it
-        has to be a file in your folder of runs.
+        both are given, they are built from the config in it, which names classes: the
+        file has to be in your folder of runs.
     trust: Take another file for one of yours.
     Raises UserError for a file that is no sound checkpoint, is somebody else's, or fits
     other classes.
@@ -49,8 +45,8 @@ def load(
     find_project()
     path = Path(path)
     if module is None or data is None:
-        run = load_run(path, trust=trust)
-        return run.model, run.datamodule
+        _, module, data = load_run(path, trust=trust)
+        return module, data
     checkpoint = read_checkpoint(path)
     with state_errors(path):
         module.on_load_checkpoint(checkpoint)
@@ -60,101 +56,79 @@ def load(
 
 
 def train(
-    module: LightningModule,
-    data: LightningDataModule,
+    module: LightningModule | str | Path,
+    data: LightningDataModule | dict[str, Any] | None = None,
     trust: bool = False,
     **flags: Any,
 ) -> dict[str, Any]:
-    """Train and test these objects as `python scripts/train.py` does, with the same
-    folder, curves and checkpoints. Return what metrics.json holds; `module` has the
-    best weights then.
+    """Train and test as `python scripts/train.py` does, with the same folder, curves
+    and checkpoints. Return the content of metrics.json.
 
+    module, data: Objects; `module` has the best weights afterwards. Or a config file
+        and settings that differ from it, by the names of flags:
+        `train("configs/mnist_mlp.yaml", {"model.lr": 0.01})`. Every script can open
+        such a run. `lightbase.load(path, module, data)` opens a run of objects.
     trust: Continue a training also from a file that is not in your folder of runs.
-    flags: Those of train.py by their last names, and the arguments of Lightning's
-        Trainer: max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
-            callbacks=[EMA()].
+    flags: Flags of train.py by their last names, and arguments of Lightning's Trainer:
+        max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
+        callbacks=[EMA()].
     Raises UserError for a mistake; after Ctrl-C, when the state is saved,
     KeyboardInterrupt.
     """
     find_project()
     quiet_lightning()
-    flags = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in flags.items()
-    }
-    objects = {name: value for name, value in flags.items() if not is_plain(value)}
-    of_trainer = inspect.signature(Trainer).parameters
-    args = []
-    for name, value in flags.items():
-        if name not in objects:
-            flag = f"trainer.{name}" if name in of_trainer else name
-            args.append(
-                f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"
-            )
-    if trust:
-        args.append("--trust_checkpoint=true")
-    if "name" not in flags:
-        args.append(f"--name={type(module).__name__}")
     way_out = '; the same call with ckpt_path="last" goes on'
     with python_errors(way_out), short_device_errors():
+        if isinstance(module, str | Path):
+            settings = data if isinstance(data, dict) else {}
+            args, objects = as_arguments(settings | by_flag(flags))
+            spec, model, data = command.parse([f"--config={module}", *args])
+            spec.trainer |= objects
+            return command.train(spec, model, data)
+        if not isinstance(data, LightningDataModule):
+            raise UserError("lightbase.train takes a module and its data module")
+        flags = {"name": type(module).__name__, "trust_checkpoint": trust, **flags}
+        args, objects = as_arguments(by_flag(flags))
         line = CommandLine(args)
         restart = find_restart(line)
-        saved = restart.start_config if restart else None
-        cli = ObjectCLI(module, data, line.flag_args, objects, saved)
+        spec = spec_of_objects(module, data, line, restart)
+        settle_devices(spec.config.trainer)
+        validate(spec, spec.config)
+        seed_everything(spec.config.seed_everything, workers=True, verbose=False)
+        build_rest(spec, Namespace(trainer=spec.config.trainer))
+        spec.trainer |= objects
+        say("Scripts cannot open a run of objects; lightbase.load(path, module, data)")
         if restart:
-            go_on(restart, cli, line)
-        with cpu_threads(cli.config.num_threads):
-            return command.train(cli)
+            check_restart(restart, spec, module, data)
+        return command.train(spec, module, data)
 
 
-class ObjectCLI(TrainingCLI):
-    """A training of objects: the command line has the other flags.
+def by_flag(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `train` by the names of flags: max_epochs is
+    trainer.max_epochs."""
+    names = inspect.signature(Trainer).parameters
+    return {f"trainer.{x}" if x in names else x: value for x, value in flags.items()}
 
-    objects: Arguments of the Trainer that a config cannot hold, such as callbacks.
-    """
 
-    def __init__(
-        self,
-        module: LightningModule,
-        data: LightningDataModule,
-        args: list[str],
-        objects: dict[str, Any],
-        saved: dict[str, Any] | None = None,
-    ) -> None:
-        self.objects = (module, data)
-        self.trainer_objects = objects
-        super().__init__(args, saved)
+def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the settings as arguments of a command, and the objects among them, by
+    the names of the Trainer's arguments. A command line cannot hold these."""
+    args: list[str] = []
+    objects: dict[str, Any] = {}
+    for name, value in settings.items():
+        if not is_plain(value):
+            objects[name.removeprefix("trainer.")] = value
+        elif isinstance(value, str | Path):
+            args.append(f"--{name}={value}")
+        else:
+            args.append(f"--{name}={json.dumps(value)}")
+    return args, objects
 
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(Trainer, "trainer")
-        parser.set_defaults(
-            {f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()}
-        )
-        for name in ("model", "data"):
-            parser.add_argument(f"--{name}", type=dict)
 
-    def before_instantiate_classes(self) -> None:
-        module, self.datamodule = self.objects
-        self.config.model, self.config.data = (
-            config_of(module),
-            config_of(self.datamodule),
-        )
-        make_plain(self.config)
-        settle_devices(self.config.trainer)
-        self.validate(self.config)
-        config = {"model": self.config.model, "data": self.config.data}
-        names = [
-            key for key, text in flatten(config).items() if str(text).startswith(LOST)
-        ]
-        if names := [*names, *self.trainer_objects]:
-            what = (
-                "evaluate.py and a resume cannot build them; in Python give them again"
-            )
-            say(f"Objects that the config cannot hold: {', '.join(names)}: {what}")
-
-    def instantiate_classes(self) -> None:
-        config = self.config.clone()
-        config.trainer.logger = None  # made when there is a run's folder
-        self.config_init = self.instantiate(Namespace(trainer=config.trainer))
-        vars(self.config_init.trainer).update(self.trainer_objects)
-        self.model = self.objects[0]
+def is_plain(value: Any) -> bool:
+    """Return whether JSON can hold a value."""
+    if isinstance(value, list):
+        return all(is_plain(inner) for inner in value)
+    if isinstance(value, dict):
+        return all(is_plain(inner) for inner in [*value, *value.values()])
+    return isinstance(value, (*PLAIN, Path))

@@ -18,21 +18,27 @@ from typing import Any
 
 from lightbase.commands.arguments import PARSERS, first_look
 from lightbase.core.errors import UserError, rank, say
-from lightbase.core.folder import PROJECT
+from lightbase.core.project import PROJECT
 from lightbase.core.signals import SIGNALS, Stopped
 
-# a disk that is full or over quota, a file system without permission or read-only, a
-# file too large, a path too long, a folder in place of a file
 DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG),
-    *(errno.ENAMETOOLONG, errno.EISDIR),
+    errno.ENOSPC,  # full
+    errno.EDQUOT,  # over quota
+    errno.EROFS,  # read-only
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,  # a file too large
+    errno.ENAMETOOLONG,
+    errno.EISDIR,  # a folder in place of a file
 )
 
 
 class LastingOutput(io.FileIO):
-    """stdout or stderr, whose other end, a pipe's reader or a terminal, may vanish:
-    what is written after that is lost. An error would end a training before its state
-    is saved."""
+    """stdout or stderr that outlives its other end.
+
+    A pipe's reader or a terminal may vanish. What is written after that is lost. An
+    error would end a training before its state is saved.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -59,23 +65,23 @@ def outlive_terminal() -> None:
 
 @contextlib.contextmanager
 def starting(script: str, default_model: str) -> Iterator[None]:
-    """Around the imports of a script, which take seconds: Ctrl-C ends them in one line,
-    and mistakes in the names of flags are found before them.
+    """Start a script, around its imports, which take seconds.
+
+    Ctrl-C ends them in one line. --help, and mistakes in the flags of the script, are
+    answered before them.
 
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
-    PROJECT.root, PROJECT.default_model = (
-        Path(script).resolve().parents[1],
-        default_model,
-    )
+    PROJECT.root = Path(script).resolve().parents[1]
+    PROJECT.default_model = default_model
     name = Path(script).stem
     # it may be imported, by find_project or by a process that a training has started
     main_file = getattr(sys.modules["__main__"], "__file__", None) or ""
     is_command = Path(main_file).resolve() == Path(script).resolve()
-    if (
-        "torch" not in sys.modules
-    ):  # in a notebook gc.freeze would keep what the user has made
+    # in a notebook gc.freeze would keep what the user has made
+    freezes = "torch" not in sys.modules
+    if freezes:
         # searching the million objects of the imports for garbage takes 0.8 s
         gc.disable()
     with short_errors():
@@ -84,14 +90,14 @@ def starting(script: str, default_model: str) -> Iterator[None]:
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")
         yield
-    if not gc.isenabled():
+    if freezes:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # nanobind lists as leaked what is frozen
 
 
 def find_project() -> None:
-    """Outside of a script, such as in a notebook: run scripts/train.py, which names the
+    """Outside of a script, such as in a notebook, run scripts/train.py. It names the
     project."""
     script = PROJECT.root / "scripts" / "train.py"
     if not PROJECT.default_model and script.is_file():
@@ -99,27 +105,34 @@ def find_project() -> None:
 
 
 def is_interactive() -> bool:
-    """Whether this is a notebook or a prompt of Python."""
+    """Return whether this is a notebook or a prompt of Python."""
     return hasattr(sys, "ps1")
 
 
 @contextlib.contextmanager
 def python_errors(way_out: str = "") -> Iterator[None]:
-    """Around a training from Python: after Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. UserError and others pass. way_out: Instead of the command's."""
+    """Run a training from Python. After Ctrl-C print how to continue, and raise
+    KeyboardInterrupt. UserError and other errors pass.
+
+    way_out: How to continue, in place of the command.
+    """
     try:
         with SIGNALS.handled():
             yield
     except Stopped as stopped:
-        print(f"{stopped.text}{stopped.hint and (way_out or stopped.hint)}")
+        hint = stopped.hint
+        if hint and way_out:
+            hint = way_out
+        print(f"{stopped.text}{hint}")
         raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Around a script: print a UserError, or an error of the disk, in two lines and
-    exit. Other errors keep their traceback. In a notebook all errors stay what they
-    are."""
+    """Run a script. Print a UserError, or an error of the disk, in two lines and exit.
+
+    Other errors keep their traceback. In a notebook all errors stay what they are.
+    """
     if is_interactive():
         with python_errors():
             yield
@@ -138,29 +151,30 @@ def short_errors() -> Iterator[None]:
         stopped.hint = ""  # for an outer script: benchmark.py
         raise
     except UserError as error:
-        if rank() > 0:
-            time.sleep(
-                2
-            )  # if the first process has the same error, this process ends with it
-        where = f"on rank {rank()}: " if rank() > 0 else ""
-        print(f"error: {where}{error}", file=sys.stderr, flush=True)
+        print_error(str(error))
         sys.exit(error.status)
     except OSError as error:
         if not is_of_disk(error):
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(
-            f"error: {where}{error.strerror}; what was saved before is whole",
-            file=sys.stderr,
-        )
-        print(
-            "make room or choose another folder, then start the command again",
-            file=sys.stderr,
-        )
+        problem = f"{error.strerror}; what was saved before is whole"
+        if error.filename:
+            problem = f"{error.filename}: {problem}"
+        way_out = "make room or choose another folder, then start the command again"
+        print_error(f"{problem}\n{way_out}")
         sys.exit(1)
     finally:
         threading.excepthook = hook
 
 
+def print_error(text: str) -> None:
+    """Print an error, with the rank if this is not the first process."""
+    if rank() > 0:
+        # if the first process has the same error, this process ends with it
+        time.sleep(2)
+        text = f"on rank {rank()}: {text}"
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
 def is_of_disk(error: BaseException | None) -> bool:
+    """Return whether an error is about a disk that is full or cannot be written."""
     return isinstance(error, OSError) and error.errno in DISK_ERRORS

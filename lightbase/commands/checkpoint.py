@@ -1,0 +1,39 @@
+"""What evaluate.py, predict.py and export.py share: how they open a checkpoint, and a
+Trainer that writes nothing."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lightning import Callback, LightningModule
+
+from lightbase.commands.extras import progress, register_strategies
+from lightbase.core.build import make_trainer
+from lightbase.core.compat import quiet_lightning
+from lightbase.core.device_errors import short_device_errors
+from lightbase.core.devices import cpu_threads
+from lightbase.core.load import load_run
+from lightbase.core.spec import RunSpec
+
+
+def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
+    """Return the record of the run, the model with the weights of --ckpt_path, and the
+    data. options, flags: What the script's parser has read."""
+    quiet_lightning()
+    return load_run(options.ckpt_path, flags, options.trust)
+
+
+@contextlib.contextmanager
+def trainer_of(
+    spec: RunSpec, model: LightningModule, callbacks: Sequence[Callback]
+) -> Iterator[Any]:
+    """Yield a Trainer without logger and checkpoints. Within the context, errors of a
+    device have two lines."""
+    register_strategies()
+    callbacks = [*callbacks, progress(spec)]
+    trainer = make_trainer(
+        spec, model, callbacks, logger=False, enable_checkpointing=False
+    )
+    with short_device_errors(), cpu_threads(spec.config.num_threads):
+        yield trainer

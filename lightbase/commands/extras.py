@@ -1,0 +1,59 @@
+"""The extras of a training, put together. An extra that is deleted loses its lines
+here, and nothing else changes."""
+
+import sys
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt
+from lightning import Callback
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lightbase.commands.script import is_interactive
+from lightbase.core.build import as_list
+from lightbase.core.parser import EXTRA_FLAGS
+from lightbase.core.spec import RunSpec
+from lightbase.extras.data_parallel import DataParallelStrategy
+from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
+from lightbase.extras.figures import PredictionFigures
+from lightbase.extras.progress import EpochLines, TrainingProgressBar
+from lightbase.extras.step_timer import StepTimer, advice
+
+EXTRA_FLAGS[:] = [
+    ("device_monitor", bool, True),
+    ("step_timer", bool, True),
+    ("figures_every_n_epochs", NonNegativeInt, 5),
+]
+
+
+def register_strategies() -> None:
+    """Let --trainer.strategy have the names of the extras' strategies."""
+    StrategyRegistry.register("dp", DataParallelStrategy, override=True)
+
+
+def extra_callbacks(spec: RunSpec) -> list[Callback]:
+    """Return the callbacks of the extras for a training."""
+    config = spec.config
+    callbacks: list[Callback] = [PredictionFigures(config.figures_every_n_epochs)]
+    if config.step_timer:
+        callbacks.append(StepTimer())
+    if config.device_monitor:
+        callbacks.append(DeviceMonitor())
+    return [*callbacks, progress(spec)]
+
+
+def progress(spec: RunSpec) -> Callback:
+    """Return a progress bar, or the printer of a line for each epoch if there is no
+    terminal or the settings have another bar."""
+    is_wanted = spec.config.trainer.enable_progress_bar
+    if is_wanted is None:
+        is_wanted = sys.stdout.isatty() or is_interactive()
+    configured = as_list(spec.trainer["callbacks"])
+    if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
+        return TrainingProgressBar()
+    return EpochLines()
+
+
+def advice_after(trainer: Any) -> str:
+    """Return a finding about the training and what to try; "" if there is none."""
+    return advice(trainer, busy_shares(trainer))

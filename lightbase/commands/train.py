@@ -1,0 +1,87 @@
+"""Train a network: from the command line to the test result."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lightning import LightningDataModule, LightningModule
+
+from lightbase.commands.arguments import help_of_train
+from lightbase.commands.extras import (
+    advice_after,
+    extra_callbacks,
+    register_strategies,
+)
+from lightbase.commands.script import find_project, is_interactive, short_errors
+from lightbase.core import run
+from lightbase.core.build import build
+from lightbase.core.callbacks import end_with_parent
+from lightbase.core.compat import quiet_lightning
+from lightbase.core.device_errors import short_device_errors
+from lightbase.core.devices import cpu_threads
+from lightbase.core.errors import say
+from lightbase.core.files import relative_to_cwd
+from lightbase.core.load import Loaded
+from lightbase.core.resume import check_restart, find_restart, resumed_spec
+from lightbase.core.spec import CommandLine, RunSpec, default_experiment, new_spec
+
+
+def main(args: Sequence[str] | None = None) -> dict[str, Any]:
+    """Train by the flags in `args`, or by the flags of the command line, and test the
+    best checkpoint. Return the content of metrics.json.
+
+    A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1
+    (run). In a notebook it raises UserError.
+    """
+    find_project()
+    if args is None:
+        args = [] if is_interactive() else sys.argv[1:]  # a notebook has its kernel's
+    if "--help" in args or "-h" in args:
+        print(help_of_train())
+        raise SystemExit(0)
+    with short_errors():
+        end_with_parent()
+        quiet_lightning()
+        with short_device_errors():
+            spec, model, data = parse(args)
+        return train(spec, model, data)
+
+
+def parse(args: Sequence[str]) -> Loaded:
+    """Return the record, the model and the data of a command line. A resumed run is
+    rebuilt from its saved config."""
+    line = CommandLine(args)
+    restart = find_restart(line)
+    if restart is None:
+        spec = new_spec(line)
+        model, data = build(spec)
+        if not line.names_experiment:
+            say_default()
+    else:
+        spec = resumed_spec(restart, line)
+        model, data = build(spec)
+        check_restart(restart, spec, model, data)
+    return spec, model, data
+
+
+def say_default() -> None:
+    """Print which experiment trains, with the comment in its first line."""
+    file = default_experiment()
+    with file.open(encoding="utf-8") as lines:
+        comment = lines.readline().strip().lstrip("# ")
+    say(f"No --config given, so this is {relative_to_cwd(file)}: {comment}")
+    say("for another one: python scripts/train.py --config configs/NAME.yaml")
+
+
+def train(
+    spec: RunSpec, model: LightningModule, data: LightningDataModule
+) -> dict[str, Any]:
+    """Train and test what `parse` has returned, with all extras. Return the content of
+    metrics.json."""
+    register_strategies()
+    with cpu_threads(spec.config.num_threads):
+        metrics, trainer = run.train(spec, model, data, extra_callbacks(spec))
+        text = advice_after(trainer)
+    if text:
+        say(f"Advice: {text}")
+    return metrics

@@ -1,0 +1,200 @@
+"""From the record of a run to its data, its model and its Trainer."""
+
+import inspect
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+from jsonargparse import Namespace
+from lightning import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightbase.core.data import BaseDataModule
+from lightbase.core.devices import check_devices, settle_devices
+from lightbase.core.errors import UserError, first_line, raised_at
+from lightbase.core.mistakes import explain
+from lightbase.core.module import BaseModule
+from lightbase.core.spec import RunSpec, arguments, entries, validate
+
+
+def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
+    """Return the model and the data of a run. The settings of a new run get what the
+    data knows."""
+    config = spec.config
+    settle_devices(config.trainer)
+    # Lightning would take 0 for null
+    validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
+    seed_everything(config.seed_everything, workers=True, verbose=False)
+    data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
+    if spec.origin == "new":  # a saved config is complete, and its data may be missing
+        fill_in(spec, facts_of(data))
+    validate(spec, config)
+    rest = config.clone()
+    del rest["data"]
+    model: LightningModule = build_rest(spec, rest).model
+    if str(config.trainer.precision) in ("64", "64-true"):
+        model.double()  # Lightning does it after it has read a checkpoint's weights
+    return model, data
+
+
+def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
+    """Build the objects of `config`, and keep the Trainer's arguments in the record.
+    The loggers are left out: they are made when the run has a folder."""
+    config.trainer = config.trainer.clone()
+    config.trainer.logger = None
+    objects = instantiate(spec, config)
+    spec.trainer = vars(objects.trainer)
+    return objects
+
+
+def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
+    """Return the objects of `config`, which is a part of the settings.
+
+    A mistake of the user raises UserError. A bug in the user's code raises its error.
+    """
+    failures: list[Exception] = []
+
+    def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:  # jsonargparse turns it into a ValueError
+            failures.append(error)
+            raise
+
+    instantiators: Any = [(construct, object, True)]
+    try:
+        return spec.parser.instantiate(config, instantiators=instantiators)
+    except ValueError as error:
+        # without a failure of a class, that of a function may be the cause
+        failure: Any = error.__cause__ or error
+        if failures:
+            failure = failures[0]
+        file, line = raised_at(failure)
+        if file.parent == Path(jsonargparse.__file__).parent:
+            reason = explain(str(error), spec.parser, config)
+            raise UserError(reason, status=2) from error
+        reason = first_line(failure)
+        if isinstance(failure, ImportError | OSError):  # a package, a file, a server
+            raise UserError(
+                f"what the config names is not there: {reason}"
+            ) from failure
+        mistakes = (ValueError, AssertionError, MisconfigurationException)
+        if isinstance(failure, mistakes) and line.startswith("raise "):
+            problem = f"the config does not fit: {reason}"
+            raise UserError(problem, status=2) from failure
+        raise failure from None  # a bug in the user's code
+
+
+def facts_of(data: LightningDataModule) -> dict[str, Any]:
+    """Return what the data knows, by the names of the arguments that take it."""
+    facts: dict[str, Any] = {}
+    num_classes = getattr(data, "num_classes", None)
+    if num_classes:
+        facts["num_classes"] = int(num_classes)
+    if isinstance(data, BaseDataModule) and data.image_shape:
+        facts["image_shape"] = [int(size) for size in data.image_shape]
+        facts["in_channels"] = facts["image_shape"][0]
+        facts["in_chans"] = facts["image_shape"][0]  # the name that timm uses
+    return facts
+
+
+def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
+    """Give the model, and each network, loss and metric among its arguments, the facts
+    that it takes and that the user has not given. Deeper objects keep their
+    defaults."""
+    model = spec.config.model
+    fill_class(spec, "model", model, facts)
+    for name, value in [*arguments(model).items()]:
+        key = f"model.{name}"
+        if "class_path" in entries(value):
+            fill_class(spec, key, value, facts)
+        elif isinstance(value, list):
+            for inner in value:
+                fill_class(spec, key, inner, facts)
+        else:
+            for inner_name, inner in entries(value).items():
+                fill_class(spec, f"{key}.{inner_name}", inner, facts)
+
+
+def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> None:
+    """Fill in one {class_path: ..., init_args: {...}}.
+
+    key: Its name, such as "model.net".
+    """
+    if "class_path" not in entries(node):
+        return
+    values = arguments(node)
+    for name, fact in facts.items():
+        if name in values and f"{key}.{name}" not in spec.given:
+            values[name] = fact
+    path = node["class_path"]
+    if not inspect.isroutine(pkgutil.resolve_name(path)):
+        return
+    # these functions take the facts in **kwargs, where jsonargparse does not see them
+    if path.startswith("timm."):
+        names = ("num_classes", "in_chans")
+        taken = {name: facts[name] for name in names if name in facts}
+        node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
+    elif path.startswith("torchvision.models.") and "num_classes" in facts:
+        values.setdefault("num_classes", facts["num_classes"])
+
+
+def make_trainer(
+    spec: RunSpec,
+    model: LightningModule,
+    callbacks: Sequence[Callback] = (),
+    first: Sequence[Callback] = (),
+    **options: Any,
+) -> Trainer:
+    """Return the Trainer of a run's settings.
+
+    callbacks: They are added to those of the settings.
+    first: Callbacks that stand before all others.
+    options: Further arguments of the Trainer, which replace those of the settings.
+        `plugins` are added to those of the settings.
+    """
+    check_devices(spec.config.trainer)
+    chosen = spec.trainer | options
+    chosen["plugins"] = [*as_list(spec.trainer["plugins"]), *options.get("plugins", [])]
+    chosen["callbacks"] = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
+    if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
+        chosen["callbacks"].insert(len(first), model.curves_callback)
+    if chosen["enable_progress_bar"] is None:
+        bars = [x for x in chosen["callbacks"] if isinstance(x, ProgressBar)]
+        chosen["enable_progress_bar"] = bool(bars)
+    if chosen["val_check_interval"] == 0:
+        raise UserError(
+            "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
+            "least",
+            status=2,
+        )
+    mistakes = (
+        MisconfigurationException,
+        ValueError,
+        TypeError,
+        ImportError,
+        RuntimeError,
+    )
+    try:
+        return Trainer(**chosen)
+    except mistakes as error:
+        problem = f"the trainer flags do not fit: {first_line(error)}"
+        raise UserError(problem, status=2) from error
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, None as an empty list, and any other value in a list."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]

@@ -1,0 +1,106 @@
+"""The test of a checkpoint, and the lines that report it."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightbase.core.checks import has_test
+from lightbase.core.curves import is_of_class
+from lightbase.core.errors import say
+from lightbase.core.files import relative_to_cwd
+from lightbase.core.record import best_callback
+
+LENGTHS = ("epochs", "steps", "train_seconds")
+"""Keys of metrics.json that are no metrics."""
+
+
+def best_checkpoint(trainer: Trainer) -> Path | None:
+    """Return best.ckpt; None if the first process has not written one."""
+    best = best_callback(trainer)
+    path = None
+    is_written = False
+    if best:
+        path = Path(str(best.dirpath), "best.ckpt")
+        # a file that was written and has been deleted is an error of the test
+        is_written = bool(best.best_model_path) or path.is_file()
+    if trainer.strategy.broadcast(is_written):
+        return path
+    return None
+
+
+def run_test(
+    trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Test a checkpoint. Return the metrics, or why there are none.
+
+    The random numbers of a test are always the same, whatever has drawn some before.
+
+    path: The checkpoint; None: the last weights.
+    """
+    if not has_test(model, data):
+        return {}, "No test: the model or the data has none"
+    # best.ckpt holds the averaged weights; WeightAveraging would replace them
+    callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
+    trainer.callbacks = callbacks
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        results = trainer.test(
+            model, data, ckpt_path=path, verbose=False, weights_only=True
+        )
+    if not results:
+        reason = "the data has no batch for it, or trainer.limit_test_batches is 0"
+        return {}, f"No test: {reason}"
+    metrics: dict[str, Any] = {}
+    for result in results:
+        for key, value in result.items():
+            # in the digits of float32: 0.979, not 0.9789999723434448
+            metrics[key] = float(str(np.float32(value)))
+            if key == "test/num_samples":
+                metrics[key] = int(value)
+    if not metrics:
+        step = f"test_step of {type(model).__name__}"
+        return {}, f"No test: {step} logs nothing with self.track or self.log"
+    return metrics, ""
+
+
+def say_results(values: Mapping[str, Any], tested: Path | None, reason: str) -> None:
+    """Print the length of the training and the test metrics, those of each class below
+    the others.
+
+    values: The content of metrics.json.
+    tested: The checkpoint; None: the last weights.
+    reason: Why there are no test metrics.
+    """
+    length = f"{values['epochs']} epochs, {values['steps']:,} steps"
+    say(f"Trained {length} in {values['train_seconds']:.1f} s")
+    metrics = [name for name in values if name not in LENGTHS]
+    if not metrics:
+        say(reason)
+        return
+    weights = "the last weights"
+    if tested:
+        weights = f"the best checkpoint {relative_to_cwd(tested)}"
+    overall = [
+        f"{name} {as_text(values[name])}" for name in metrics if not is_of_class(name)
+    ]
+    say(f"Test of {weights}: {', '.join(overall)}")
+    of_classes = [name for name in metrics if is_of_class(name)]
+    of_classes.sort(key=lambda name: values[name])
+    for name in of_classes:  # the worst class first
+        say(f"  {name:<40}{as_text(values[name])}")
+
+
+def as_text(value: float) -> str:
+    """Return a metric with four decimals, or a whole number."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4f}"
