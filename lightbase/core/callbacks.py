@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
 )
@@ -22,46 +24,53 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightbase.core.checkpoint import (
-    PlateauFirst,
-    RandomState,
-    ResumedOptimizer,
-    RunCheckpoint,
-    WholeEpochs,
-)
+from lightbase.core.checkpoint import RunCheckpoint
+from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
+    batch_index,
     quiet_lightning,
     replace_signal_exchange,
     started_processes,
     stop_after_batch,
 )
-from lightbase.core.config import write_config
-from lightbase.core.curves import MayMissSteps, RunFolder
+from lightbase.core.curves import RunFolder
 from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
-from lightbase.core.training_cli import TrainingCLI
-from lightbase.extras.device_monitor import DeviceMonitor
-from lightbase.extras.figures import PredictionFigures
-from lightbase.extras.progress import Patience
-from lightbase.extras.step_timer import StepTimer
+from lightbase.core.spec import RunSpec, as_values, as_yaml, check_round_trip
+from lightbase.core.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    WholeEpochs,
+)
 
 TRY = (
-    "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision 32-true; "
-    "--stop_on_nan false goes on all the same"
+    "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
+    "32-true; --stop_on_nan false goes on all the same"
 )
 
 
 def make_callbacks(
-    cli: TrainingCLI, root: Path, run: Run | None, selection: tuple[str, str] | None
+    spec: RunSpec,
+    folder: Path,
+    run: Run | None,
+    monitor: Monitor | None,
+    extras: Sequence[Callback],
 ) -> list[Callback]:
     """Build the callbacks of a run in the order in which Lightning calls them. The
-    Trainer adds those of the config. run: None in a fast_dev_run, and in all processes
-    but the first."""
-    config = cli.config
-    check_callbacks(cli.config_init.trainer.callbacks)
-    values, text = write_config(cli.parser, config)
+    Trainer adds the callbacks of the config.
+
+    folder: Where checkpoints are written; Lightning gives all processes the folder of
+        the first one.
+    run: None in a fast_dev_run, and in all processes but the first.
+    extras: Callbacks that only watch.
+    """
+    config = spec.config
+    check_callbacks(spec.trainer["callbacks"])
+    text = as_yaml(spec)
+    check_round_trip(spec, text)
     if run and run.is_new:
         run.write("config.yaml", text)  # a run that is killed soon can start again
     callbacks: list[Callback] = [
@@ -69,44 +78,41 @@ def make_callbacks(
         WholeEpochs(),
         RandomState(),
         StopOnSignal(),
+        StopWithoutLoss(),
     ]
-    callbacks.append(StopWithoutLoss())
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
-    callbacks.append(PredictionFigures(config.figures_every_n_epochs))
-    if config.step_timer:
-        callbacks.append(StepTimer())
-    if config.device_monitor:
-        callbacks.append(DeviceMonitor())
-    callbacks.append(RunRecorder(values, text, run))
-    if config.patience is not None and selection:
-        options: Any = {"patience": int(config.patience), "mode": selection[1]}
+    callbacks += extras
+    callbacks.append(RunRecorder(as_values(spec), text, run))
+    if config.patience is not None and monitor:
         callbacks.append(
-            Patience(selection[0], check_on_train_epoch_end=False, **options)
+            Patience(
+                monitor.name,
+                patience=int(config.patience),
+                mode=monitor.mode,
+                check_on_train_epoch_end=False,
+            )
         )
     if config.trainer.enable_checkpointing is not False:
-        # Lightning gives all processes the folder of the first one
-        callbacks += checkpoint_callbacks(
-            config, run.checkpoints if run else root, selection
-        )
+        callbacks += checkpoint_callbacks(config, folder, monitor)
     return callbacks
 
 
 def checkpoint_callbacks(
-    config: Any, folder: Path, selection: tuple[str, str] | None
+    config: Any, folder: Path, monitor: Monitor | None
 ) -> list[Callback]:
     """Build the callbacks that write checkpoints. best.ckpt is written before
     last.ckpt, which then holds the best value so far."""
     every_n_epochs: int | None = 1
-    if selection:
+    if monitor:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
             every_n_epochs = (
                 None  # after every validation, also in the middle of an epoch
             )
-    monitor, mode = selection or (None, "min")
-    best = RunCheckpoint(folder, "best", monitor, mode, every_n_epochs=every_n_epochs)
+    name, mode = monitor or (None, "min")
+    best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
@@ -122,18 +128,23 @@ def check_callbacks(callbacks: Any) -> None:
     """
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            what = f"trainer.callbacks: a {type(callback).__name__} changes a setting of the run"
             raise UserError(
-                f"{what}; search before the run, with scripts/tune.py", status=2
+                f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
+                "the run; search before the run, with scripts/tune.py",
+                status=2,
             )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
             continue
         if callback.save_last or callback.filename in ("best", "last"):
-            what = "this ModelCheckpoint would write over best.ckpt or last.ckpt of the run"
-            raise UserError(f"trainer.callbacks: {what}", "give it a dirpath", 2)
+            raise UserError(
+                "trainer.callbacks: this ModelCheckpoint would write over best.ckpt or "
+                "last.ckpt of the run",
+                "give it a dirpath",
+                2,
+            )
 
 
-class StopOnNan(MayMissSteps):
+class StopOnNan(Callback):
     """Stops all processes together when a loss of training or a weight is NaN or
     infinite, before a checkpoint of it is written.
 
@@ -143,39 +154,36 @@ class StopOnNan(MayMissSteps):
     """
 
     def __init__(self) -> None:
-        self.num_steps = 0
-        self.is_finite = torch.tensor(
-            True
-        )  # whether the loss is, on its way from the GPU
+        self.step = 0
+        # whether the loss is finite, and when this value has come from the GPU
+        self.is_finite = torch.tensor(True)
         self.arrival: torch.cuda.Event | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.num_steps = trainer.global_step
+        self.step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
-        before, self.num_steps = self.num_steps, trainer.global_step
         every = min(trainer.log_every_n_steps or 1000, 1000)
-        if self.num_steps // every > before // every:
-            loss = (outputs or {}).get("loss")
-            # with manual optimization it may be anything
-            is_finite = (
-                loss.isfinite().all()
-                if isinstance(loss, Tensor)
-                else torch.tensor(True)
-            )
-            if is_finite.is_cuda and trainer.world_size == 1:
-                self.is_finite = is_finite.to("cpu", non_blocking=True)
-                self.arrival = torch.cuda.current_stream(
-                    is_finite.device
-                ).record_event()
-            else:
-                stop_if(not is_finite, trainer, "the training loss is")
-        self._check_arrived(trainer)
+        is_log_step = trainer.global_step // every > self.step // every
+        self.step = trainer.global_step
+        if is_log_step:
+            self._check_loss(trainer, (outputs or {}).get("loss"))
+        if self.arrival and self.arrival.query():
+            self._check_arrived(trainer)
+
+    def _check_loss(self, trainer: Trainer, loss: Any) -> None:
+        is_finite = torch.tensor(True)
+        if isinstance(loss, Tensor):  # with manual optimization it may be anything
+            is_finite = loss.isfinite().all()
+        if is_finite.is_cuda and trainer.world_size == 1:
+            self.is_finite = is_finite.to("cpu", non_blocking=True)
+            self.arrival = torch.cuda.current_stream(is_finite.device).record_event()
+        else:
+            stop_if(not is_finite, trainer, "the training loss is")
 
     def _check_arrived(self, trainer: Trainer) -> None:
-        if self.arrival and self.arrival.query():
-            self.arrival = None
-            stop_if(not self.is_finite, trainer, "the training loss is")
+        self.arrival = None
+        stop_if(not self.is_finite, trainer, "the training loss is")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         are_finite = [
@@ -185,7 +193,8 @@ class StopOnNan(MayMissSteps):
         ]
         is_bad = bool(are_finite) and not torch.stack(are_finite).all()
         stop_if(is_bad, trainer, "a weight is")
-        self._check_arrived(trainer)  # the weights were waited for
+        if self.arrival:  # the weights were waited for, so the loss is there
+            self._check_arrived(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
@@ -193,7 +202,7 @@ class StopOnNan(MayMissSteps):
         self.on_train_epoch_end(trainer, pl_module)
 
 
-class StopWithoutLoss(MayMissSteps):
+class StopWithoutLoss(Callback):
     """Stops if training_step has returned None in each batch of an epoch: nothing was
     trained.
 
@@ -214,26 +223,32 @@ class StopWithoutLoss(MayMissSteps):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
     ) -> None:
-        if (
-            trainer.current_epoch == 0
-        ):  # in its middle, of weights that nothing has trained
+        # in the middle of the first epoch: of weights that nothing has trained
+        if trainer.current_epoch == 0:
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
-            where = f"in all batches of epoch {trainer.current_epoch + 1}"
-            what = f"training_step of {type(pl_module).__name__} returned None {where}"
+            step = f"training_step of {type(pl_module).__name__}"
+            batches = f"all batches of epoch {trainer.current_epoch + 1}"
             raise UserError(
-                f"{what}: nothing was trained", "let it return the loss of the batch"
+                f"{step} returned None in {batches}: nothing was trained",
+                "let it return the loss of the batch",
             )
 
 
-def stop_if(is_bad: bool, trainer: Trainer, what: str) -> None:
-    """Raise UserError in all processes if `is_bad` in one of them."""
+def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
+    """Raise UserError in all processes if `is_bad` in one of them.
+
+    subject: The beginning of the message, such as "a weight is".
+    """
     if trainer.strategy.reduce_boolean_decision(is_bad, all=False):
         where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
-        text = f"{what} NaN or infinite after {where}: stopped; no checkpoint of it is written"
-        raise UserError(text, TRY)
+        raise UserError(
+            f"{subject} NaN or infinite after {where}: stopped; no checkpoint of it is "
+            "written",
+            TRY,
+        )
 
 
 def end_with_parent(is_worker: bool = False) -> None:
@@ -249,7 +264,7 @@ def end_with_parent(is_worker: bool = False) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-class StopOnSignal(MayMissSteps):
+class StopOnSignal(Callback):
     """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be
     saved.
 
@@ -288,7 +303,7 @@ class StopOnSignal(MayMissSteps):
         # continue with a validation.
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
             return
-        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+        if (batch_index(trainer) + 1) % trainer.accumulate_grad_batches == 0:
             stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -305,7 +320,7 @@ class StopOnSignal(MayMissSteps):
 
     def _stop_together(self, trainer: Trainer) -> None:
         every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
-        if (trainer.fit_loop.batch_idx + 1) % every_n_batches == 0:
+        if (batch_index(trainer) + 1) % every_n_batches == 0:
             self._stop_if_received(trainer)
 
     def _stop_if_received(self, trainer: Trainer) -> None:
@@ -329,3 +344,15 @@ def leave(trainer: Trainer) -> None:
             raise UserError(
                 f"process {process.pid} of this run ended with status {status}"
             )
+
+
+class Patience(EarlyStopping):
+    """Early stopping that holds in a resumed run: a stopped run does not start again
+    unless the patience has been raised."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True

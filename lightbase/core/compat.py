@@ -1,5 +1,5 @@
-"""Every private attribute of another package that this library reads or sets, and the
-messages of Lightning that it leaves out.
+"""Every private attribute of another package that this library reads or sets, what it
+reads from Lightning's loops, and the messages of Lightning that it leaves out.
 
 Each docstring says why, with which version it was tested, and which issue of the other
 package would make the function unnecessary. lightbase/tests/test_compat.py fails when a
@@ -9,16 +9,17 @@ optuna 5.0 and wandb 0.31.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import re
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jsonargparse import _typehints
+from jsonargparse import _typehints, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -27,14 +28,16 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 # Tensor Cores is left out because float32 stays as exact as torch has it; our advice
 # names bf16-mixed, which gains more.
 LOG_LINES = (
-    r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|TPU available|LOCAL_RANK|"
+    r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|"
+    r"TPU available|LOCAL_RANK|"
     r"SLURM auto-requeueing|Found current_model_state|Seed set|Restor|Loaded|"
     r"`Trainer.fit` stopped|`weights_only` was not set|LR finder stopped early|"
     r"Experiment with name|You are using a CUDA device .* that has Tensor Cores|"
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
-# Warnings about what is intended: no worker processes for data in memory, one process
-# on a machine of a cluster, a run that resumes in its folder or without one of its
+# Warnings about what is intended: no worker processes for data in memory, an epoch
+# without a log step (its curves have a point at its end), one process on a machine of a
+# cluster, a run that resumes in its folder or without one of its
 # callbacks, no test data, a CPU beside a GPU, a driver or GPU that is too old (our
 # lines say so), Tensor Cores as above (from inductor of torch 2.11). `LeafSpec` is a
 # deprecated call within Lightning 2.6. The last two are of ddp on GPUs: Lightning sets
@@ -42,6 +45,7 @@ LOG_LINES = (
 # convolution for different ones (pytorch issue 157862).
 WARNINGS = (
     r".*does not have many workers|The `srun` command is available|"
+    r"The number of training batches .* is smaller than the logging interval|"
     r"Checkpoint directory .* exists and is not|Be aware that when using `ckpt_path`|"
     r"Total length of `list` across ranks is zero|"
     r"`isinstance\(treespec, LeafSpec\)` is deprecated|"
@@ -94,6 +98,21 @@ def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> 
     return parse(*args, _skip_validation=True, **options)
 
 
+@contextlib.contextmanager
+def none_has_to_fit() -> Iterator[None]:
+    """Let jsonargparse check None like any other value. It takes None for "not given".
+
+    The setting is one for the whole process, and with it parse_args(defaults=False)
+    loses the classes of defaults. So it is on only while values are validated. No issue
+    known.
+    """
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        yield
+    finally:
+        set_parsing_settings(unset_sentinel=False)
+
+
 def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
     """Let an argument whose type is a class take the bare name of a class that
     `path_of_class` knows, in flags and in YAML files.
@@ -108,15 +127,17 @@ def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
     _typehints.resolve_class_path_by_name = resolve  # type: ignore[assignment]
 
 
-def data_fetcher(trainer: Any) -> Any:
-    """The iterator over the training batches of this epoch, which knows whether one is
-    left.
-
-    SeveralSteps takes batches from it. RandomState starts it again after the random
-    generators are
-    restored: a stock DataLoader has drawn its order before. No issue known.
+def begin_epoch_again(trainer: Any) -> None:
+    """Let the training loader of this epoch start again, after the random generators
+    are restored: a stock DataLoader has drawn its order before. No issue known.
     """
-    return trainer.fit_loop._data_fetcher
+    iter(trainer.fit_loop._data_fetcher)
+
+
+def make_train_loader(trainer: Any) -> None:
+    """Let Lightning make the training loader now, so that `configure_optimizers` knows
+    the number of steps. Only the loop has a function for it."""
+    trainer.fit_loop.setup_data()
 
 
 def forget_train_loader(trainer: Any) -> None:
@@ -129,9 +150,32 @@ def forget_train_loader(trainer: Any) -> None:
     trainer.fit_loop._combined_loader = None
 
 
+def batch_index(trainer: Any) -> int:
+    """Return the index of the newest training batch in its epoch, from 0; -1 before the
+    first one. Callbacks get it in the hooks of a batch only."""
+    return trainer.fit_loop.batch_idx
+
+
+def num_batches(trainer: Any) -> int:
+    """Return the number of training batches so far, over all epochs. The Trainer counts
+    only steps of optimizers."""
+    return trainer.fit_loop.total_batch_idx + 1
+
+
+def epochs_begun(trainer: Any) -> int:
+    """Return the number of epochs that the training has begun."""
+    return trainer.fit_loop.epoch_progress.current.ready
+
+
+def epochs_done(trainer: Any) -> int:
+    """Return the number of epochs whose batches are all done. `trainer.current_epoch`
+    counts an epoch only after its checkpoints are written."""
+    return trainer.fit_loop.epoch_progress.current.processed
+
+
 def logged_step(trainer: Any) -> int:
-    """The number of batches that ended in an optimizer step: the next x value of the
-    loggers.
+    """Return the number of batches that ended in an optimizer step: the next x value of
+    the loggers.
 
     No public name, and `global_step` counts each optimizer: Lightning issues 13752 and
     20240.
@@ -139,23 +183,38 @@ def logged_step(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def logged_step_of(checkpoint: dict[str, Any]) -> int:
-    """The same number in a checkpoint that was written between two batches."""
-    number: int = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"][
-        "_batches_that_stepped"
-    ]
-    return number
+def fit_loop_state(trainer: Any) -> dict[str, Any]:
+    """Return the state of the training's loop, as a checkpoint has it in
+    `saved_fit_loop`."""
+    return trainer.fit_loop.state_dict()
 
 
-def increase_logged_step(trainer: Any) -> None:
-    """Count a step that SeveralSteps has made, for the same reason."""
-    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+def saved_fit_loop(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the training's loop in a checkpoint. Raise KeyError if it has
+    none, as a checkpoint of weights."""
+    return checkpoint["loops"]["fit_loop"]
 
 
-def logger_connector(trainer: Any) -> Any:
-    """What moves values from `self.log` to the loggers. SeveralSteps calls its methods
-    of each batch, as Lightning's loop does. No issue known."""
-    return trainer._logger_connector
+def saved_epochs(checkpoint: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the counts of epochs in a checkpoint. Under "current", "ready" counts the
+    epochs that have begun, "processed" the epochs whose batches are all done."""
+    return saved_fit_loop(checkpoint)["epoch_progress"]
+
+
+def saved_batches(checkpoint: dict[str, Any]) -> dict[str, int]:
+    """Return the counts of batches over all epochs in a checkpoint; "ready" counts the
+    batches that have begun."""
+    return saved_fit_loop(checkpoint)["epoch_loop.batch_progress"]["total"]
+
+
+def saved_counters(checkpoint: dict[str, Any]) -> dict[str, int]:
+    """Return the other counters of the loop in a checkpoint, by name."""
+    return saved_fit_loop(checkpoint)["epoch_loop.state_dict"]
+
+
+def saved_logged_step(checkpoint: dict[str, Any]) -> int:
+    """Return `logged_step` of a checkpoint that was written between two batches."""
+    return saved_counters(checkpoint)["_batches_that_stepped"]
 
 
 def newest_batch(trainer: Any) -> Any:
@@ -164,14 +223,27 @@ def newest_batch(trainer: Any) -> Any:
     return trainer._results.batch
 
 
-def start_at_epoch_begin(trainer: Any) -> None:
+def skip_ended_epoch(trainer: Any) -> None:
     """Let a training that resumes from the end of an epoch start the next epoch from
     its beginning.
 
-    With max_steps, the public setter of `restarting` always sets True: Lightning issue
-    19617.
+    With max_steps, Lightning takes it for a resume in the middle of the next epoch, and
+    the public setter of `restarting` always sets True: Lightning issue 19617.
     """
-    trainer.fit_loop._restarting = trainer.fit_loop.epoch_loop.restarting = False
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_end:
+        loop.epoch_progress.increment_completed()
+        loop.reset_restart_stage()
+        loop._restarting = False
+        loop.epoch_loop.restarting = False
+
+
+def step_plateau_schedulers(trainer: Any) -> None:
+    """Step the schedules of an epoch that watch a metric. Lightning does it after it
+    has written the epoch's checkpoint. Only the loop has a function for it."""
+    trainer.fit_loop.epoch_loop.update_lr_schedulers(
+        "epoch", update_plateau_schedulers=True
+    )
 
 
 def replace_signal_exchange(trainer: Any, exchange: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,25 +13,23 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torchmetrics import MetricCollection
 
-from lightbase.core.compat import logged_step
+from lightbase.core.compat import batch_index, logged_step, num_batches
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
-from lightbase.core.metrics import Accumulator, check_names, collection, in_keys
+from lightbase.core.metrics import (
+    Accumulator,
+    as_curve_names,
+    check_names,
+    collection,
+)
 from lightbase.core.transfer import shortened
 
-
-class MayMissSteps(Callback):
-    """A callback whose batch hooks need not see each step.
-
-    With `--steps_per_execution 20` its `on_train_batch_start` and `on_train_batch_end`
-    are called once for 20 steps, with the first batch and the outputs of the last step.
-    For any other callback with such a hook the run takes single steps.
-    """
+Stage = Literal["train", "val", "test"]
 
 
 class RunFolder(Callback):
     """Gives all processes the folder of the run, which the first process has made; in a
-    fast_dev_run a temporary one."""
+    fast_dev_run it is a temporary folder."""
 
     temporary: tempfile.TemporaryDirectory | None = None
 
@@ -50,11 +47,12 @@ class RunFolder(Callback):
     ) -> None:
         if self.temporary:
             self.temporary.cleanup()
-            self.temporary = self.path = None
+            self.temporary = None
+            self.path = None
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The run's folder, where a callback may write, from `on_fit_start` or
+    """Return the run's folder, where a callback may write, from `on_fit_start` or
     `on_test_start` on.
 
     Unlike `trainer.log_dir`, one process may call this without the others. In
@@ -67,7 +65,7 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all processes, by rank. All processes must call this."""
+    """Return the values of all processes, by rank. All processes must call this."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
@@ -76,179 +74,145 @@ def gather(value: Any) -> list[Any]:
 
 
 def num_steps(trainer: Any) -> int:
-    """Steps so far, as the curves count them. With manual optimization these are
-    batches, because `global_step` counts the steps of each optimizer."""
+    """Return the number of steps so far, as the curves count them. With manual
+    optimization it is the number of batches, because `global_step` counts the steps of
+    each optimizer."""
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step  # type: ignore[no-any-return]
-    return trainer.fit_loop.total_batch_idx + 1  # type: ignore[no-any-return]
+    return num_batches(trainer)
 
 
 def newest_step(trainer: Any) -> int:
-    """The last step, from 0: where Lightning's own curves have its point."""
+    """Return the index of the last step, from 0: where Lightning's own curves have
+    their point."""
     return max(0, num_steps(trainer) - 1)
 
 
-def log_values(
-    trainer: Any, values: Mapping[str, Any], step: int | None = None
-) -> None:
-    """Write points of curves, {curve: value}, to all loggers; at the newest step by
-    default."""
+def log_values(trainer: Any, values: Mapping[str, Any]) -> None:
+    """Write points of curves, {curve: value}, to all loggers, at the newest step."""
     for logger in trainer.loggers:
-        logger.log_metrics(values, newest_step(trainer) if step is None else step)
+        logger.log_metrics(values, newest_step(trainer))
 
 
-Stage = Literal["train", "val", "test"]
-
-
-class Curves(MayMissSteps):
+class Curves(Callback):
     """Writes the points of all curves. train/ and lr get a point on log steps and at
-    the end of each epoch, of the samples since the last point; val/ and test/ after
-    each evaluation.
+    the end of each epoch; it is a mean over the samples since the last point. val/ and
+    test/ get a point after each evaluation.
 
     At the end of an epoch, callbacks and the terminal see means over the whole epoch.
     This callback must be the first one.
+
+    means: Accumulators of the samples since the last point, by stage; empty until a
+        Trainer calls `setup`. `BaseModule.track` adds to them.
+    epoch: The accumulator of the training epoch.
+    rates: The learning rates of the last training step, by the curves' names.
+    logged: The names that the module gives to `self.log`.
     """
 
     def __init__(self) -> None:
         self.means: dict[Stage, Accumulator] = {}
         self.epoch = Accumulator(MetricCollection({}))
-        self.rates: dict[
-            str, float | Tensor
-        ] = {}  # of the last step, by the curves' names
-        self.logged: set[str] = set()  # names that the module gives to self.log
+        self.rates: dict[str, float | Tensor] = {}
+        self.logged: set[str] = set()
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        metrics, data = collection(pl_module.metrics), trainer.datamodule  # type: ignore[attr-defined]
+        metrics = collection(pl_module.metrics)
+        data = trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, BaseDataModule) else None
-        self.epoch = Accumulator(metrics.clone(), None, classes)
         for name in get_args(Stage):
-            epoch = self.epoch if name == "train" else None
-            self.means[name] = Accumulator(metrics.clone(), epoch, classes)
+            self.means[name] = Accumulator(metrics.clone(), classes)
+        self.epoch = Accumulator(metrics.clone(), classes)
+        self.means["train"].epoch = self.epoch
         pl_module.prepare_net(trains=stage == "fit")
-        # an epoch without a log step has a point at its end
-        warnings.filterwarnings(
-            "ignore",
-            "The number of training batches .* is smaller than the logging interval",
-        )
-
-    def result(
-        self,
-        trainer: Trainer,
-        stage: Stage,
-        means: Accumulator | None = None,
-        keep: bool = False,
-    ) -> dict[str, Any]:
-        """The points of a stage, by the names of their curves. The accumulator, `means`
-        or that of the stage, is reset, unless `keep`."""
-        means = means or self.means[stage]
-        check_all_track(trainer, stage, bool(means.sizes) or means.sums is not None)
-        values = means.result(
-            lambda sums: trainer.strategy.reduce(sums, reduce_op="sum")
-        )
-        if not keep:
-            means.reset()
-        if stage != "test":
-            values.pop("num_samples", None)
-        points: dict[str, Any] = {}
-        for name, value in values.items():
-            # the values of single classes are a group in TensorBoard: val_class_acc/cat
-            is_of_one_class = name in means.class_curves
-            points[f"{stage}_{name}" if is_of_one_class else f"{stage}/{name}"] = value
-        check_names([*points, *self.logged])
-        return points
-
-    def log_train(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Write a point on a log step. A mean over few batches would be noise. So, near
-        the end of an epoch, the samples are kept for the point at its end, too."""
-        num_left = trainer.num_training_batches - trainer.fit_loop.batch_idx - 1
-        keep = 0 < num_left < batches_between_points(trainer) / 2
-        with trainer.profiler.profile("logging"):
-            point = self.result(trainer, "train", keep=keep)
-            if not point:  # no process calls `track` in training
-                return
-            # One transfer to the CPU: Lightning reads the values of the progress bar
-            # after every batch, and would wait for the GPU.
-            device = next(iter(point.values())).device  # of the sums
-            values = torch.stack([value.to(device) for value in point.values()]).cpu()
-            for name, rate in self.rates.items():
-                LightningModule.log(pl_module, name, torch.as_tensor(rate))
-            for name, value in zip(point, values, strict=True):
-                LightningModule.log(
-                    pl_module, name, value, prog_bar=not is_of_class(name)
-                )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if len(groups := parameter_groups(trainer)) > 1:
-            say(
-                "\n".join(
-                    describe_group(name, group, pl_module) for name, group in groups
-                )
-            )
-
-    def note_rates(self, trainer: Trainer) -> None:
-        """Remember the rates of the step that comes next, after which `track` is
-        called."""
         groups = parameter_groups(trainer)
-        self.rates = {f"lr/{name}".rstrip("/"): group["lr"] for name, group in groups}
+        if len(groups) > 1:
+            for name, group in groups.items():
+                say(describe_group(name, group, pl_module))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
+            states = self.resumed.get(name, [])
             # the number of processes may have changed
-            for state in self.resumed.get(name, [])[
-                trainer.global_rank :: trainer.world_size
-            ]:
-                means.add_state(state, pl_module.device)
+            for state in states[trainer.global_rank :: trainer.world_size]:
+                means.add_state(state)
         self.resumed = {}
 
+    def note_rates(self, trainer: Trainer) -> None:
+        """Remember the rates of this training step. After it the schedule changes
+        them."""
+        self.rates = {}
+        for name, group in parameter_groups(trainer).items():
+            self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        # Several processes come here in each batch, also if one of them does not call
-        # `track`.
-        if trainer.world_size > 1 and is_log_step(pl_module):
-            self.log_train(trainer, pl_module)
+        if not is_log_step(trainer):
+            return
+        point = self.result(trainer, "train")
+        if not point:  # no process calls `track` in training
+            return
+        # One transfer to the CPU: Lightning reads the values of the progress bar after
+        # every batch, and would wait for the GPU.
+        device = next(iter(point.values())).device  # of the sums
+        values = torch.stack([value.to(device) for value in point.values()]).cpu()
+        for name, rate in self.rates.items():
+            LightningModule.log(pl_module, name, torch.as_tensor(rate))
+        for name, value in zip(point, values, strict=True):
+            LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        every = batches_between_points(trainer)
-        until_next = (
-            -logged_step(trainer) * trainer.accumulate_grad_batches % every
-            if every
-            else 0
-        )
-        # Shortly before a log step, the samples are kept for its point.
-        keep = trainer.num_training_batches > every and until_next < every / 2
-        if point := self.result(
-            trainer, "train", keep=keep
-        ):  # empty right after a log step
-            values = {
-                name: float(value) for name, value in {**self.rates, **point}.items()
-            }
-            log_values(trainer, values)
-        # The values are equal in all processes, but without sync_dist Lightning warns.
-        for name, value in self.result(trainer, "train", self.epoch).items():
-            options: Any = {"prog_bar": not is_of_class(name), "logger": False}
-            LightningModule.log(pl_module, name, value, sync_dist=True, **options)
+        point = self.result(trainer, "train")
+        if point:  # the last step of the epoch was no log step
+            values = self.rates | point
+            log_values(trainer, {name: float(values[name]) for name in values})
+        means = self.result(trainer, "train", self.epoch)
+        log_means(pl_module, means, logger=False)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
         # a MinMaxMetric would keep the values of the sanity check
         metrics = collection(pl_module.metrics).clone()
-        self.means["val"] = Accumulator(metrics, None, self.means["val"].classes)
+        self.means["val"] = Accumulator(metrics, self.means["val"].classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        for name, value in self.result(trainer, "val").items():
-            in_bar = name != "val/loss" and not is_of_class(name)
-            LightningModule.log(pl_module, name, value, prog_bar=in_bar, sync_dist=True)
+        log_means(pl_module, self.result(trainer, "val"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        for name, value in self.result(trainer, "test").items():
-            LightningModule.log(pl_module, name, value, sync_dist=True)
+        log_means(pl_module, self.result(trainer, "test"))
+
+    def result(
+        self, trainer: Trainer, stage: Stage, means: Accumulator | None = None
+    ) -> dict[str, Tensor]:
+        """Return the values of a stage by the names of their curves, and reset the
+        accumulator.
+
+        means: The accumulator; by default it is the stage's.
+        Raise UserError if two curves have one name, or if only some processes have
+        samples.
+        """
+        means = means or self.means[stage]
+        check_all_track(trainer, stage, means)
+        values = means.result(
+            lambda sums: trainer.strategy.reduce(sums, reduce_op="sum")
+        )
+        means.reset()
+        if stage != "test":
+            values.pop("num_samples", None)
+        points = {}
+        for name, value in values.items():
+            curve = f"{stage}/{name}"
+            if name in means.class_curves:  # a group in TensorBoard: val_class_acc/cat
+                curve = f"{stage}_{name}"
+            points[curve] = value
+        check_names([*points, *self.logged])
+        return points
 
     def state_dict(self) -> dict[str, Any]:
-        states = gather(
-            {"train": self.means["train"].state(), "epoch": self.epoch.state()}
-        )
+        states = gather((self.means["train"].state(), self.epoch.state()))
         return {
-            "train": [state["train"] for state in states],
-            "epoch": [state["epoch"] for state in states],
+            "train": [train for train, _ in states],
+            "epoch": [epoch for _, epoch in states],
             "rates": {name: float(rate) for name, rate in self.rates.items()},
         }
 
@@ -257,68 +221,87 @@ class Curves(MayMissSteps):
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
 
-def parameter_groups(trainer: Trainer) -> list[tuple[str, dict[str, Any]]]:
-    """The parameter groups of all optimizers, with names for their curves; "" if it is
-    one."""
-    names, groups = [], []
+def log_means(
+    module: LightningModule,
+    means: Mapping[str, Tensor],
+    logger: Literal[False] | None = None,
+) -> None:
+    """Log the means of an epoch, {curve: value}, for loggers, callbacks and the
+    terminal.
+
+    logger: False leaves out the loggers. With True, Lightning warns if there is none.
+    """
+    for name, value in means.items():
+        in_bar = name != "val/loss" and not is_of_class(name)
+        # The values are equal in all processes, but without sync_dist Lightning warns.
+        LightningModule.log(
+            module, name, value, prog_bar=in_bar, logger=logger, sync_dist=True
+        )
+
+
+def is_log_step(trainer: Any) -> bool:
+    """Return whether this batch is the last one of an optimizer step after which
+    Lightning logs."""
+    every = trainer.log_every_n_steps
+    if not every or (logged_step(trainer) + 1) % every:
+        return False
+    if trainer.is_last_batch:
+        return True
+    return (batch_index(trainer) + 1) % trainer.accumulate_grad_batches == 0  # type: ignore[no-any-return]
+
+
+def parameter_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """Return the parameter groups of all optimizers, by the names of their curves. The
+    name is "" if there is only one group."""
+    names = []
+    groups = []
     for i, optimizer in enumerate(trainer.optimizers):
         for j, group in enumerate(optimizer.param_groups):
-            parts = [f"optimizer_{i}"] if len(trainer.optimizers) > 1 else []
-            parts += [f"group_{j}"] if len(optimizer.param_groups) > 1 else []
+            parts = []
+            if len(trainer.optimizers) > 1:
+                parts.append(f"optimizer_{i}")
+            if len(optimizer.param_groups) > 1:
+                parts.append(f"group_{j}")
             names.append(str(group.get("name", "_".join(parts))))
             groups.append(group)
-    return [*zip(names if names == [""] else in_keys(names), groups, strict=True)]
+    if names != [""]:
+        names = as_curve_names(names)
+    return dict(zip(names, groups, strict=True))
 
 
 def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> str:
-    names = {
-        id(value): name.removeprefix("net.") for name, value in model.named_parameters()
-    }
+    """Return the line that is printed about a parameter group."""
+    names = {}
+    for parameter_name, parameter in model.named_parameters():
+        names[id(parameter)] = parameter_name.removeprefix("net.")
     parameters = group["params"]
     first = shortened([names.get(id(value), "unnamed") for value in parameters])
     num = sum(value.numel() for value in parameters if not is_lazy(value))
     # a schedule may start below the group's rate
-    lr = group.get("max_lr", group.get("initial_lr", group["lr"]))
-    is_frozen = not any(value.requires_grad for value in parameters)
-    note = "; it is frozen, so the group has no effect" if is_frozen else ""
-    return (
-        f"Parameter group {name}: {num:,} parameters ({first}), lr {float(lr):g}{note}"
-    )
+    lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+    text = f"Parameter group {name}: {num:,} parameters ({first}), lr {lr:g}"
+    if not any(value.requires_grad for value in parameters):
+        text += "; it is frozen, so the group has no effect"
+    return text
 
 
-def check_all_track(trainer: Trainer, stage: Stage, has_samples: bool) -> None:
-    """Raise UserError in all processes if only some of them have samples: the others
-    would wait for ever for the sums of those."""
-    if trainer.world_size > 1:
-        count = torch.tensor(float(has_samples), device=trainer.strategy.root_device)
-        count = trainer.strategy.reduce(count, reduce_op="sum")
-        if 0 < count < trainer.world_size:
-            what = f"{int(count)} of {trainer.world_size} processes called track({stage!r}, ...)"
-            raise UserError(
-                what, "call it in each process, for its share of the batches"
-            )
+def check_all_track(trainer: Trainer, stage: Stage, means: Accumulator) -> None:
+    """Raise UserError in all processes if only some of them have samples: these would
+    wait for the others for ever."""
+    if trainer.world_size == 1:
+        return
+    num = torch.tensor(float(means.has_samples()), device=trainer.strategy.root_device)
+    num = trainer.strategy.reduce(num, reduce_op="sum")
+    if 0 < num < trainer.world_size:
+        share = f"{int(num)} of {trainer.world_size} processes"
+        raise UserError(
+            f"{share} called track({stage!r}, ...)",
+            "call it in each process, for its share of the batches",
+        )
 
 
 def is_of_class(name: str) -> bool:
-    """Whether a curve is of a single class. The terminal does not show them: they are
-    too many."""
+    """Return whether a curve is of a single class. The terminal does not show such
+    curves: they are too many."""
     # Lightning adds dataloader_idx_1 to the values of a second loader
     return re.match("(train|val|test)_[^/]+/(?!dataloader_idx_)", name) is not None
-
-
-def batches_between_points(trainer: Trainer) -> int:
-    return trainer.log_every_n_steps * trainer.accumulate_grad_batches  # type: ignore[attr-defined]
-
-
-def is_log_step(module: Any) -> bool:
-    """Whether this batch is the last of an optimizer step after which Lightning
-    logs."""
-    trainer = module.trainer
-    every = trainer.log_every_n_steps
-    if not every or (logged_step(trainer) + 1) % every:
-        return False
-    num_batches = trainer.fit_loop.batch_idx + 1
-    is_step = (
-        num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-    )
-    return bool(is_step)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -21,8 +20,9 @@ from lightbase.core.errors import UserError, first_line
 Metrics = dict[str, Metric] | MetricCollection
 # Batches wait until their outputs hold so many numbers: one update of the metrics for
 # many batches costs hardly more than an update for one batch.
-KEEP = 2**20
-MAX_BATCHES = 1000  # that wait
+MAX_NUMBERS = 2**20
+MAX_BATCHES = 1000
+NUMBERS_OF_LISTS = 2**16  # counted for outputs that are no tensor
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 
 
@@ -30,65 +30,80 @@ class Accumulator:
     """Means over samples of the loss and other values, and metrics of outputs and
     targets.
 
-    One process takes what waits to the CPU in one transfer, and computes there: on a
-    GPU, accuracy and that of the epoch are some fifty kernels. Many numbers, metrics
-    with a network, and the sums of several processes stay on the device.
+    Batches wait in lists until a result is wanted. One process then takes them to the
+    CPU in one transfer, and computes there: on a GPU, the accuracies of the curve and
+    of the epoch are some fifty kernels. Many numbers, metrics with a network, and the
+    sums of several processes stay on the device.
 
-    epoch: The accumulator of the whole epoch. Every batch is added to it, too; it is
-        reset separately.
+    metrics: Metrics of their own for this accumulator.
     classes: Names for metrics that have a value for each class.
+    epoch: The accumulator of the whole epoch, or None. Every batch is added to it, too;
+        it is reset separately.
+    sums: Tensor (names + 1,): the sums over the samples of each value, and the number
+        of samples; None without a sample.
     class_curves: Names of the curves of single classes in the newest result.
-    others: Values of metrics in the newest result that are no curves, such as a
-        confusion matrix.
+    non_scalar_values: Values of metrics in the newest result that are no curves, such
+        as a confusion matrix.
     """
 
     def __init__(
-        self,
-        metrics: MetricCollection,
-        epoch: "Accumulator | None" = None,
-        classes: Sequence[str] | None = None,
+        self, metrics: MetricCollection, classes: Sequence[str] | None = None
     ) -> None:
         self.metrics = metrics
-        self.epoch = epoch
-        self.classes = in_keys(classes or [])
+        self.classes = as_curve_names(classes or [])
+        self.epoch: Accumulator | None = None
         self.class_curves: set[str] = set()
-        self.others: dict[str, Any] = {}
+        self.non_scalar_values: dict[str, Any] = {}
         self.is_on_host = not dist.is_initialized() and not [*metrics.parameters()]
         self.reset()
 
     def reset(self) -> None:
+        """Forget all samples."""
         self.names: tuple[str, ...] = ()
-        self.values: list[Tensor] = []  # of the batches that wait, one after the other
-        self.sizes: list[int] = []
-        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets that wait
-        self.num_waiting = 0  # numbers in these outputs
-        # (names + 1,): sums over the samples of each value, and the number of samples
         self.sums: Tensor | None = None
         self.has_metrics = False
-        # how many targets a classification metric got that are no whole numbers
-        self.num_broken: Any = 0
+        # how many targets of classification metrics are no whole numbers; None if all
+        # targets are integers
+        self.num_broken: Tensor | None = None
         self.metrics.reset()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        self.values: list[Tensor] = []  # of the waiting batches, one after the other
+        self.sizes: list[int] = []
+        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets
+        self.num_waiting = 0  # numbers in the outputs
+
+    def has_samples(self) -> bool:
+        """Return whether a batch was added since the last reset."""
+        return bool(self.sizes) or self.sums is not None
 
     def add(
         self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any
     ) -> None:
-        """values: means over a batch of `size` samples."""
-        names = self.names or (self.epoch.names if self.epoch else ())
+        """Add a batch of `size` samples.
+
+        values: Means over the batch, by name. The names must be the same in all batches
+            of an epoch; else ValueError.
+        outputs, targets: For the metrics; with None the metrics get nothing.
+        """
+        names = self.names
+        if self.epoch and not names:
+            names = self.epoch.names
         if names and names != tuple(values):
             raise ValueError(f"track() was given {[*values]} now and {[*names]} before")
         self.names = tuple(values)
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
-            # The clone: a compiled network may use the memory of its outputs again.
-            clone = apply_to_collection(
-                outputs, Tensor, lambda tensor: tensor.detach().clone()
-            )
-            self.pairs.append((clone, targets))
-            self.num_waiting += (
-                outputs.numel() if isinstance(outputs, Tensor) else KEEP // 16
-            )
-        if self.num_waiting > KEEP or len(self.sizes) >= MAX_BATCHES:
+            # A compiled network may use the memory of its outputs again.
+            outputs = apply_to_collection(outputs, Tensor, torch.clone)
+            self.pairs.append((outputs, targets))
+            if isinstance(outputs, Tensor):
+                self.num_waiting += outputs.numel()
+            else:
+                self.num_waiting += NUMBERS_OF_LISTS
+        if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
             self.is_on_host = False  # from now on: a transfer would wait for the GPU
             self.flush()
 
@@ -96,148 +111,171 @@ class Accumulator:
         """Add the batches that wait to the sums and the metrics."""
         if not self.sizes:
             return
-        values, pairs = torch.stack(self.values), self.pairs
+        values = torch.stack(self.values)
+        pairs = self.pairs
         # a wrapper may count its updates, as Running does
-        if not any(
-            isinstance(metric, WrapperMetric) for metric in self.metrics.values()
-        ):
+        if not any(isinstance(x, WrapperMetric) for x in self.metrics.values()):
             pairs = concatenated(pairs)
         if self.is_on_host:
             values, pairs = to_host((values, pairs))
-        sums = self._sums(values)
-        for accumulator in [self, self.epoch] if self.epoch else [self]:
-            accumulator.names = self.names
-            accumulator.sums = (
-                sums if accumulator.sums is None else accumulator.sums.to(sums) + sums
-            )
-            accumulator.metrics.to(sums.device, non_blocking=sums.is_cuda)
-            accumulator.has_metrics |= bool(pairs)
-            with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
-                for outputs, targets in pairs:
-                    accumulator.update_metrics(outputs, targets)
-        self.values, self.sizes = [], []
-        self.pairs, self.num_waiting = [], 0
+        sums = sums_of(values.view(len(self.sizes), -1), self.sizes)
+        self.merge(self.names, sums, pairs)
+        if self.epoch:
+            self.epoch.merge(self.names, sums, pairs)
+        self._forget_waiting()
+
+    def merge(
+        self, names: tuple[str, ...], sums: Tensor, pairs: list[tuple[Any, Any]]
+    ) -> None:
+        """Add sums, as in `sums`, and the outputs and targets of batches."""
+        self.names = names
+        if self.sums is not None:
+            sums = self.sums.to(sums) + sums
+        self.sums = sums
+        self.metrics.to(sums.device, non_blocking=sums.is_cuda)
+        self.has_metrics = self.has_metrics or bool(pairs)
+        with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
+            for outputs, targets in pairs:
+                try:
+                    self.update_metrics(outputs, targets)
+                except Exception as error:
+                    raise_with_shapes(error, self.metrics, outputs, targets)
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
         """Add a batch to the metrics, with targets of the type that each metric
         takes."""
-        labels = targets
-        if isinstance(targets, Tensor) and targets.is_floating_point():
-            labels = targets.long()
-        try:
-            for metric in self.metrics.values():
-                if takes_labels(metric) and labels is not targets:
-                    # .item() would wait for the GPU: `result` looks at the number
-                    self.num_broken = self.num_broken + (labels != targets).sum()
-                metric.update(outputs, labels if takes_labels(metric) else targets)
-        except Exception as error:
-            pair = apply_to_collection(
-                (outputs, targets), Tensor, lambda x: tuple(x.shape)
-            )
-            shapes = [str(part)[:80] for part in pair]
-            names = ", ".join(map(str, self.metrics))
-            what = f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
-            modules = [type(metric).__module__ for metric in self.metrics.values()]
-            are_torchmetrics = all(
-                module.startswith("torchmetrics.") for module in modules
-            )
-            if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
-                raise UserError(f"{what}: {first_line(error)}") from error
-            error.add_note(what)
-            raise
-
-    def _sums(self, values: Tensor) -> Tensor:
-        """The sums of the batches that wait, as in `sums`."""
-        values = values.view(len(self.sizes), -1)
-        values = values.to(
-            torch.float32 if values.device.type == "mps" else torch.float64
-        )
-        sizes: Any = self.sizes[0]
-        if len(set(self.sizes)) > 1:  # rare; copying a list to the GPU waits for it
-            sizes = torch.tensor(self.sizes, dtype=values.dtype, device=values.device)[
-                :, None
-            ]
-        return torch.cat(
-            [(values * sizes).sum(0), values.new_full((1,), sum(self.sizes))]
-        )
+        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
+        for metric in self.metrics.values():
+            if is_float and takes_labels(metric):
+                labels = targets.long()
+                # .item() would wait for the GPU: `result` looks at the number
+                num_broken = (labels != targets).sum()
+                if self.num_broken is not None:
+                    num_broken += self.num_broken
+                self.num_broken = num_broken
+                metric.update(outputs, labels)
+            else:
+                metric.update(outputs, targets)
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """The means and metrics over all processes, and `num_samples`; empty without a
-        batch.
+        """Return the means and metrics over all processes, and `num_samples`; nothing
+        without a batch. Raise UserError for targets that no classification metric
+        takes, and if two values have one name.
 
-        reduce: adds up a tensor over the processes."""
+        reduce: Adds up a tensor over the processes.
+        """
         self.flush()
         if self.sums is None:
             return {}
         total = reduce(self.sums.clone())
         means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        if isinstance(self.num_broken, Tensor) and reduce(self.num_broken.clone()) > 0:
-            what = "a classification metric got targets that are no whole numbers"
+        if self.num_broken is not None and reduce(self.num_broken) > 0:
             raise UserError(
-                what, "take a metric of torchmetrics.regression, or round them"
+                "a classification metric got targets that are no whole numbers",
+                "take a metric of torchmetrics.regression, or round them",
             )
-        metrics: dict[str, Tensor] = {}
-        self.class_curves, self.others = set(), {}
-        for name, metric in self.metrics.items() if self.has_metrics else ():
-            classes, value = self.classes, metric.compute()
-            if isinstance(metric, ClasswiseWrapper):  # its dict has names of its own
-                classes, value = (
-                    in_keys(metric.labels or classes),
-                    metric.metric.compute(),
-                )
-            for key, part in numbers(name, value, classes).items():
-                is_curve = isinstance(part, Tensor) and part.dim() == 0
-                (metrics if is_curve else self.others)[key] = part
-            self.class_curves |= {
-                f"{name}/{of_class}" for of_class in classes
-            } & metrics.keys()
+        metrics = self._compute_metrics()
         check_names([*self.names, *metrics, "num_samples"])
         return means | metrics | {"num_samples": total[-1]}
 
+    def _measured(self) -> list[tuple[str, Metric]]:
+        """Return the metrics by name if they got a batch."""
+        return [*self.metrics.items()] if self.has_metrics else []
+
+    def _compute_metrics(self) -> dict[str, Tensor]:
+        curves: dict[str, Tensor] = {}
+        self.class_curves = set()
+        self.non_scalar_values = {}
+        for name, metric in self._measured():
+            value = metric.compute()
+            classes = self.classes
+            if isinstance(metric, ClasswiseWrapper):  # its dict has other names
+                value = metric.metric.compute()
+                classes = as_curve_names(metric.labels or classes)
+            for key, part in numbers(name, value, classes).items():
+                if isinstance(part, Tensor) and part.dim() == 0:
+                    curves[key] = part
+                else:
+                    self.non_scalar_values[key] = part
+            names = {f"{name}/{class_name}" for class_name in classes}
+            self.class_curves |= names & curves.keys()
+        return curves
+
     def state(self) -> dict[str, Any]:
-        """For a checkpoint, on the CPU: other processes may not see this one's GPU."""
+        """Return the sums and the metrics for a checkpoint, on the CPU: other processes
+        may not see this one's GPU. Metrics whose states cannot be merged are left out;
+        they start from zero."""
         self.flush()
-        metrics: dict[str, Any] = {}
-        for name, metric in self.metrics.items() if self.has_metrics else ():
-            is_merged = (
-                metric.full_state_update is False and not metric.dist_sync_on_step
-            )
-            if is_merged and not isinstance(
-                metric, WrapperMetric
-            ):  # others start from zero
-                metrics[name] = metric.metric_state
-        state = {"names": list(self.names), "sums": self.sums, "metrics": metrics}
+        states = {}
+        for name, metric in self._measured():
+            if isinstance(metric, WrapperMetric) or metric.dist_sync_on_step:
+                continue
+            if metric.full_state_update is False:
+                states[name] = metric.metric_state
+        state = {"names": list(self.names), "sums": self.sums, "metrics": states}
         return to_host(state)  # type: ignore[no-any-return]
 
-    def add_state(self, state: dict[str, Any], device: torch.device) -> None:
+    def add_state(self, state: dict[str, Any]) -> None:
+        """Add a state from a checkpoint before the first batch. Raise ValueError if it
+        does not fit."""
         if state["sums"] is None:
             return
-        device = torch.device("cpu") if self.is_on_host else device
-        state = move_data_to_device(state, device)
-        self.names = tuple(state["names"])
-        if state["sums"].shape != (len(self.names) + 1,):
+        names = tuple(state["names"])
+        if state["sums"].shape != (len(names) + 1,):
             raise ValueError("the sums of the curves do not fit their names")
-        self.sums = state["sums"] if self.sums is None else self.sums + state["sums"]
-        self.metrics.to(device)
+        self.merge(names, state["sums"], [])
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
 
 
+def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
+    """Return (names + 1,): the sums over samples, and the number of samples.
+
+    values: (batches, names), means over each batch. sizes: Samples of each batch.
+    """
+    # Metal has no float64
+    values = values.float() if values.is_mps else values.double()
+    weights: Any = sizes[0]
+    if len(set(sizes)) > 1:  # rare: copying a list to the GPU waits for it
+        weights = values.new_tensor(sizes)[:, None]
+    num_samples = values.new_full((1,), sum(sizes))
+    return torch.cat([(values * weights).sum(0), num_samples])
+
+
+def raise_with_shapes(
+    error: Exception, metrics: MetricCollection, outputs: Any, targets: Any
+) -> None:
+    """Raise the error of a metric with the shapes that the metrics got; as a UserError
+    if all metrics are torchmetrics' own, which check their inputs."""
+    pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
+    shapes = [str(part)[:80] for part in pair]
+    names = ", ".join(map(str, metrics))
+    problem = (
+        f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
+    )
+    modules = [type(metric).__module__ for metric in metrics.values()]
+    are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
+    if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
+        raise UserError(f"{problem}: {first_line(error)}") from error
+    error.add_note(problem)
+    raise error
+
+
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The batches as one batch, if they are tensors and their samples have the same
-    shape."""
-    if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
+    """Return the batches as one batch, if they are tensors and their samples have the
+    same shape; else as they are."""
+    if not pairs:
+        return []
+    outputs, targets = zip(*pairs, strict=True)
+    try:
+        return [(torch.cat(outputs), torch.cat(targets))]
+    except (TypeError, RuntimeError):  # no tensors, or of several shapes
         return pairs
-    shapes = {(outputs.shape[1:], targets.shape[1:]) for outputs, targets in pairs}
-    if len(shapes) != 1:
-        return pairs
-    all_outputs, all_targets = zip(*pairs, strict=True)
-    return [(torch.cat(all_outputs), torch.cat(all_targets))]
 
 
 def takes_labels(metric: Metric) -> bool:
-    """Whether it is one of torchmetrics' metrics of classes or masks, or a wrapper
-    around one."""
+    """Return whether the metric is one of torchmetrics' metrics of classes or masks, or
+    a wrapper around one."""
     for part in metric.modules():
         if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
             return True
@@ -245,15 +283,17 @@ def takes_labels(metric: Metric) -> bool:
 
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
-    """The parts of a metric's value by name. Tensors float32 () are curves; others are
-    no curves.
+    """Return the parts of a metric's value by name. Tensors float32 () are curves;
+    others are no curves.
 
-    A number is the curve NAME, a vector NAME/CLASS if it has a value for each class,
+    A number is the curve NAME. A vector is NAME/CLASS if it has a value for each class,
     and NAME_0, NAME_1, ... otherwise. The values of a dict are NAME_KEY.
     """
     if isinstance(value, dict):
-        parts = [numbers(f"{name}_{key}", part, classes) for key, part in value.items()]
-        return {key: part for inner in parts for key, part in inner.items()}
+        parts: dict[str, Any] = {}
+        for key, part in value.items():
+            parts |= numbers(f"{name}_{key}", part, classes)
+        return parts
     try:
         tensor = torch.as_tensor(value).float()
     except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
@@ -268,30 +308,32 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises UserError if two curves have one name."""
-    if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise UserError(
-            f"two curves have the name {twice[0]!r}: rename the metric or the value",
-            status=2,
-        )
+    """Raise UserError if two curves have one name."""
+    for name, num in Counter(names).items():
+        if num > 1:
+            raise UserError(
+                f"two curves have the name {name!r}: rename the metric or the value",
+                status=2,
+            )
 
 
-def in_keys(classes: Sequence[str]) -> list[str]:
-    """Names of classes as a logger, such as MLflow, and a file name can hold them: "a
-    b/c" as a_b_c."""
+def as_curve_names(classes: Sequence[str]) -> list[str]:
+    """Return the names as a logger, such as MLflow, and a file name can hold them: "a
+    b/c" becomes a_b_c. Names that are equal then get their number."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     return [
-        name if names.count(name) == 1 else f"{name}_{i}"
-        for i, name in enumerate(names)
+        f"{name}_{i}" if names.count(name) > 1 else name for i, name in enumerate(names)
     ]
 
 
 def collection(
     metrics: Metrics | Metric | None, more: Mapping[str, Any] | None = None
 ) -> MetricCollection:
-    """A MetricCollection of what `BaseModule.metrics` may be; a dict keeps its order.
+    """Return a MetricCollection of what `BaseModule.metrics` may be; a dict keeps its
+    order.
 
-    more: Metrics to add, by name. Raises UserError for a name that is taken.
+    more: Metrics to add, by name.
+    Raise UserError for a name that is taken or that torch does not take.
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}
@@ -304,12 +346,9 @@ def collection(
                 f"model.metrics.{name}: another argument adds this metric", status=2
             )
         try:
-            ordered.add_metrics(
-                {name: metric}
-            )  # all at once they would be sorted by name
-        except (
-            KeyError
-        ) as error:  # torch refuses a name with a dot, or of one of its methods
+            # all at once they would be sorted by name
+            ordered.add_metrics({name: metric})
+        except KeyError as error:  # a name with a dot, or of a method of the collection
             raise UserError(
                 f"model.metrics: {name!r} cannot be a name: {error}", status=2
             ) from error

@@ -16,22 +16,22 @@ from torchmetrics import Metric
 
 from lightbase.core.batches import inputs_of
 from lightbase.core.compat import newest_batch
-from lightbase.core.curves import Curves, Stage, is_log_step
+from lightbase.core.curves import Curves, Stage
+from lightbase.core.devices import MIXED
 from lightbase.core.errors import UserError, say
 from lightbase.core.metrics import Metrics, collection
-from lightbase.core.objects import RecordsArguments
 from lightbase.core.optim import (
     MADE_FOR_STEPS,
     build_optimizer,
     build_scheduler,
     grouped,
-    num_scheduler_steps,
-    open_lengths,
+    length_argument,
+    schedule_length,
 )
 from lightbase.core.transfer import WeightsFile, freeze_parameters, load_weights
 
 
-class BaseModule(RecordsArguments, LightningModule):
+class BaseModule(LightningModule):
     """Trains `net` with `criterion`, measured by `metrics`. A subclass may assign other
     values to `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`; the last two
     may be objects, too.
@@ -113,9 +113,8 @@ class BaseModule(RecordsArguments, LightningModule):
         self.lr = float(lr)
         self.optimizer = optimizer
         self.optimizer_args = optimizer_args or {}
-        self.parameter_groups = {
-            str(name): args for name, args in (parameter_groups or {}).items()
-        }
+        groups = parameter_groups or {}
+        self.parameter_groups = {str(name): groups[name] for name in groups}
         self.scheduler = scheduler
         self.scheduler_args = scheduler_args or {}
         self.scheduler_interval = scheduler_interval
@@ -123,19 +122,16 @@ class BaseModule(RecordsArguments, LightningModule):
         self.compile_net = compile_net
         self.compile_mode = compile_mode
         self.weights_file = weights
-        frozen: Any = freeze.split(",") if isinstance(freeze, str) else freeze or []
-        self.frozen_names = [str(name).strip() for name in frozen]
+        if isinstance(freeze, str):
+            freeze = [*freeze.split(",")]
+        self.frozen_names = [str(name).strip() for name in freeze or []]
         self.frozen_modules: list[nn.Module] = []
         self.has_weights = False
         self.is_frozen = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net and compile_net not in torch.compiler.list_backends(
-            exclude_tags=()
-        ):
-            raise ValueError(
-                f"compile_net {compile_net!r} is no backend such as inductor"
-            )
+        if compile_net is not None:
+            check_backend(compile_net)
         if compile_mode is not None and compile_net is None:
             raise UserError(
                 f"compile_mode {compile_mode} needs --model.compile_net inductor",
@@ -153,18 +149,18 @@ class BaseModule(RecordsArguments, LightningModule):
         trust: bool = False,
         **arguments: Any,
     ) -> Self:
-        """The module with the weights of a checkpoint. Nothing that the file names is
-        built unless the file is yours, see `lightbase.load`.
+        """Return the module with the weights of a checkpoint. Nothing that the file
+        names is built unless the file is yours, see `lightbase.load`.
 
-        map_location: The device of the module, the CPU unless given.
-        strict: False: tensors of the module that are not in the file stay as they are.
-        hparams_file, weights_only: Of Lightning's method; None or True, no file is read
-            otherwise.
-        arguments: Those of the constructor. With them the module is built from them
-            alone, and any file gives the weights. Without them it is built from the
-            config in the file.
+        map_location: The device of the module, the CPU by default.
+        strict: False keeps the module's tensors that are not in the file.
+        hparams_file, weights_only: Arguments of Lightning's method. They must be None
+            or True: no file is read otherwise.
+        arguments: The arguments of the constructor. With them the module is built from
+            them alone, and any file gives the weights. Without them it is built from
+            the config in the file.
         """
-        from lightbase.commands.python import load  # it imports this module
+        from lightbase import load  # it imports this module
 
         if hparams_file is not None or weights_only is False:
             raise UserError(
@@ -178,10 +174,12 @@ class BaseModule(RecordsArguments, LightningModule):
             if not isinstance(loaded, cls):
                 raise UserError(f"{checkpoint_path} is of a {type(loaded).__name__}")
             module = loaded
-        return module if map_location is None else module.to(map_location)
+        if map_location is not None:
+            module.to(map_location)
+        return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's outputs (N, ...)."""
+        """Return the network's outputs (N, ...)."""
         return self.net(x)
 
     def train(self, mode: bool = True) -> Self:
@@ -198,65 +196,60 @@ class BaseModule(RecordsArguments, LightningModule):
         targets: Any = None,
         **values: Any,
     ) -> None:
-        """Add a batch to the curves of a stage.
+        """Add a batch to the curves of a stage. `Curves` writes their points.
 
-        loss, values: means over the batch, for stage/loss and stage/NAME.
+        loss, values: Means over the batch, for stage/loss and stage/NAME.
         outputs, targets: (N, ...), for the metrics; without them the stage has none,
             and the samples of the batch are counted. They may be what else the metrics
             take, such as lists with an entry for each sample.
         """
         outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
         self.tracked = outputs, targets
-        if not self.curves_callback.means:  # called without a Trainer
+        curves = self.curves_callback
+        if not curves.means:  # called without a Trainer
             return
         means = {"loss": loss}
         for name, value in values.items():
-            # new_full writes the number on the GPU; copying it there would wait for the
-            # GPU
-            means[name] = (
-                value.to(loss)
-                if isinstance(value, Tensor)
-                else loss.new_full((), value)
-            )
-        values_of_samples = outputs if targets is None else targets
-        if values_of_samples is None:
-            values_of_samples = inputs_of(newest_batch(self.trainer))
-        size = num_samples(values_of_samples)
-        self.curves_callback.means[stage].add(size, means, outputs, targets)
+            if isinstance(value, Tensor):
+                means[name] = value.to(loss)
+            else:  # written on the GPU: copying it there would wait for the GPU
+                means[name] = loss.new_full((), value)
+        samples = outputs if targets is None else targets
+        if samples is None:
+            samples = inputs_of(newest_batch(self.trainer))
+        curves.means[stage].add(num_samples(samples), means, outputs, targets)
         if stage == "train":
-            self.curves_callback.note_rates(self.trainer)
-            if self.trainer.world_size == 1 and is_log_step(self):
-                self.curves_callback.log_train(self.trainer, self)
+            curves.note_rates(self.trainer)
 
     def log(self, name: str, *args: Any, **options: Any) -> None:
-        """As Lightning's. Curves refuses a name that `track` writes: both would be
-        averaged."""
+        """Log as Lightning does. Curves refuses a name that `track` writes: both would
+        be averaged."""
         self.curves_callback.logged.add(name)
         super().log(name, *args, **options)
 
     def prepare_weights(self) -> None:
-        """Load and freeze weights. Called before each fit, and before a run makes its
-        folder: a mistake ends the run early."""
+        """Load and freeze weights. It is called before each fit, and before a run makes
+        its folder: a mistake ends the run early."""
         if self.weights_file is not None and not self.has_weights:
             load_weights(self.net, self.weights_file)
-            self.has_weights = (
-                True  # a second fit continues with the weights of the first
-            )
+            # a second fit continues with the weights of the first
+            self.has_weights = True
         if self.frozen_names and not self.is_frozen:
             self.frozen_modules = freeze_parameters(self, self.frozen_names)
             self.is_frozen = True
 
     def prepare_net(self, trains: bool) -> None:
-        """Prepare weights, memory layout and compilation. Curves calls it before each
-        fit or test; a hook of the module would be lost if a subclass overrides it
-        without super()."""
+        """Prepare weights, memory layout and compilation.
+
+        Curves calls it before each fit or test; a hook of the module would be lost if a
+        subclass overrides it without super().
+        """
         if trains:
             self.prepare_weights()
         if self.channels_last:
             tensors: list[Tensor] = [*self.net.parameters()]
-            if (
-                self.trainer.strategy.root_device.type != "cpu"
-            ):  # there it changes the last digits
+            # on a CPU the layout of buffers changes the last digits
+            if self.trainer.strategy.root_device.type != "cpu":
                 tensors += self.net.buffers()
             for tensor in tensors:
                 if not is_lazy(tensor) and tensor.dim() == 4:
@@ -271,79 +264,91 @@ class BaseModule(RecordsArguments, LightningModule):
                 backend=self.compile_net, mode=self.compile_mode, dynamic=False
             )
             self.is_compiled = True
-            say(
-                f"{type(self.net).__name__} is compiled in the first steps, which may take minutes"
-            )
+            name = type(self.net).__name__
+            say(f"{name} is compiled in the first steps, which may take minutes")
 
     def configure_callbacks(self) -> list[Callback]:
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [] if self.curves_callback in callbacks else [self.curves_callback]
+        if self.curves_callback in callbacks:
+            return []
+        return [self.curves_callback]
 
     def step_scheduler_every(self) -> Literal["epoch", "step"]:
-        name = (
-            self.scheduler
-            if isinstance(self.scheduler, str)
-            else type(self.scheduler).__name__
-        )
-        is_by_step = name.rpartition(".")[2] in MADE_FOR_STEPS
-        return self.scheduler_interval or ("step" if is_by_step else "epoch")
+        """Return how often the scheduler steps."""
+        if self.scheduler_interval:
+            return self.scheduler_interval
+        name = self.scheduler
+        if not isinstance(name, str):
+            name = type(name).__name__
+        if name.rpartition(".")[2] in MADE_FOR_STEPS:
+            return "step"
+        return "epoch"
 
     def configure_optimizers(self) -> Any:
-        optimizer, scheduler = self.optimizer, self.scheduler
-        groups = grouped(self.named_parameters(), self.parameter_groups)
-        if isinstance(optimizer, Optimizer) and self.parameter_groups:
-            raise UserError(
-                "model.parameter_groups: an optimizer object has its groups", status=2
-            )
-        # Lightning cannot clip gradients that a fused optimizer unscales (its issue
-        # 21435)
-        is_mixed = str(self.trainer.precision).endswith("-mixed")
-        fused = not (self.trainer.gradient_clip_val and is_mixed)
-        if isinstance(optimizer, str):
-            optimizer = build_optimizer(
-                optimizer, self.optimizer_args, groups, self.lr, fused
-            )
-        elif not isinstance(optimizer, Optimizer):  # a class
-            optimizer = optimizer(groups, lr=self.lr, **self.optimizer_args)
-        if scheduler is None:
+        optimizer = self._make_optimizer()
+        if self.scheduler is None:
             return optimizer
+        interval = self.step_scheduler_every()
+        scheduler = self.scheduler
         if isinstance(scheduler, str):
             num_steps = None
-            if open_lengths(scheduler, self.scheduler_args):
-                num_steps = num_scheduler_steps(
-                    self.trainer, self.step_scheduler_every()
-                )
+            if length_argument(scheduler, self.scheduler_args):
+                num_steps = schedule_length(self.trainer, interval)
             scheduler = build_scheduler(
                 scheduler, self.scheduler_args, optimizer, num_steps
             )
-        config: dict[str, Any] = {
-            "scheduler": scheduler,
-            "interval": self.step_scheduler_every(),
-        }
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
         if isinstance(scheduler, ReduceLROnPlateau):
-            names = [*map(str, collection(self.metrics)), "loss"]
-            monitor = f"val/{names[0]}" if scheduler.mode == "max" else "val/loss"
-            frequency = (
-                self.trainer.check_val_every_n_epoch or 1
-            )  # after epochs with a validation
-            config |= {"interval": "epoch", "frequency": frequency, "monitor": monitor}
+            names = ["loss"]
+            if scheduler.mode == "max":
+                names = [*map(str, collection(self.metrics)), "loss"]
+            config["monitor"] = f"val/{names[0]}"
+            # after epochs with a validation
+            config["interval"] = "epoch"
+            config["frequency"] = self.trainer.check_val_every_n_epoch or 1
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def _make_optimizer(self) -> Optimizer:
+        if isinstance(self.optimizer, Optimizer):
+            if self.parameter_groups:
+                raise UserError(
+                    "model.parameter_groups: an optimizer object has its groups",
+                    status=2,
+                )
+            return self.optimizer
+        groups = grouped(self.named_parameters(), self.parameter_groups)
+        if not isinstance(self.optimizer, str):  # a class
+            return self.optimizer(groups, lr=self.lr, **self.optimizer_args)
+        # Lightning cannot clip gradients that a fused optimizer unscales (its issue
+        # 21435)
+        is_mixed = self.trainer.precision in MIXED
+        fused = not (self.trainer.gradient_clip_val and is_mixed)
+        return build_optimizer(
+            self.optimizer, self.optimizer_args, groups, self.lr, fused
+        )
+
+
+def check_backend(name: str) -> None:
+    """Raise ValueError if torch.compile has no backend of this name."""
+    if name not in torch.compiler.list_backends(exclude_tags=()):
+        raise ValueError(f"compile_net {name!r} is no backend such as inductor")
 
 
 def num_samples(values: Any) -> int:
-    """The length of a tensor, of a list, or of the first value of a dict; 1 of None."""
+    """Return the number of samples in `values`: the length of a tensor or list, or of a
+    dict's first value. None counts as one."""
     while isinstance(values, dict):
         values = next(iter(values.values()))
     return 1 if values is None else len(values)
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
-    """Whether BaseModule builds the optimizer and the scheduler from their names. It
-    does not if a subclass overrides `configure_optimizers`, or assigns an object or a
-    class."""
+    """Return whether BaseModule builds the optimizer and the scheduler from their
+    names. It does not if a subclass overrides `configure_optimizers`, or assigns an
+    object or a class."""
     if not isinstance(model, BaseModule):
         return False
-    is_named = isinstance(model.optimizer, str) and isinstance(
-        model.scheduler, str | None
-    )
-    return is_named and not is_overridden("configure_optimizers", model, BaseModule)
+    if is_overridden("configure_optimizers", model, BaseModule):
+        return False
+    has_scheduler_name = isinstance(model.scheduler, str | None)
+    return isinstance(model.optimizer, str) and has_scheduler_name

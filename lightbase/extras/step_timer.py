@@ -2,40 +2,36 @@
 it."""
 
 import contextlib
-import functools
 import itertools
 import os
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from matplotlib.figure import Figure
 
-from lightbase.core.curves import newest_step, num_steps
+from lightbase.core.curves import num_steps
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import say
 from lightbase.core.module import BaseModule
-from lightbase.extras import figures
-from lightbase.extras.data_parallel import obstacle
-from lightbase.extras.device_monitor import DeviceMonitor
+from lightbase.core.pictures import has_pictures, log_figure
 
 PHASES = (
     *("data_loading", "transfer_transforms", "forward", "backward"),
     *("optimizer", "logging", "other"),
 )
-"""Forward includes the loss and the sums for the curves; optimizer includes its
-schedule and clipping; logging is curves and the progress bar; other is Lightning's loop
-and other callbacks."""
+"""Forward includes the loss; optimizer includes its schedule and clipping; logging is
+curves and the progress bar; other is Lightning's loop and other callbacks."""
 # On a GPU the first calls of an epoch are timed, and then one call in 11, which counts
 # for 11. 11 divides none of the usual logging intervals.
-NUM_FIRST, SAMPLE_EVERY = 100, 11
-MAX_MARKS = 20_000  # on a GPU, in an epoch
+NUM_FIRST = 100
+SAMPLE_EVERY = 11
+MAX_MARKS = 20_000  # on a GPU, between two waits for it
 NOTHING = contextlib.nullcontext()
-# by the last part of the name that Lightning's profiler gets
 PHASE_OF = {
     "train_dataloader_next": "data_loading",
     "on_before_batch_transfer": "transfer_transforms",
@@ -47,23 +43,23 @@ PHASE_OF = {
     "configure_gradient_clipping": "optimizer",
     "lr_scheduler_step": "optimizer",
     "on_train_batch_end": "logging",
-    "ProgressBar": "logging",
-    # from lightbase/extras/data_parallel.py
-    "transforms": "transfer_transforms",
-    "forward": "forward",
-    "logging": "logging",
-    "loop": "other",
+    "callback_logging": "logging",
 }
+"""The phase of an action, by the last part of the name that Lightning gives it."""
+LOGGING = ("Curves", "ProgressBar")
+"""Callbacks whose `on_train_batch_end` is logging; the hook of others is no phase."""
+EPOCH_BEGINS = "run_training_epoch"
+CALL_BEGINS = "train_dataloader_next"
 # No action encloses a whole validation: the next batch of the training ends it.
-BEGIN_STEPS = ("run_training_epoch", "train_dataloader_next")
-END_STEPS = (
+STEPS_END = (
     "on_validation_model_zero_grad",
     "on_validation_start",
     "on_train_epoch_end",
 )
 
-# In small steps Python and kernel launches take longer than the arithmetic.
-FOR_SMALL = ("steps", "batch", "compiling")
+# (part of the time, share above which the rule applies, finding, names of remedies).
+# The first rule that applies is the most urgent one. In small steps Python and kernel
+# launches take longer than the arithmetic.
 RULES = (
     (
         "data_loading",
@@ -78,8 +74,13 @@ RULES = (
         ("resident", "batch"),
     ),
     ("logging", 0.1, "Logging and progress bar took {} of a step", ("logging",)),
-    ("idle", 0.4, "The GPU was idle {} of the time", FOR_SMALL),
-    ("overhead", 0.3, "Steps are small: {} of their time is overhead", FOR_SMALL),
+    ("idle", 0.4, "The GPU was idle {} of the time", ("batch", "compiling")),
+    (
+        "overhead",
+        0.3,
+        "Steps are small: {} of their time is overhead",
+        ("batch", "compiling"),
+    ),
     (
         "network",
         0.6,
@@ -87,18 +88,47 @@ RULES = (
         ("precision", "compiling"),
     ),
 )
-"""(part of the time, share above which the rule applies, finding, names of remedies).
-The first rule that applies is the most urgent one."""
 
 
-@functools.cache
-def action_of(name: str) -> str | None:
-    """An action of the tables above; None for all others. name: as Lightning gives it,
-    such as "[Strategy]SingleDeviceStrategy.training_step"."""
-    word = name.rpartition(".")[2]
-    if word == "on_train_batch_end" and name.startswith("[Callback]"):
-        return "ProgressBar" if "ProgressBar" in name else None
-    return word if word in (*PHASE_OF, *BEGIN_STEPS, *END_STEPS) else None
+@dataclass
+class Times:
+    """How a training has spent its time.
+
+    phases: Seconds of each phase in PHASES, in all steps.
+    rest: Seconds of validations and checkpoints.
+    num_steps: The number of steps, at least 1.
+    """
+
+    phases: dict[str, float]
+    rest: float
+    num_steps: int
+
+    def total(self) -> float:
+        """Return the seconds of all steps."""
+        return sum(self.phases.values())
+
+    def step_ms(self) -> float:
+        return 1e3 * self.total() / self.num_steps
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each phase, in [0, 1]."""
+        total = self.total()
+        return {phase: seconds / total for phase, seconds in self.phases.items()}
+
+
+class Actions(dict[str, str]):
+    """The last part of each action's name if the clock needs the action; else "". It
+    remembers the names: Lightning gives some eighty of them in each step."""
+
+    def __missing__(self, name: str) -> str:
+        action = name.rpartition(".")[2]
+        if action not in PHASE_OF and action not in (EPOCH_BEGINS, *STEPS_END):
+            action = ""
+        if action == "on_train_batch_end" and name.startswith("[Callback]"):
+            is_logging = any(callback in name for callback in LOGGING)
+            action = "callback_logging" if is_logging else ""
+        self[name] = action
+        return action
 
 
 class PhaseClock(PassThroughProfiler):
@@ -108,65 +138,61 @@ class PhaseClock(PassThroughProfiler):
     Every moment of the steps belongs to one phase: an inner phase interrupts the outer
     one. Validations and the time between epochs are the rest. On a CPU each call of the
     training loop is timed. On a GPU, where the CPU only queues work, calls are timed by
-    CUDA events on the stream of
-    the root device: the first 100 of an epoch, then one in 11. The time of all steps is
-    divided in proportion to these samples.
+    CUDA events on the stream of the root device: the first 100 of an epoch, then one in
+    11. The time of all steps is divided in proportion to these samples.
+
+    device: The root device of the training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.begin(torch.device("cpu"))
-
-    def begin(self, device: torch.device) -> None:
-        """Start again from zero. device: the root device of the training."""
         self.is_on_gpu = device.type == "cuda"
-        self.in_steps, self.since = False, time.perf_counter()
-        self.seconds = {"steps": 0.0, "rest": 0.0}  # by the wall clock
+        self.actions = Actions()
+        self.in_steps = False
+        self.since = time.perf_counter()  # when the steps or the rest began
+        self.step_seconds = 0.0
+        self.rest_seconds = 0.0
+        self.sampled = dict.fromkeys(PHASES, 0.0)  # seconds of the timed calls
         self.phases = ["other"]  # the inner ones last
         self.num_calls = 0  # in this epoch
-        self.is_timed, self.weight = False, 1  # this call, and for how many it counts
+        self.is_timed = False  # whether this call is
+        self.weight = 1  # the number of calls for which this one counts
         # (phase, time at which it began, weight) in timed calls; a phase "" ends a call
         self.marks: list[tuple[str, Any, int]] = []
-        self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the timed calls
 
-    def take(self) -> dict[str, float]:
-        """Seconds since the last call of take: of each phase, and of the rest."""
-        self._enter(False)
-        num_sampled = sum(self.phase_seconds.values())
-        if not num_sampled:
-            self.phase_seconds["other"] = num_sampled = 1.0
-        scale = self.seconds["steps"] / num_sampled
-        seconds = {phase: scale * value for phase, value in self.phase_seconds.items()}
-        seconds["rest"] = self.seconds["rest"]
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
-        self.phase_seconds = dict.fromkeys(PHASES, 0.0)
-        self.num_calls = 0
-        return seconds
-
-    # Lightning calls the next three some eighty times a step
+    def times(self, num_steps: int) -> Times:
+        """Return the times since the start."""
+        self._enter(in_steps=False)
+        total = sum(self.sampled.values()) or 1.0
+        scale = self.step_seconds / total
+        phases = {phase: scale * seconds for phase, seconds in self.sampled.items()}
+        return Times(phases, self.rest_seconds, num_steps)
 
     def profile(self, action_name: str) -> Any:
-        # a generator takes 2 µs
-        return (
-            NOTHING if action_of(action_name) is None else super().profile(action_name)
-        )
+        if self.actions[action_name]:
+            return super().profile(action_name)
+        return NOTHING  # a generator takes 2 µs
 
     def start(self, action_name: str) -> None:
-        action = action_of(action_name)
-        if action in END_STEPS:
-            self._enter(False)
-        elif action in BEGIN_STEPS:
+        action = self.actions[action_name]
+        if action in STEPS_END:
+            self._enter(in_steps=False)
+        elif action == EPOCH_BEGINS:
+            self.num_calls = 0
+            self._begin_call()
+        elif action == CALL_BEGINS:
             self._begin_call()
         if self.in_steps and action in PHASE_OF:
             self.phases.append(PHASE_OF[action])
             self._mark(self.phases[-1])
 
     def stop(self, action_name: str) -> None:
-        action = action_of(action_name)
+        action = self.actions[action_name]
         if action in PHASE_OF and len(self.phases) > 1:
             self.phases.pop()
-            # after this hook Lightning writes the curves
-            self.phases[0] = "logging" if action == "on_train_batch_end" else "other"
+            # after the module's on_train_batch_end Lightning writes the curves
+            is_end = action == "on_train_batch_end"
+            self.phases[0] = "logging" if is_end else "other"
             self._mark(self.phases[-1])
 
     def _enter(self, in_steps: bool) -> None:
@@ -177,14 +203,19 @@ class PhaseClock(PassThroughProfiler):
             torch.cuda.synchronize()
         self._read()
         now = time.perf_counter()
-        self.seconds["steps" if self.in_steps else "rest"] += now - self.since
-        self.in_steps, self.since, self.phases = in_steps, now, ["other"]
+        if self.in_steps:
+            self.step_seconds += now - self.since
+        else:
+            self.rest_seconds += now - self.since
+        self.since = now
+        self.in_steps = in_steps
+        self.phases = ["other"]
 
     def _begin_call(self) -> None:
         """Begin a call of the training loop, which ends the call before it."""
         self._end_call()
         if not self.in_steps:
-            self._enter(True)
+            self._enter(in_steps=True)
         later = self.num_calls - NUM_FIRST
         self.weight = SAMPLE_EVERY if self.is_on_gpu and later >= 0 else 1
         self.is_timed = len(self.marks) < MAX_MARKS and later % self.weight == 0
@@ -197,23 +228,26 @@ class PhaseClock(PassThroughProfiler):
         if not self.is_on_gpu:
             self._read()
 
-    def _read(self) -> None:
-        """Add up the marks. On a GPU their events must be over."""
-        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
-            if phase:
-                seconds = (
-                    start.elapsed_time(end) / 1e3 if self.is_on_gpu else end - start
-                )
-                self.phase_seconds[phase] += weight * seconds
-        self.marks = []
-
     def _mark(self, phase: str) -> None:
-        if self.is_timed:
-            now: Any = time.perf_counter()
+        if not self.is_timed:
+            return
+        now: Any = time.perf_counter()
+        if self.is_on_gpu:
+            now = torch.cuda.Event(enable_timing=True)
+            now.record()
+        self.marks.append((phase, now, self.weight))
+
+    def _read(self) -> None:
+        """Add up the marks. On a GPU it must have reached their events."""
+        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
+            if not phase:
+                continue
             if self.is_on_gpu:
-                now = torch.cuda.Event(enable_timing=True)
-                now.record()
-            self.marks.append((phase, now, self.weight))
+                seconds = start.elapsed_time(end) / 1e3
+            else:
+                seconds = end - start
+            self.sampled[phase] += weight * seconds
+        self.marks = []
 
 
 class StepTimer(Callback):
@@ -222,119 +256,106 @@ class StepTimer(Callback):
 
     It runs on the first process, as the Trainer's profiler; if the Trainer has another
     profiler, it is off.
+
+    times: After a training; None before, and without a step.
     """
 
     def __init__(self) -> None:
-        self.clock = PhaseClock()
-        # since the start: the seconds of `PhaseClock.take`, and `num_steps`
-        self.totals: Any = Counter()
+        self.times: Times | None = None
         self.first_step = 0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.totals.clear()
+        self.times = None
         self.first_step = num_steps(trainer)
         if not trainer.is_global_zero:
             return
         if isinstance(trainer.profiler, PassThroughProfiler):
-            trainer.profiler = self.clock
-            self.clock.begin(trainer.strategy.root_device)
+            trainer.profiler = PhaseClock(trainer.strategy.root_device)
         else:
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if trainer.profiler is self.clock:
-            self.totals.update(self.clock.take())
-            self.totals["num_steps"] = num_steps(trainer) - self.first_step
-
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if self.totals:
-            self.totals["rest"] += self.clock.take()["rest"]  # the last checkpoints
-        row = self.sum()
-        if row and figures.has_pictures(trainer.loggers):
-            parts = shares(row)
-            labels = [f"{phase} {share:.0%}" for phase, share in parts.items()]
-            pie = figures.pie(
-                list(parts.values()), labels, f"a step of {step_ms(row):.2f} ms"
-            )
-            figures.log_figure(
-                trainer.loggers, "watch/step_time/pie", pie, newest_step(trainer)
-            )
+        num = num_steps(trainer) - self.first_step
+        if num and isinstance(trainer.profiler, PhaseClock):
+            self.times = trainer.profiler.times(num)
+            if has_pictures(trainer):
+                log_figure(trainer, "watch/step_time/pie", pie(self.times))
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Print a table, below the bar, which is closed now: share and milliseconds of
         a step."""
-        row = self.sum()
-        if not row:
+        if self.times is None:
             return
-        steps = f"{row['num_steps']:,} steps of {step_ms(row):.2f} ms"
-        rest = f"{row['rest']:.1f} s of validations and checkpoints"
+        step_ms = self.times.step_ms()
+        steps = f"{self.times.num_steps:,} steps of {step_ms:.2f} ms"
+        rest = f"{self.times.rest:.1f} s of validations and checkpoints"
         say(f"Where the time of training went ({steps}, without {rest}):")
-        for phase, share in shares(row).items():
-            say(f"  {phase:<24}{share:>7.1%}{share * step_ms(row):>10.3f} ms")
-
-    def sum(self) -> dict[str, float]:
-        """Of all epochs since the start; empty without a step."""
-        return dict(self.totals) if self.totals["num_steps"] else {}
+        for phase, share in self.times.shares().items():
+            say(f"  {phase:<24}{share:>7.1%}{share * step_ms:>10.3f} ms")
 
 
-def total(row: dict[str, float]) -> float:
-    """Seconds of all phases."""
-    return sum(row[phase] for phase in PHASES)
+def pie(times: Times) -> Figure:
+    """Return a pie of the phases of a step. Labels are in a legend: beside thin slices
+    they would overlap."""
+    figure = Figure((3.5, 2.0), dpi=100, layout="constrained")
+    figure.suptitle(f"a step of {times.step_ms():.2f} ms", fontsize=9)
+    shares = times.shares()
+    labels = [f"{phase} {share:.0%}" for phase, share in shares.items()]
+    axes = figure.add_subplot()
+    wedges, *_ = axes.pie([*shares.values()], startangle=90, counterclock=False)
+    figure.legend(wedges, labels, loc="outside right center", fontsize=7)
+    return figure
 
 
-def shares(row: dict[str, float]) -> dict[str, float]:
-    """The share of each phase, in [0, 1]."""
-    return {phase: row[phase] / total(row) for phase in PHASES}
+def advice(trainer: Any, busy_shares: Sequence[float] = ()) -> str:
+    """Return a finding and what to try, after a training; "" if no step timer saw a
+    step.
 
-
-def step_ms(row: dict[str, float]) -> float:
-    return 1e3 * total(row) / max(1, row["num_steps"])
-
-
-def advice(trainer: Any) -> str:
-    """A finding and what to try, after a training; empty if no step timer saw a
-    step."""
-    timers = [
-        callback for callback in trainer.callbacks if isinstance(callback, StepTimer)
-    ]
-    seconds = timers[0].sum() if timers else {}
-    return sentence(parts(trainer, seconds), remedies(trainer)) if seconds else ""
+    busy_shares: The share of the time in which each GPU ran anything, in [0, 1].
+    """
+    for callback in trainer.callbacks:
+        if isinstance(callback, StepTimer) and callback.times:
+            shares = parts(trainer, callback.times, busy_shares)
+            return sentence(shares, remedies(trainer))
+    return ""
 
 
 def sentence(parts: Mapping[str, float], remedies: Mapping[str, str]) -> str:
+    """Return the finding of the first rule that applies, with at most two remedies.
+
+    parts: The parts of the time that RULES names, as shares in [0, 1].
+    remedies: What can be tried, by the names in RULES.
+    """
     for part, limit, finding, names in RULES:
         if parts[part] > limit:
-            possible = [remedies[name] for name in names if name in remedies][:2]
-            way_out = f"; try {', or '.join(possible)}" if possible else ""
-            return finding.format(f"{parts[part]:.0%}") + way_out
+            text = finding.format(f"{parts[part]:.0%}")
+            possible = [remedies[name] for name in names if name in remedies]
+            if possible:
+                text += f"; try {', or '.join(possible[:2])}"
+            return text
     return "No part of a step stands out; the time is well spent"
 
 
-def parts(trainer: Any, seconds: dict[str, float]) -> dict[str, float]:
-    """The parts of the time that RULES names, as shares in [0, 1]."""
-    parts = shares(seconds)
+def parts(
+    trainer: Any, times: Times, busy_shares: Sequence[float] = ()
+) -> dict[str, float]:
+    """Return the parts of the time that RULES names, as shares in [0, 1]."""
+    parts = times.shares()
     parts["network"] = parts["forward"] + parts["backward"]
+    parts["idle"] = 1 - min(busy_shares, default=1.0)
+    parts["overhead"] = 0.0
     is_on_gpu = trainer.strategy.root_device.type == "cuda"
-    monitors = [
-        callback
-        for callback in trainer.callbacks
-        if isinstance(callback, DeviceMonitor)
-    ]
-    busy = [share for monitor in monitors for share in monitor.busy_shares()]
-    parts["idle"] = 1 - min(busy, default=1.0)
-    is_small = not is_on_gpu and step_ms(seconds) < 3
-    parts["overhead"] = parts["optimizer"] + parts["other"] if is_small else 0.0
+    if not is_on_gpu and times.step_ms() < 3:
+        parts["overhead"] = parts["optimizer"] + parts["other"]
     return parts
 
 
 def remedies(trainer: Any) -> dict[str, str]:
-    """What can be tried in a next training, with its flags, by name."""
-    model, data, device = (
-        trainer.lightning_module,
-        trainer.datamodule,
-        trainer.strategy.root_device,
-    )
-    is_on_gpu = device.type == "cuda"
+    """Return what can be tried in a next training, with its flags, by the names in
+    RULES."""
+    model = trainer.lightning_module
+    data = trainer.datamodule
+    is_on_gpu = trainer.strategy.root_device.type == "cuda"
     every = 10 * trainer.log_every_n_steps
     texts = {"logging": f"logging less often: --trainer.log_every_n_steps {every}"}
     if isinstance(data, BaseDataModule):
@@ -345,12 +366,12 @@ def remedies(trainer: Any) -> dict[str, str]:
         num_workers = min(max(2, 2 * data.num_workers), num_cores)
         if not data.on_gpu and num_workers > data.num_workers:
             texts["workers"] = f"more workers: --data.num_workers {num_workers}"
-    if type(trainer.strategy) is SingleDeviceStrategy and obstacle(trainer) is None:
-        texts["steps"] = "several steps per call: --steps_per_execution 20"
-    # GPUs older than NVIDIA's Ampere, and most CPUs, only emulate bf16
-    has_bf16 = is_on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if not is_on_gpu:
+        return texts
+    # GPUs older than NVIDIA's Ampere only emulate bf16
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if has_bf16 and str(trainer.precision).startswith("32"):
         texts["precision"] = "half precision: --trainer.precision bf16-mixed"
-    if is_on_gpu and isinstance(model, BaseModule) and model.compile_net is None:
+    if isinstance(model, BaseModule) and model.compile_net is None:
         texts["compiling"] = "compiling: --model.compile_net inductor"
     return texts
