@@ -4,7 +4,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightbase import BaseModule, Batch, Metrics, at_least_float32, collection
@@ -53,12 +53,11 @@ class Classifier(BaseModule):
             return MulticlassAccuracy(num_classes, validate_args=False, **options)
 
         metrics = metrics or {"acc": accuracy(average="micro")}
-        more: dict[str, Metric | MetricCollection] = {}
         if per_class:
-            more["class_acc"] = accuracy(average=None)
+            metrics = collection(metrics, {"class_acc": accuracy(average=None)})
         if top_k:
-            more[f"top{top_k}"] = accuracy(average="micro", top_k=top_k)
-        metrics = collection(metrics, more) if more else metrics
+            top = accuracy(average="micro", top_k=top_k)
+            metrics = collection(metrics, {f"top{top_k}": top})
         super().__init__(net, criterion or nn.CrossEntropyLoss(), metrics, **system)
         self.num_classes = num_classes
 
@@ -83,5 +82,5 @@ class Classifier(BaseModule):
         return logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The probability of each class, (N, classes)."""
+        """Return the probability of each class, (N, classes)."""
         return at_least_float32(self(batch[0])).softmax(1)

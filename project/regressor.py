@@ -12,8 +12,11 @@ class Regressor(BaseModule):
     """Trains `net`: inputs (N, ...) to numbers (N, D), for targets float32 (N, D), or
     (N,) if D is 1.
 
-    criterion: mean squared error unless given. metrics: mean absolute error, `mae`,
-        unless given.
+    Args:
+        net: The network.
+        criterion: The loss, a mean over the batch; mean squared error unless given.
+        metrics: By name; mean absolute error, `mae`, unless given.
+        system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
     task = "regression"
@@ -44,17 +47,18 @@ class Regressor(BaseModule):
         return predicted
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """(N, D)"""
+        """Return the numbers, (N, D)."""
         return at_least_float32(self(batch[0]))
 
     def loss_and_prediction(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss, and the numbers in the shape of the targets. Raise UserError
+        if the network does not give as many numbers as there are targets."""
         x, y = batch
         predicted = at_least_float32(self(x))
         if predicted.numel() != y.numel():
             raise UserError(
                 f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}"
             )
-        predicted = predicted.view_as(
-            y
-        )  # (N, 1) against (N,) would be compared as (N, N)
+        # (N, 1) against (N,) would be compared as (N, N)
+        predicted = predicted.view_as(y)
         return self.criterion(predicted, y), predicted

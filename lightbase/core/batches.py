@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection, is_namedtuple
-from numpy.random import SeedSequence
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -21,26 +20,29 @@ from torch.utils.data import (
     Subset,
 )
 
-Batch = Any  # what the data gives: tensors, or tuples, lists and dicts of them
+Batch = Any
+"""What the data gives: tensors, or tuples, lists and dicts of them."""
 NESTED = (Tensor, np.ndarray, tuple, dict)
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
 MAX_BYTES_AT_ONCE = 8 * 2**20
 
 
 def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
-    """The same structure, with the results of the function in place of the tensors."""
+    """Return `values`, of any structure, with the function's result in place of each
+    tensor."""
     return apply_to_collection(values, Tensor, function)
 
 
 def tensors_in(values: Any) -> list[Tensor]:
+    """Return all tensors in `values`, of any structure, in their order."""
     tensors: list[Tensor] = []
-    apply_to_collection(values, Tensor, tensors.append)
+    map_tensors(tensors.append, values)
     return tensors
 
 
 def to_host(values: Any) -> Any:
-    """The same structure, with its tensors on the CPU. For a GPU the host waits once:
-    the copies go to page-locked memory."""
+    """Return `values`, of any structure, with the tensors on the CPU. The host waits
+    only once for each GPU: the copies go to page-locked memory."""
     moved = map_tensors(lambda x: x.to("cpu", non_blocking=x.is_cuda), values)
     for device in {x.device for x in tensors_in(values) if x.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -48,41 +50,48 @@ def to_host(values: Any) -> Any:
 
 
 def as_tensors(values: Any) -> Any:
-    """The same structure, with tensors in place of arrays and lists of numbers."""
+    """Return `values` with tensors in place of arrays and lists of numbers. A list
+    that holds arrays, tuples or dicts becomes a tuple."""
     if isinstance(values, dict):
         return {key: as_tensors(value) for key, value in values.items()}
-    is_list = isinstance(values, list) and any(
-        isinstance(part, NESTED) for part in values
-    )
-    if isinstance(values, tuple) or is_list:
+    is_nested = isinstance(values, tuple)
+    if isinstance(values, list):
+        is_nested = any(isinstance(part, NESTED) for part in values)
+    if is_nested:
         return with_parts(values, *map(as_tensors, values))
     return torch.as_tensor(values)
 
 
 def inputs_of(batch: Any) -> Any:
-    """The first part of a tuple or list; else the batch itself."""
-    return batch[0] if isinstance(batch, tuple | list) and batch else batch
+    """Return the first part of a tuple or list, and any other batch itself."""
+    if isinstance(batch, tuple | list) and batch:
+        return batch[0]
+    return batch
 
 
 def targets_of(batch: Any) -> Any:
-    """The second part of a pair; None for a batch that is no pair."""
-    return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    """Return the second part of a pair, or None if the batch is not a pair."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[1]
+    return None
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
-    """The tuple of these parts; a named one if the batch is a named tuple."""
-    return type(batch)(*parts) if is_namedtuple(batch) else parts
+    """Return a tuple of the parts. It is a named tuple if `batch` is one."""
+    if is_namedtuple(batch):
+        return type(batch)(*parts)
+    return parts
 
 
 def convert_types(batch: Any) -> Any:
-    """A batch with float32 in place of float64. The targets of a pair, if they are one
-    tensor, become float32 or int64."""
+    """Return the batch with float32 in place of float64. The targets of a pair, if they
+    are one tensor, become float32 or int64."""
     batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
     targets = targets_of(batch)
-    if isinstance(targets, Tensor):
-        targets = targets.float() if targets.is_floating_point() else targets.long()
-        batch = with_parts(batch, batch[0], targets)
-    return batch
+    if not isinstance(targets, Tensor):
+        return batch
+    targets = targets.float() if targets.is_floating_point() else targets.long()
+    return with_parts(batch, batch[0], targets)
 
 
 class Indices(list[int]):
@@ -103,39 +112,45 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
     Because of its base classes Lightning replaces it neither by a DistributedSampler
     nor, for `overfit_batches`, by a SequentialSampler.
+
+    Args:
+        num_samples: Number of all samples, at least `num_ranks`.
+        batch_size: Samples a batch, on each rank.
+        shuffle: Take a new order in every epoch.
+        even: Give all ranks the same number of samples. Up to num_ranks - 1 samples
+            are left out.
+        drop_last: Make full batches only, and the same number on all ranks.
+        rank: The rank of this process, in [0, num_ranks).
+        batches_at_once: Yield the indices of so many batches as one list. `len()` and
+            `first_batch` still count batches.
     """
 
-    num_samples: int  # at least num_ranks
-    batch_size: int  # on each rank
+    num_samples: int
+    batch_size: int
     _: KW_ONLY
-    shuffle: bool = False  # a new order in every epoch
-    even: bool = (
-        False  # equally many samples on all ranks: leaves out up to num_ranks - 1
-    )
-    drop_last: bool = False  # full batches only, and equally many on all ranks
+    shuffle: bool = False
+    even: bool = False
+    drop_last: bool = False
     seed: int = 0
-    rank: int = 0  # of this process, in [0, num_ranks)
+    rank: int = 0
     num_ranks: int = 1
-    batches_at_once: int = (
-        1  # yielded as one list; `len()` and `first_batch` still count batches
-    )
+    batches_at_once: int = 1
 
     def __post_init__(self) -> None:
+        self.num_on_rank = len(range(self.rank, self.num_samples, self.num_ranks))
         if self.even or self.drop_last:
-            num = self.num_samples // self.num_ranks
-        else:
-            num = len(range(self.rank, self.num_samples, self.num_ranks))
-        self.num_on_rank = num - num % self.batch_size if self.drop_last else num
+            self.num_on_rank = self.num_samples // self.num_ranks
+        if self.drop_last:
+            self.num_on_rank -= self.num_on_rank % self.batch_size
         self.epoch = 0
-        self.first_batch = (
-            0  # of the next pass; above 0 if a run resumes within an epoch
-        )
+        # of the next pass; above 0 if a run resumes within an epoch
+        self.first_batch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass."""
         if epoch != self.epoch:
-            self.first_batch = (
-                0  # it was meant for the earlier epoch, which had no batch left
-            )
+            # it was meant for the earlier epoch, which had no batch left
+            self.first_batch = 0
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -143,44 +158,44 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
     def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
         first_batch, self.first_batch = self.first_batch, 0
-        epoch = self.epoch if self.shuffle else 0
+        epoch = 0
         order = torch.arange(self.num_samples)
         if self.shuffle:
-            generator = torch.Generator().manual_seed(
-                (self.seed * 1_000_003 + epoch) % 2**63
-            )
+            epoch = self.epoch
+            seed = (self.seed * 1_000_003 + epoch) % 2**63
+            generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(self.num_samples, generator=generator)
         order = order[self.rank :: self.num_ranks][: self.num_on_rank]
         for i in range(first_batch, len(self), self.batches_at_once):
-            start, end = (
-                i * self.batch_size,
-                (i + self.batches_at_once) * self.batch_size,
-            )
+            start = i * self.batch_size
+            end = start + self.batches_at_once * self.batch_size
             indices = Indices(order[start:end].tolist())
-            seed = SeedSequence((self.seed, epoch, self.rank, i)).generate_state(
-                1, "uint64"
-            )[0]
-            indices.seed = int(seed) % 2**63
+            sequence = np.random.SeedSequence((self.seed, epoch, self.rank, i))
+            indices.seed = int(sequence.generate_state(1, "uint64")[0]) % 2**63
             yield indices
 
 
 class TensorBatches(Dataset[Batch]):
-    """Tensors (N, ...) in memory, in tuples, lists or dicts, or a single one. With
-    `index`, int64 (M,), only the samples that it names, without a copy."""
+    """Samples in memory.
+
+    Args:
+        values: Tensors (N, ...) in tuples, lists or dicts, or a single tensor.
+        index: int64 (M,). If given, only these samples count. Nothing is copied.
+    """
 
     def __init__(self, values: Any, index: Tensor | None = None) -> None:
         self.all_values = values
         self.index = index
         tensors = tensors_in(values)
         self.device = tensors[0].device
-        self.num_all = len(tensors[0])
-        self.sample_bytes = sum(tensor.nbytes for tensor in tensors) / max(
-            1, self.num_all
-        )
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        self.sample_bytes = num_bytes / max(1, len(tensors[0]))
 
     @property
     def values(self) -> Batch:
-        return self.all_values if self.index is None else self._select(self.index)
+        if self.index is None:
+            return self.all_values
+        return self._select(self.index)
 
     @property
     def inputs(self) -> Any:
@@ -191,39 +206,41 @@ class TensorBatches(Dataset[Batch]):
         return targets_of(self.values)
 
     def _select(self, index: Tensor) -> Batch:
-        # index_select copies row by row: for small images seven times as fast as
-        # tensor[index]
-        return map_tensors(
-            lambda tensor: tensor.index_select(0, index), self.all_values
-        )
+        # it copies row by row: for small images seven times as fast as indexing
+        return map_tensors(lambda x: x.index_select(0, index), self.all_values)
 
     def __len__(self) -> int:
-        return self.num_all if self.index is None else len(self.index)
+        if self.index is None:
+            return len(tensors_in(self.all_values)[0])
+        return len(self.index)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The values of these samples, (len(indices), ...)."""
+        """Return the values of these samples, (len(indices), ...)."""
         chosen = torch.from_numpy(np.array(indices, dtype=np.int64))
         if self.device.type != "cpu":
-            chosen = chosen.pin_memory().to(
-                self.device, non_blocking=True
-            )  # does not wait
-        return self._select(chosen if self.index is None else self.index[chosen])
+            # from pinned memory the copy does not wait for the GPU
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+        if self.index is not None:
+            chosen = self.index[chosen]
+        return self._select(chosen)
 
     def __getitem__(self, index: int) -> Any:
-        return map_tensors(lambda tensor: tensor[0], self.__getitems__([index]))
+        return map_tensors(itemgetter(0), self.__getitems__([index]))
 
     def select(self, index: Tensor) -> "TensorBatches":
-        return TensorBatches(
-            self.all_values, index if self.index is None else self.index[index]
-        )
+        """Return the samples at these positions, int64 (M,), without a copy."""
+        if self.index is not None:
+            index = self.index[index]
+        return TensorBatches(self.all_values, index)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """How many batches one call of __getitems__ should read: the fastest number."""
+        """Return how many batches one call of __getitems__ should read: the fastest
+        number."""
         batch_bytes = max(1, batch_size * self.sample_bytes)
         return max(1, min(MAX_BATCHES_AT_ONCE, int(MAX_BYTES_AT_ONCE / batch_bytes)))
 
     def to(self, device: torch.device) -> "TensorBatches":
-        return TensorBatches(map_tensors(lambda tensor: tensor.to(device), self.values))
+        return TensorBatches(map_tensors(lambda x: x.to(device), self.values))
 
 
 @dataclass(eq=False)
@@ -241,29 +258,28 @@ class DatasetSamples(Dataset[Any]):
 
     @property
     def targets(self) -> Any:
-        """Of all samples, without reading them, as torchvision's sets have them; or
-        None."""
+        """The targets of all samples, if the Dataset has them as torchvision's sets do.
+        Otherwise None. No sample is read."""
         return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples."""
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
         with isolate_rng(include_cuda=False):
-            torch.default_generator.manual_seed(
-                seed
-            )  # torch.manual_seed would seed the GPUs, too
+            # torch.manual_seed would seed the GPUs, too
+            torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
             samples = [self.dataset[index] for index in indices]
-            return (
-                samples
-                if self.collate is None
-                else convert_types(self.collate(samples))
-            )
+            if self.collate is None:
+                return samples
+            return convert_types(self.collate(samples))
 
     def select(self, index: Tensor) -> "DatasetSamples":
+        """Return the samples at these positions, int64 (M,)."""
         return DatasetSamples(Subset(self.dataset, index.tolist()), self.collate)
 
 
@@ -271,23 +287,27 @@ Samples = TensorBatches | DatasetSamples
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """float16 and bfloat16, of a network in half precision, as float32 for the loss;
-    float64 stays."""
+    """Return float16 and bfloat16 outputs, of a network in half precision, as float32
+    for the loss. float64 stays."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
-    """float64 if the weights are float64, with precision 64-true; other inputs as they
-    are."""
+    """Return the inputs as float64 if the weights are float64, as with precision
+    64-true. Integers, and inputs of other networks, stay."""
     is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
-    return inputs.double() if is_double and inputs.is_floating_point() else inputs
+    if is_double and inputs.is_floating_point():
+        return inputs.double()
+    return inputs
 
 
 class ResumableLoader(DataLoader[Any]):
     """A DataLoader that can resume within an epoch: Lightning saves its `state_dict()`
-    in checkpoints.
+    in checkpoints. The global random state does not change.
 
-    dataset: Samples, or any map-style Dataset. The global random state does not change.
+    Args:
+        dataset: Samples, or any map-style Dataset.
+        options: Further arguments of DataLoader.
     """
 
     dataset: TensorBatches | DatasetSamples
@@ -297,13 +317,12 @@ class ResumableLoader(DataLoader[Any]):
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
     ) -> None:
-        if not isinstance(dataset, TensorBatches | DatasetSamples):
+        if not isinstance(dataset, Samples):
             dataset = DatasetSamples(dataset)
         options = {"generator": torch.Generator(), **options}
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
-        self.__dict__["sampler"] = (
-            batch_sampler  # Lightning looks at the type of `sampler`
-        )
+        # Lightning looks at the type of `sampler`
+        self.__dict__["sampler"] = batch_sampler
 
     # torch's annotation names its iterator class
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -313,37 +332,36 @@ class ResumableLoader(DataLoader[Any]):
                 self.num_batches += 1
                 yield batch
 
-    def _split(self, fetched: Any) -> Any:
-        """The batches that one call of __getitems__ has read together."""
+    def _split(self, fetched: Any) -> Iterator[Batch]:
+        """Yield the batches that one call of __getitems__ has read together."""
         if self.batch_sampler.batches_at_once == 1:
-            return [fetched]
+            yield fetched
+            return
         size = self.batch_sampler.batch_size
-        if type(fetched) is tuple and all(isinstance(part, Tensor) for part in fetched):
-            return zip(
-                *(tensor.split(size) for tensor in fetched), strict=True
-            )  # faster
-        starts = range(0, len(tensors_in(fetched)[0]), size)
-        return (map_tensors(itemgetter(slice(i, i + size)), fetched) for i in starts)
+        for i in range(0, len(tensors_in(fetched)[0]), size):
+            yield map_tensors(itemgetter(slice(i, i + size)), fetched)
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        is_over = state["num_batches"] == len(self)
-        epoch = state["epoch"] + is_over
+        epoch, first_batch = state["epoch"], state["num_batches"]
+        if first_batch == len(self):  # the epoch is over
+            epoch, first_batch = epoch + 1, 0
         # The data module may have set a later epoch: it knows `limit_train_batches`,
         # too.
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
-            self.batch_sampler.first_batch = 0 if is_over else state["num_batches"]
+            self.batch_sampler.first_batch = first_batch
 
 
-def as_it_is(batch: Any) -> Any:
-    """The collate function for batches that the samples have made already.
+def share_from_worker(batch: Any) -> Any:
+    """The collate function for batches that the samples have made already. Return the
+    batch itself.
 
-    A worker moves them to shared memory here: if it is too small, this raises an error.
-    torch's queue would lose the batch without one, and the training would wait for it
-    for ever.
+    A worker process moves its tensors to shared memory here. If that memory is too
+    small, this raises an error; torch's queue would lose the batch without one, and
+    the training would wait for it for ever.
     """
     if torch.utils.data.get_worker_info():
         map_tensors(Tensor.share_memory_, batch)

@@ -1,10 +1,10 @@
-"""What all data modules share: seeded splits and folds, loaders, and the batch
-transforms on the device."""
+"""What all data modules share: loading, loaders, and the batch transforms on the
+device."""
 
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -26,17 +26,25 @@ from lightbase.core.batches import (
     ResumableLoader,
     Samples,
     TensorBatches,
-    as_it_is,
     as_tensors,
     convert_types,
     inputs_of,
+    share_from_worker,
     targets_of,
     tensors_in,
     with_parts,
 )
+from lightbase.core.compat import epochs_done
 from lightbase.core.errors import UserError
-from lightbase.core.folder import PROJECT
-from lightbase.core.objects import RecordsArguments
+from lightbase.core.images import read_image
+from lightbase.core.project import PROJECT
+from lightbase.core.splits import (
+    Fold,
+    fold_of_flags,
+    seeded_order,
+    split_fold,
+    split_validation,
+)
 
 TEST_SEED = 0
 """Decides which fifth is the test set of data without one. No flag changes it."""
@@ -44,16 +52,7 @@ SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
 
 
-class Fold(NamedTuple):
-    """The fold that is the test set. Samples are dealt out to `num_folds` folds, by
-    `seed`."""
-
-    number: int
-    num_folds: int
-    seed: int
-
-
-class BaseDataModule(RecordsArguments, LightningDataModule):
+class BaseDataModule(LightningDataModule):
     """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new
     data set sets `classes` and `image_shape`, if it has them, and overrides `load`,
     maybe `normalize`, `augment`, `collate`, `transform_batch`, `prepare_data`: see
@@ -81,18 +80,16 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         eval_batch_size: In validation, test and prediction; if not given, batch_size.
     """
 
-    classes: list[
-        str
-    ] = []  # target i stands for classes[i]; empty for targets that are no classes
-    image_shape: tuple[int, int, int] | None = (
-        None  # channels, height, width; None: no images
-    )
-    # The splits that `load` knows. With "val", no samples of the training set are for
-    # validation.
+    classes: list[str] = []
+    """Target i stands for classes[i]. Empty for targets that are not classes."""
+    image_shape: tuple[int, int, int] | None = None
+    """Channels, height and width. None if the inputs are not images."""
     own_splits: Collection[str] = ("train", "test")
-    # Inputs (0, ...) as loaded: their shape and dtype. None before `setup`, and if they
-    # are no tensors.
-    empty_batch: Tensor | None = None
+    """The splits that `load` knows. With "val", no samples of the training set are for
+    validation."""
+    input_spec: Tensor | None = None
+    """Inputs (0, ...) as loaded: their shape and dtype. None before `setup`, and if
+    they are not a tensor."""
     trainer: Any  # set by Lightning before it asks for loaders
 
     def __init__(
@@ -126,48 +123,68 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
-        self.on_gpu: dict[
-            TensorBatches, TensorBatches
-        ] = {}  # by the samples in CPU memory
+        # copies on the GPU, by the samples in CPU memory
+        self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
     @property
     def num_classes(self) -> int | None:
+        """The number of classes, or None if the targets are not classes."""
         return len(self.classes or []) or None
 
     def load(self, split: Literal["train", "test"]) -> Any:
-        """The samples of one of `own_splits`: tensors or arrays (N, ...), mostly the
-        pair (inputs, targets), with images as uint8 (N, C, H, W); any tuple or dict of
-        them, also nested; or a map-style Dataset of any samples. Its transforms change
-        validation samples, too; `augment` and `transform_batch` can change training
-        samples only."""
+        """Return the samples of one of `own_splits`.
+
+        They are tensors or arrays (N, ...), mostly the pair (inputs, targets), with
+        images as uint8 (N, C, H, W); or any tuple or dict of them, also nested; or a
+        map-style Dataset of any samples. The transforms of a Dataset change validation
+        samples, too; `augment` and `transform_batch` can change training samples only.
+        """
         raise UserError(
             f"data: {type(self).__name__} has no method load(split)", status=2
         )
 
     def collate(self, samples: list) -> Batch:
-        """The batch of these samples, such as padded sequences. float64 becomes
+        """Return the batch of these samples, such as padded sequences. float64 becomes
         float32, and the targets of a pair, if they are one tensor, become float32 or
         int64."""
         return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """The network's inputs, float32, from a batch (N, ...) on its device."""
+        """Return what the network gets, float32, for the inputs of a batch, (N, ...) on
+        its device."""
         return inputs
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Random changes to the inputs (N, ...) of a training batch, on its device,
-        before `normalize`."""
+        """Change the inputs of a training batch at random, (N, ...) on its device,
+        before `normalize`. The random numbers should come from the generator of that
+        device: its state is in every checkpoint."""
         return inputs
 
     def transform_batch(self, batch: Batch, training: bool) -> Batch:
-        """What the steps get, from a batch on its device. Unless overridden, `augment`
-        (if training) and `normalize` change the inputs: the first part of a tuple or
-        list, else the batch itself."""
+        """Return what the steps get, for a batch on its device.
+
+        Unless overridden, `augment` and `normalize` change the inputs: the first part
+        of a tuple or list, else the batch itself.
+
+        Args:
+            training: Whether a training step gets the batch. Without it, `augment` is
+                left out.
+        """
         inputs = inputs_of(batch)
-        changed = self.normalize(self.augment(inputs) if training else inputs)
-        return changed if inputs is batch else with_parts(batch, changed, *batch[1:])
+        changed = self.augment(inputs) if training else inputs
+        changed = self.normalize(changed)
+        if inputs is batch:
+            return changed
+        return with_parts(batch, changed, *batch[1:])
 
     def setup(self, stage: str) -> None:
+        """Load the splits that a stage needs. A split is loaded once only.
+
+        Args:
+            stage: "fit" and "validate" need the training and validation samples.
+                "test" and "predict" need the test set, which is a part of the
+                training set if there are folds.
+        """
         if self.classes is None:
             self.classes = []
         trains = stage in ("fit", "validate")
@@ -180,15 +197,16 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
 
     def _load_train_and_val(self) -> None:
-        train = self._samples("train")
+        """Load the training set and take the fold and the validation samples from
+        it."""
+        train = self._load_split("train")
         if self.fold:
             self.splits["test"], train = split_fold(train, self.fold)
-        self.splits["train"] = train
         if "val" in self.own_splits:
-            self.splits["val"] = self._samples("val")
+            self.splits["val"] = self._load_split("val")
         elif self.val_fraction > 0:
-            parts = split_validation(train, self.val_fraction, self.split_seed)
-            self.splits["val"], self.splits["train"] = parts
+            val, train = split_validation(train, self.val_fraction, self.split_seed)
+            self.splits["val"] = val
         else:
             self._load_test()
             if "test" not in self.splits:
@@ -197,17 +215,20 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
                     status=2,
                 )
             self.splits["val"] = self.splits["test"]
+        self.splits["train"] = train
 
     def _load_test(self) -> None:
         if "test" not in self.splits and "test" in self.own_splits:
-            self.splits["test"] = self._samples("test")
+            self.splits["test"] = self._load_split("test")
 
-    def _samples(self, split: Any) -> Samples:
+    def _load_split(self, split: Any) -> Samples:
+        """Load a split and compare a sample with `image_shape` and `classes`. Raise
+        UserError if they do not fit."""
         name = f"the {split} set of {type(self).__name__}"
-        is_overridden = self.collate != MethodType(BaseDataModule.collate, self)
-        samples = as_samples(
-            self.load(split), name, self.collate if is_overridden else None
-        )
+        collate = None
+        if self.collate != MethodType(BaseDataModule.collate, self):  # it is the user's
+            collate = self.collate
+        samples = as_samples(self.load(split), name, collate)
         if not len(samples):
             raise UserError(f"{name} is empty")
         batch = samples.__getitems__([0])
@@ -218,15 +239,20 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
                 raise UserError(
                     f"{name} has samples {shape} for image_shape {self.image_shape}"
                 )
-            self.empty_batch = inputs.new_empty(0, *inputs.shape[1:])
+            self.input_spec = inputs.new_empty(0, *shape)
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
             check_classes(samples, targets, name, len(self.classes))
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
-        """The indices of a split, for `num` samples that have no test set: a fifth for
-        "test", the others for "train", the same ones in every run. With folds all are
-        for "train"."""
+        """Return the indices of a split, for samples that have no test set. A fifth is
+        for "test", the others are for "train", the same ones in every run.
+
+        Args:
+            num: Number of all samples.
+            split: With folds, all samples are for "train". Raise UserError if the
+                checkpoint was trained on a fold and the test set is to be another one.
+        """
         if self.fold:
             return torch.arange(num)
         if self.trained_fold:
@@ -235,59 +261,64 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
                 status=2,
             )
         order = seeded_order(num, self.test_seed)
-        return order[: num // 5] if split == "test" else order[num // 5 :]
+        if split == "test":
+            return order[: num // 5]
+        return order[num // 5 :]
 
     def train_dataloader(self) -> DataLoader:
+        """Return the loader of the training samples, in a new order in each epoch.
+        Raise UserError if there are too few samples for one batch."""
         overfit = self.trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
         num, num_ranks = len(self.splits["train"]), self.trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
-            what = f"data.batch_size {self.batch_size} times {num_ranks} processes"
             raise UserError(
-                f"{what}: only {num} training samples; try --data.drop_last false"
+                f"data.batch_size {self.batch_size} times {num_ranks} processes: "
+                f"only {num} training samples; try --data.drop_last false"
             )
-        order = {"shuffle": not overfit, "seed": self.shuffle_seed}
-        options: Any = {"even": True, "drop_last": drop_last, **order}
-        loader = self._loader("train", self.batch_size, **options)
-        # Workers read ahead before Lightning sets the epoch.
-        loader.batch_sampler.set_epoch(
-            self.trainer.fit_loop.epoch_progress.current.processed
+        loader = self._loader(
+            "train",
+            self.batch_size,
+            shuffle=not overfit,
+            even=True,
+            drop_last=drop_last,
+            seed=self.shuffle_seed,
         )
+        # Workers read ahead before Lightning sets the epoch.
+        loader.batch_sampler.set_epoch(epochs_done(self.trainer))
         return loader
 
     def val_dataloader(self) -> DataLoader:
         return self._loader("val", self.eval_batch_size or self.batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
-        size = self.eval_batch_size or self.batch_size
-        return self._loader("test", size) if "test" in self.splits else []
+        if "test" not in self.splits:
+            return []
+        return self._loader("test", self.eval_batch_size or self.batch_size)
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set, by torch's own DataLoader: Lightning makes it again from its
-        keyword arguments, to shard it over the processes."""
+        """Return the test set in torch's own DataLoader: Lightning makes it again from
+        its keyword arguments, to shard it over the processes."""
         return DataLoader(
             self.splits["test"],
             batch_size=self.eval_batch_size or self.batch_size,
-            collate_fn=as_it_is,
+            collate_fn=share_from_worker,
             num_workers=self.num_workers,
         )
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
-        samples, num_ranks = self.splits[split], self.trainer.world_size
+        """Return the loader of a split, for this process.
+
+        Args:
+            batch_size: Samples a batch, on each device.
+            order: Options of the EpochBatchSampler.
+        """
+        samples = self.splits[split]
+        num_ranks = self.trainer.world_size
         if len(samples) < num_ranks:
             raise UserError(
                 f"{num_ranks} processes for the {len(samples)} samples of {split}"
             )
-        pins = self.pin_memory
-        if pins is None:
-            pins = self.trainer.strategy.root_device.type == "cuda"
-        if isinstance(samples, TensorBatches):
-            samples = self._resident(samples)
-            pins = (
-                pins and samples.device.type == "cpu"
-            )  # torch cannot pin other memory
-            if not self.num_workers:
-                order["batches_at_once"] = samples.batches_at_once(batch_size)
         sampler = EpochBatchSampler(
             len(samples),
             batch_size,
@@ -295,202 +326,161 @@ class BaseDataModule(RecordsArguments, LightningDataModule):
             num_ranks=num_ranks,
             **order,
         )
+        pins = self.pin_memory
+        if pins is None:
+            pins = self.trainer.strategy.root_device.type == "cuda"
+        if isinstance(samples, TensorBatches):
+            samples = self._resident(samples)
+            if samples.device.type != "cpu":  # torch pins CPU memory only
+                pins = False
+            if not self.num_workers:
+                sampler.batches_at_once = samples.batches_at_once(batch_size)
         return ResumableLoader(
             samples,
             sampler,
-            collate_fn=as_it_is,
+            collate_fn=share_from_worker,
             num_workers=self.num_workers,
             pin_memory=pins,
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )
 
     def _resident(self, samples: TensorBatches) -> TensorBatches:
-        """The samples on the GPU, if they are to be kept there; otherwise the samples
-        as they are."""
+        """Return a copy of the samples on the GPU, if they are to be kept there, and
+        otherwise the samples themselves. Two splits of the same samples share one
+        copy."""
         device = self.trainer.strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
         if samples not in self.on_gpu:
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            if (
-                not self.resident
-                and 4 * len(samples) * samples.sample_bytes > free_bytes
-            ):
+            num_bytes = len(samples) * samples.sample_bytes
+            if not self.resident and 4 * num_bytes > free_bytes:
                 return samples
             self.on_gpu[samples] = samples.to(device)
         return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Apply `transform_batch`. Lightning calls it with each batch on its device."""
         batch = self.transform_batch(batch, self.trainer.training)
         # with a precision such as bf16-true, the weights are not float32
         return self.trainer.precision_plugin.convert_input(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a new process gets, for `collate` in a worker."""
+        """Return what a new process gets, for `collate` in a worker."""
         return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:
-        state = {
+        """Return what a checkpoint keeps: the order of the samples, and what the model
+        and the test depend on. A subclass adds its statistics here."""
+        state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
-            "empty_batch": self.empty_batch,
+            "empty_batch": self.input_spec,  # its name in version 0.3
             "test_seed": self.test_seed,
         }
-        return state | {"fold": list(self.fold)} if self.fold else state
+        if self.fold:
+            state["fold"] = list(self.fold)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        trained, seed = state_dict["classes"], state_dict["shuffle_seed"]
-        if not isinstance(trained, list) or not all(
-            isinstance(name, str) for name in trained
-        ):
-            raise ValueError("the classes are no list of names")
+        """Take over what a checkpoint keeps. Raise UserError if the data has other
+        classes, or another fold than the training. Raise ValueError for values that
+        `state_dict` does not write."""
+        classes, seed = state_dict["classes"], state_dict["shuffle_seed"]
+        if not isinstance(classes, list) or {*map(type, classes)} - {str}:
+            raise ValueError("the classes are not a list of names")
         if not isinstance(seed, int) or seed < 0:
-            raise ValueError("the seed of the order is no number from 0")
-        if "train" in self.splits and self.classes != trained:
-            what = f"the checkpoint was trained on {len(trained)} classes: {', '.join(trained)}"
+            raise ValueError("the seed of the order is not a number from 0")
+        if "train" in self.splits and self.classes != classes:
+            names = ", ".join(classes)[:80]
             raise UserError(
-                f"{what[:120]}", f"the data has others: {', '.join(self.classes)[:100]}"
+                f"the checkpoint was trained on {len(classes)} classes: {names}",
+                f"the data has others: {', '.join(self.classes)[:100]}",
             )
-        self.shuffle_seed, self.classes = seed, trained
+        self.shuffle_seed = seed
+        self.classes = classes
         # until version 0.3 the test part followed from split_seed
         self.test_seed = state_dict.get("test_seed", self.split_seed)
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):
-                what = (
-                    f"data.fold: the test set of the checkpoint is {self.trained_fold}"
+                raise UserError(
+                    f"data.fold: the test set of the checkpoint is {self.trained_fold}",
+                    "leave num_folds, fold and split_seed out",
+                    status=2,
                 )
-                raise UserError(what, "leave num_folds, fold and split_seed out", 2)
         if not self.splits:
-            self.empty_batch = state_dict["empty_batch"]
+            self.input_spec = state_dict["empty_batch"]
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> NoReturn:
-        """Refused: Lightning's method would build what any file names."""
+        """Refuse: Lightning's method would build what any file names."""
         raise UserError(
             f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data"
         )
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
-        """For predict.py: a name and a sample for each input in a file. A tensor is an
-        input without a target; what else `collate` takes is a sample, as `load` gives
-        it. Raises UserError for a file that cannot be read."""
-        from lightbase.extras.image_folder import (
-            read_image,
-        )  # which imports this module
+        """Yield a name and a sample for each input in a file, for predict.py.
 
-        batch = self.empty_batch
-        are_images = (
-            batch is not None and batch.dtype == torch.uint8 and batch.dim() == 4
-        )
-        if batch is None or not are_images or batch.shape[1] not in (1, 3):
+        A tensor is an input without a target. Anything else that `collate` takes is a
+        sample, as `load` gives it. Unless overridden, the file is read as an image if
+        the inputs are uint8 images. Raise UserError for a file that cannot be read.
+        """
+        spec = self.input_spec  # (0, C, H, W) for images
+        is_image = spec is not None and spec.shape[1:-2] in ((1,), (3,))
+        if spec is None or not is_image or spec.dtype != torch.uint8:
             raise UserError(
                 f"{type(self).__name__} has no read_inputs(path), nor uint8 images"
             )
-        channels, height, width = batch.shape[1:]
+        channels, height, width = spec.shape[1:]
         yield str(path), read_image(path, (channels, height, width))
 
     def to_text(self, values: Tensor) -> str:
-        """A sample of a text task, int64 (length,), as people read it; else its
-        numbers."""
+        """Return a sample of a text task, int64 (length,), as people read it. Unless
+        overridden, it is printed as numbers."""
         return " ".join(map(str, values.tolist()))
-
-
-def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
-    """Raises UserError if one of the flags is missing, or the fold does not exist."""
-    if number is None and num_folds is None:
-        return None
-    if number is None or num_folds is None or not number < num_folds or num_folds < 2:
-        raise UserError(
-            f"data.fold {number} of data.num_folds {num_folds}: no such fold", status=2
-        )
-    return Fold(int(number), int(num_folds), seed)
-
-
-def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
-    """The samples of the fold, and all others. The sizes of the folds differ by one at
-    most, and so do their numbers of samples of a class, if a Dataset has its class
-    numbers as `targets`."""
-    num = len(samples)
-    if num < fold.num_folds:
-        raise UserError(
-            f"data.num_folds {fold.num_folds}: there are only {num} samples", status=2
-        )
-    order = seeded_order(num, fold.seed)
-    labels = class_numbers(samples)
-    if labels is not None:
-        order = order[labels[order].argsort(stable=True)]
-    folds = torch.empty_like(order)
-    folds[order] = torch.arange(num) % fold.num_folds
-    return split_by_mask(samples, folds == fold.number)
-
-
-def split_validation(
-    samples: Samples, fraction: float, seed: int
-) -> tuple[Samples, Samples]:
-    """The share of the samples for validation, and the others."""
-    num, num_val = len(samples), round(len(samples) * fraction)
-    if not 0 < num_val < num:
-        raise UserError(
-            f"data.val_fraction {fraction} of {num} samples is {num_val} samples"
-        )
-    return split_by_mask(samples, seeded_order(num, seed).argsort() < num_val)
-
-
-def split_by_mask(samples: Samples, mask: Tensor) -> tuple[Samples, Samples]:
-    """The samples where the mask, bool (N,), is true, and the others."""
-    return samples.select(mask.nonzero().flatten()), samples.select(
-        (~mask).nonzero().flatten()
-    )
-
-
-def seeded_order(num: int, seed: int) -> Tensor:
-    """0 to num - 1, shuffled by the seed, equally on any machine."""
-    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
-
-
-def class_numbers(samples: Samples) -> Tensor | None:
-    """int64 (N,), without reading a sample; None if they are not available."""
-    try:
-        targets = torch.as_tensor(samples.targets)
-    except (TypeError, ValueError, RuntimeError):  # None, or no numbers
-        return None
-    is_one_integer_each = (
-        targets.shape == (len(samples),) and not targets.is_floating_point()
-    )
-    return targets.long() if is_one_integer_each else None
 
 
 def as_samples(
     loaded: Any, name: str, collate: Callable[[list], Any] | None
 ) -> Samples:
-    """What `load` has returned, as samples. collate: the user's function; None for
-    torch's. Raises UserError, which begins with `name`, for anything else."""
+    """Return what `load` has returned, as samples.
+
+    Args:
+        name: What the message of the UserError begins with, if it is anything else.
+        collate: The user's function; None for torch's.
+    """
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = convert_types(as_tensors(loaded))
-        sizes = {
-            len(tensor) if tensor.dim() else 1: None for tensor in tensors_in(values)
-        }
+        # the number of samples in each tensor, 1 for a single number
+        sizes = dict.fromkeys(x.shape[:1].numel() for x in tensors_in(values))
         if len(sizes) != 1:
             raise UserError(
                 f"{name} has arrays of {[*sizes]} samples: they must be equally long"
             )
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
-    is_map_style = isinstance(loaded, Sized) and not isinstance(loaded, IterableDataset)
-    if isinstance(loaded, Dataset) and is_map_style:
+    is_stream = isinstance(loaded, IterableDataset) or not isinstance(loaded, Sized)
+    if isinstance(loaded, Dataset) and not is_stream:
         return DatasetSamples(loaded, collate or default_collate)
-    needs = "load returns arrays, or a Dataset with __len__; else write a LightningDataModule"
-    raise UserError(f"{name} is a {type(loaded).__name__}:", needs)
+    raise UserError(
+        f"{name} is a {type(loaded).__name__}:",
+        "load returns arrays, or a Dataset with __len__; "
+        "else write a LightningDataModule",
+    )
 
 
 def check_classes(
     samples: Samples, targets: Tensor, name: str, num_classes: int
 ) -> None:
-    """Raises UserError for targets that are no class numbers. targets: of the first
-    sample; of a Dataset, the others are not read."""
+    """Raise UserError for targets that are not class numbers.
+
+    Args:
+        targets: Of the first sample. The others are read if they are in memory.
+        name: What the message begins with.
+    """
     if targets.is_floating_point():
         raise UserError(
             f"{name} has {targets.dtype} targets: make them int64, or empty `classes`"

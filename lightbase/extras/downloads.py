@@ -20,11 +20,10 @@ from torchvision.datasets.utils import check_integrity
 
 from lightbase.core.errors import UserError, first_line
 
-# RuntimeError is torchvision's, for files that are missing or damaged; the last four
-# are errors of unpacking.
 DOWNLOAD_ERRORS = (
-    *(OSError, HTTPException, RuntimeError, EOFError),
-    *(BadZipFile, TarError, LZMAError, zlib.error),
+    *(OSError, HTTPException),
+    RuntimeError,  # torchvision's, for files that are missing or damaged
+    *(EOFError, BadZipFile, TarError, LZMAError, zlib.error),  # of unpacking
 )
 NUMPY_NAMES = ("_reconstruct", "_frombuffer", "ndarray", "dtype")  # of a pickled array
 
@@ -36,55 +35,70 @@ def open_or_download(
     published: Mapping[str, tuple[int, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """An object of the class `source` of torchvision.datasets, made with `options`. If
-    its files are missing, one process downloads them, and others wait.
+    """Return an object of the class `source` of torchvision.datasets. If its files are
+    missing, one process downloads them, and others wait.
 
-    files: For the error, what to put where without a network: "a.gz and b.gz into
-        data/X".
-    published: Size in bytes and MD5 of files below data_dir, for sets whose files
-        torchvision does not check. A file of this size must have this MD5; other sizes
-        are other data.
-    Raises UserError if a file is damaged, cannot be read, or cannot be downloaded.
+    Args:
+        files: For the error, what to put where without a network: "a.gz and b.gz into
+            data/X".
+        published: Size in bytes and MD5 of files below data_dir, for sets whose files
+            torchvision does not check. A file of this size must have this MD5. A file
+            of another size is other data.
+        options: Arguments of `source`.
+
+    Raise UserError if a file is damaged, cannot be read, or cannot be downloaded.
     """
     name = source.__name__
     for path, (size, md5) in (published or {}).items():
         file = data_dir / path
-        if (
-            file.is_file()
-            and file.stat().st_size == size
-            and not check_integrity(file, md5)
-        ):
+        has_size = file.is_file() and file.stat().st_size == size
+        if has_size and not check_integrity(file, md5):
             raise UserError(f"{file} is damaged: move it away to download it again")
     try:
-        with short_download_errors(name, data_dir, files):
-            data_dir.mkdir(parents=True, exist_ok=True)
-            can_write = os.access(data_dir, os.W_OK)
-            with (
-                FileLock(data_dir / f".{name}.lock")
-                if can_write
-                else contextlib.nullcontext()
-            ):
-                try:
-                    return source(**options)
-                except DOWNLOAD_ERRORS:
-                    return source(**options, download=True)
+        with short_download_errors(name, data_dir, files), one_process(name, data_dir):
+            try:
+                return source(**options)
+            except DOWNLOAD_ERRORS:
+                return source(**options, download=True)
     except (TypeError, ValueError, KeyError, AssertionError) as error:
         reason = str(error) or "a file is damaged, move it away to download it again"
         raise UserError(f"{name} cannot be read from {data_dir}: {reason}") from error
 
 
 @contextlib.contextmanager
+def one_process(name: str, data_dir: Path) -> Iterator[None]:
+    """Let one process at a time use the files of a data set. A folder that cannot be
+    written needs no lock.
+
+    name: The name of the data set.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    if os.access(data_dir, os.W_OK):
+        with FileLock(data_dir / f".{name}.lock"):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
 def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[None]:
-    """Around a download: turn its errors into a UserError that says what belongs where.
-    name: of the data set. files: What to put where without a network: "a.gz and b.gz
-        into data/X"."""
+    """Turn the errors of a download into a UserError that says which files belong in
+    which folder.
+
+    Args:
+        name: The name of the data set.
+        files: What to put where without a network: "a.gz and b.gz into data/X".
+    """
     try:
         yield
     except DOWNLOAD_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[-1]
-        what = f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: {reason}"
-        way_out = "move away what is damaged and start the command again"
-        raise UserError(what, f"{way_out}; without a network, put {files}") from error
+        raise UserError(
+            f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: "
+            f"{reason}",
+            "move away what is damaged and start the command again; "
+            f"without a network, put {files}",
+        ) from error
 
 
 class ArrayUnpickler(pickle.Unpickler):
@@ -92,6 +106,7 @@ class ArrayUnpickler(pickle.Unpickler):
     in a pickle, which could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return what a name in the pickle stands for, if it belongs to an array."""
         is_numpy = module.partition(".")[0] == "numpy" and name in NUMPY_NAMES
         if is_numpy or (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
@@ -99,12 +114,15 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def read_arrays(file: Path, *keys: str) -> list[Tensor]:
-    """The arrays or lists of numbers under these keys of a pickled dict. Nothing in the
-    file is run. Raises UserError if the file is damaged, or holds something else."""
+    """Return the arrays or lists of numbers under these keys of a pickled dict. Nothing
+    in the file is run. Raise UserError if the file is damaged, or holds something
+    else."""
     try:
         with file.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="latin1").load()
         return [torch.tensor(content[key]) for key in keys]
     except Exception as error:  # a damaged pickle raises errors of any type
-        what = f"{file} cannot be read: {type(error).__name__}: {first_line(error)}"
-        raise UserError(what, "move it away to download it again") from error
+        raise UserError(
+            f"{file} cannot be read: {type(error).__name__}: {first_line(error)}",
+            "move it away to download it again",
+        ) from error

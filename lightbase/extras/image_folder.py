@@ -1,55 +1,43 @@
-"""Image files of any size and mode: how they are found, and read as tensors."""
+"""Folders of image files: how the images are found, and a data module that reads them
+while training."""
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError, first_line, say
-from lightbase.extras.transforms import crop_and_flip, to_float
+from lightbase.core.errors import UserError, say
+from lightbase.core.images import crop_and_flip, read_image, to_float
 
-SUFFIXES = [
-    "bmp",
-    "gif",
-    "jfif",
-    "jpeg",
-    "jpg",
-    "pgm",
-    "png",
-    "ppm",
-    "tif",
-    "tiff",
-    "webp",
-]
-# A file of another format, whatever its name, is not opened: for EPS, Pillow would run
-# Ghostscript.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# What Pillow raises for a file that is damaged, or no image.
-IMAGE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    Image.DecompressionBombError,
+SUFFIXES = (
+    *(".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm"),
+    *(".png", ".ppm", ".tif", ".tiff", ".webp"),
 )
-# The split that a folder is for, by its name in lower case.
-SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-SPLITS |= {"val": "val", "valid": "val", "validation": "val"}
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
+"""The split that a folder is for, by its name in lower case."""
 
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The files among `paths` and the images below its folders, sorted; and the paths
-    without any, with the reason."""
+    """Return the images that a user names by files and folders.
+
+    The first list has the files among `paths`, and the images below its folders,
+    sorted. The second one has the paths without an image, each with the reason.
+    """
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
     for path in paths:
@@ -61,61 +49,44 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The images below the folder, sorted. Hidden files and folders do not count:
-    `._1.jpg` of macOS, for instance."""
+    """Return the images below the folder, sorted. Hidden files and folders do not
+    count: `._1.jpg` of macOS, for instance."""
     images: list[Path] = []
     for place, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        files = [Path(place, name) for name in names if not name.startswith(".")]
-        images += [
-            file
-            for file in files
-            if file.suffix[1:].lower() in SUFFIXES and file.is_file()
-        ]
+        for name in names:
+            if name.startswith(".") or not name.lower().endswith(SUFFIXES):
+                continue
+            file = Path(place, name)
+            if file.is_file():  # not a pipe, which would wait for ever for a writer
+                images.append(file)
     return sorted(images)
 
 
-def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, see `to_tensor`. Raises UserError with the
-    reason if the file is damaged, or no image."""
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            return to_tensor(image, shape)
-    except UnidentifiedImageError as error:
-        raise UserError("not an image, or cut short") from error
-    except IMAGE_ERRORS as error:
-        raise UserError(first_line(error)) from error
+def images_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return the images of each class that has any. A class is a folder in `folder`."""
+    classes: dict[str, list[Path]] = {}
+    for path in folders_in(folder):
+        images = list_images(path)
+        if images:
+            classes[path.name] = images
+    return classes
 
 
-def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 (C, H, W) of the given shape, C 1 (grey) or 3 (RGB): upright, resized, and
-    on white where the image is transparent."""
-    channels, height, width = shape
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(("I", "F")):
-        # Pillow would clip at 255. White is 65535 for integers of 16 or 32 bits, and 1
-        # for floats.
-        values = (
-            np.asarray(image, dtype=np.float64)
-            * 255
-            / (1 if image.mode == "F" else 65535)
-        )
-        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if channels == 1 else "RGB")
-    image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return (
-        torch.from_numpy(np.array(image))
-        .reshape(height, width, channels)
-        .permute(2, 0, 1)
-    )
+def folders_in(folder: Path) -> list[Path]:
+    """Return its folders, sorted, without hidden ones such as .ipynb_checkpoints."""
+    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
 @dataclass(eq=False)
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Images as uint8 (*shape), read when they are needed, and their class numbers."""
+    """Images as uint8 (*shape), read when they are needed, and their class numbers.
+
+    Args:
+        files: The image files.
+        targets: The class number of each file.
+        shape: Channels, height and width that the images are brought to.
+    """
 
     files: list[Path]
     targets: list[int]
@@ -125,6 +96,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Read an image. Raise UserError, which names the file, if it is damaged."""
         file = self.files[index]
         try:
             return read_image(file, self.shape), self.targets[index]
@@ -160,9 +132,8 @@ class ImageFolder(BaseDataModule):
         random_flip: bool = False,
         **kwargs,
     ) -> None:
-        num_workers = (
-            min(8, os.cpu_count() or 1) if num_workers is None else num_workers
-        )
+        if num_workers is None:
+            num_workers = min(8, os.cpu_count() or 1)
         super().__init__(data_dir=data_dir, num_workers=num_workers, **kwargs)
         self.image_shape: tuple[int, int, int] = image_shape
         self.random_crop = random_crop
@@ -170,47 +141,56 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The folder of each split; empty if the classes are in data_dir itself."""
+        """The folder of each split; no folder if the classes are in data_dir itself."""
         folders: dict[str, Path] = {}
         for path in folders_in(self.data_dir):
-            if path.name.lower() in SPLITS:
-                folders.setdefault(SPLITS[path.name.lower()], path)
-        return folders if {"train", "test"} & folders.keys() else {}
+            split = SPLITS.get(path.name.lower())
+            if split:
+                folders.setdefault(split, path)
+        if "train" in folders or "test" in folders:
+            return folders
+        return {}
 
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
         """The images by split and class, sorted. With folds there is no other test
         set."""
-        if self.folders:
-            files = {
-                split: images_by_class(folder) for split, folder in self.folders.items()
-            }
-        else:
-            part = "a fold" if self.fold else "a fifth"
-            say(
-                f"Images: no train and test in {self.data_dir}: {part} of each class is the test"
-            )
-            files = {"train": {}, "test": {}}
-            for name, images in images_by_class(self.data_dir).items():
-                for split in files:
-                    index = self.seeded_part(len(images), split)  # type: ignore[arg-type]
-                    files[split][name] = [images[i] for i in index]
+        files = {name: images_by_class(path) for name, path in self.folders.items()}
+        if not files:
+            files = self._divide(images_by_class(self.data_dir))
         if self.fold:
             files.pop("test", None)
         if files.get("val"):
-            say(
-                f"Images: validation on {self.folders['val']}; data.val_fraction has no effect"
-            )
+            folder = self.folders["val"]
+            say(f"Images: validation on {folder}; data.val_fraction has no effect")
+        return files
+
+    def _divide(self, classes: dict[str, list[Path]]) -> dict[str, Any]:
+        """Return the images by split and class, with a seeded part of each class for
+        the test.
+
+        classes: All images of each class.
+        """
+        part = "a fold" if self.fold else "a fifth"
+        say(
+            f"Images: no train and test in {self.data_dir}: "
+            f"{part} of each class is the test"
+        )
+        files: dict[str, Any] = {"train": {}, "test": {}}
+        for name, images in classes.items():
+            for split, by_class in files.items():
+                index = self.seeded_part(len(images), split)  # type: ignore[arg-type]
+                by_class[name] = [images[i] for i in index]
         return files
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        return [
-            split for split, by_class in self.files.items() if any(by_class.values())
-        ]
+        """The splits that have an image."""
+        return [name for name, classes in self.files.items() if any(classes.values())]
 
-    @cached_property
-    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
+    @cached_property  # which a checkpoint can assign
+    def classes(self) -> list[str]:  # type: ignore[override]
+        """The names of the class folders for the training."""
         names = list(self.files.get("train", {}))
         if not names:
             raise UserError(
@@ -219,14 +199,18 @@ class ImageFolder(BaseDataModule):
         return names
 
     def prepare_data(self) -> None:
+        """Raise UserError if a split has a class that the training set does not
+        have."""
         for split, by_class in self.files.items():
-            if unknown := sorted(by_class.keys() - {*self.classes}):
+            unknown = sorted(by_class.keys() - {*self.classes})
+            if unknown:
                 folder = self.folders.get(split, self.data_dir)
                 raise UserError(
                     f"{folder} has classes that the training had not: {unknown[:5]}"
                 )
 
     def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
+        """Return the images of a split, class by class. None is read yet."""
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():
@@ -239,14 +223,3 @@ class ImageFolder(BaseDataModule):
 
     def augment(self, inputs: Tensor) -> Tensor:
         return crop_and_flip(inputs, self.random_crop, self.random_flip)
-
-
-def folders_in(folder: Path) -> list[Path]:
-    """Sorted, without hidden folders, such as .ipynb_checkpoints."""
-    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
-
-
-def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class that has any."""
-    images = {path.name: list_images(path) for path in folders_in(folder)}
-    return {name: files for name, files in images.items() if files}

@@ -13,21 +13,24 @@ from lightbase import (
     BaseDataModule,
     Batch,
     UserError,
+    alternating_flip,
+    crop_and_flip,
     open_or_download,
     read_arrays,
     say,
+    to_float,
 )
-from lightbase.extras.transforms import alternating_flip, crop_and_flip, to_float
 
-# size in bytes of the published files (A. Krizhevsky: Learning multiple layers of
-# features, 2009)
 TRAIN = {
     "data_batch_1": 31_035_704,
     "data_batch_2": 31_035_320,
     "data_batch_3": 31_035_999,
+    "data_batch_4": 31_035_696,
+    "data_batch_5": 31_035_623,
 }
-TRAIN |= {"data_batch_4": 31_035_696, "data_batch_5": 31_035_623}
 SIZES = {"train": TRAIN, "test": {"test_batch": 31_035_526}}
+"""Size in bytes of the published files (A. Krizhevsky: Learning multiple layers of
+features, 2009)."""
 
 
 class CIFAR10(BaseDataModule):
@@ -67,38 +70,21 @@ class CIFAR10(BaseDataModule):
         self.crop_mode: Literal["constant", "reflect"] = crop_mode
         self.random_flip = random_flip
 
-    @property
-    def folder(self) -> Path:
-        return self.data_dir / "cifar-10-batches-py"
-
-    def is_repacked(self) -> bool:
-        """Whether all files are there, and some are of other sizes than published."""
-        sizes = SIZES["train"] | SIZES["test"]
-        files = {self.folder / name: size for name, size in sizes.items()}
-        is_complete = all(file.is_file() for file in files)
-        return is_complete and any(
-            file.stat().st_size != size for file, size in files.items()
-        )
-
     def load(self, split: Literal["train", "test"]) -> Batch:
-        if self.is_repacked():
-            what = (
-                f"not the published files, packed anew or other data, in {self.folder}"
+        """Return images uint8 (N, 3, 32, 32) and classes int64 (N,)."""
+        folder = self.data_dir / "cifar-10-batches-py"
+        if is_repacked(folder):
+            say(
+                "CIFAR10: not the published files, packed anew or other data, "
+                f"in {folder} ({split})"
             )
-            say(f"CIFAR10: {what} ({split})")
-            batches = [
-                read_arrays(self.folder / name, "data", "labels")
-                for name in SIZES[split]
-            ]
-            pixels, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):
-                what = f"{tuple(pixels.shape)} {pixels.dtype}, not (N, 3072) uint8"
-                raise UserError(f"the images in {self.folder} are {what}")
-            return pixels.view(-1, 3, 32, 32), targets
-        source, files = datasets.CIFAR10, f"cifar-10-python.tar.gz into {self.data_dir}"
-        is_train = split == "train"
+            return read_repacked([folder / name for name in SIZES[split]])
         data = open_or_download(
-            source, self.data_dir, files, root=self.data_dir, train=is_train
+            datasets.CIFAR10,
+            self.data_dir,
+            f"cifar-10-python.tar.gz into {self.data_dir}",
+            root=self.data_dir,
+            train=split == "train",
         )
         images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
         return images, torch.tensor(data.targets)
@@ -107,8 +93,35 @@ class CIFAR10(BaseDataModule):
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
+        """Mirror and shift uint8 images (N, 3, 32, 32), as the arguments say."""
         if self.random_flip == "alternating":
             inputs = alternating_flip(inputs, self.trainer.current_epoch)
-        return crop_and_flip(
-            inputs, self.random_crop, self.random_flip is True, self.crop_mode
+        flip = self.random_flip is True
+        return crop_and_flip(inputs, self.random_crop, flip, self.crop_mode)
+
+
+def is_repacked(folder: Path) -> bool:
+    """Return whether all files are there, and some have other sizes than published."""
+    sizes = SIZES["train"] | SIZES["test"]
+    files = {folder / name: size for name, size in sizes.items()}
+    if not all(file.is_file() for file in files):
+        return False
+    return any(file.stat().st_size != size for file, size in files.items())
+
+
+def read_repacked(files: list[Path]) -> Batch:
+    """Return the images, uint8 (N, 3, 32, 32), and the classes, int64 (N,), in files of
+    CIFAR-10's format.
+
+    Nothing in a file is run. Raise UserError if a file is damaged, or holds something
+    else.
+    """
+    batches = [read_arrays(file, "data", "labels") for file in files]
+    pixels, targets = map(torch.cat, zip(*batches, strict=True))
+    if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):
+        shape = tuple(pixels.shape)
+        raise UserError(
+            f"the images in {files[0].parent} are {shape} {pixels.dtype}, "
+            "not (N, 3072) uint8"
         )
+    return pixels.view(-1, 3, 32, 32), targets

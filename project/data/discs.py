@@ -6,8 +6,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from lightbase import BaseDataModule, Batch
-from lightbase.extras.transforms import to_float
+from lightbase import BaseDataModule, Batch, to_float
 
 
 class Discs(BaseDataModule):
@@ -39,19 +38,20 @@ class Discs(BaseDataModule):
         self.data_seed = data_seed
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        generator = torch.Generator().manual_seed(
-            2 * self.data_seed + (split == "test")
-        )
+        """Return images uint8 (N, 1, 32, 32), and radii in pixels float32 (N,)."""
         num = self.num_samples[split]
+        seed = 2 * self.data_seed
+        if split == "test":
+            seed += 1
+        generator = torch.Generator().manual_seed(seed)
         radius, x, y, brightness = torch.rand(4, num, 1, 1, generator=generator)
         radius = 3 + 9 * radius
-        # the whole disc is in the image
-        x, y = radius + (31 - 2 * radius) * x, radius + (31 - 2 * radius) * y
+        x = radius + (31 - 2 * radius) * x  # the disc does not leave the image
+        y = radius + (31 - 2 * radius) * y
         grid = torch.arange(32.0)
-        distance = (
-            (grid - x).square() + (grid[:, None] - y).square()
-        ).sqrt_()  # (N, 32, 32)
-        disc = (radius + 0.5 - distance).clamp_(0, 1)  # with a soft edge of one pixel
+        square = (grid - x).square() + (grid[:, None] - y).square()  # (N, 32, 32)
+        # with a soft edge of one pixel
+        disc = (radius + 0.5 - square.sqrt_()).clamp_(0, 1)
         images = torch.randn(num, 32, 32, generator=generator).mul_(self.noise)
         images.addcmul_(disc, 0.3 + 0.7 * brightness)
         return images.clamp_(0, 1).mul_(255).to(torch.uint8)[:, None], radius.flatten()

@@ -14,6 +14,8 @@ from torch import Tensor
 from lightbase import BaseDataModule, Batch, UserError
 
 LARGEST = torch.finfo(torch.float32).max
+Row = dict[str, Any]
+"""The cells of a row by column, and further cells under None."""
 
 
 class Features(BaseDataModule):
@@ -58,31 +60,42 @@ class Features(BaseDataModule):
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
         """Features float32 (N, columns) and the N labels of the file."""
-        what, label = f"data.csv_path {self.csv_path}", self.label_column
-        header, rows = read_rows(Path(self.csv_path or ""), what)
+        file, label = f"data.csv_path {self.csv_path}", self.label_column
+        header, rows = read_rows(Path(self.csv_path or ""), file)
         self.columns = [name for name in header if name != label]
         if label not in header or not self.columns or len({*header}) < len(header):
-            needs = f"a column {label!r} (--data.label_column) and another one, each named once"
-            raise UserError(f"{what} needs {needs}: it has {header[:9]}")
-        features = []
+            raise UserError(
+                f"{file} needs a column {label!r} (--data.label_column) and another "
+                f"one, each named once: it has {header[:9]}"
+            )
+        features: list[list[float]] = []
+        labels: list[str] = []
         for line, row in rows:
-            features.append(numbers_in(row, self.columns, f"{what}, line {line}"))
+            features.append(numbers_in(row, self.columns, f"{file}, line {line}"))
+            labels.append(row[label])
             if not row[label]:
-                raise UserError(f"{what}, line {line}: there is no label")
-        return torch.tensor(features), [row[label] for _, row in rows]
+                raise UserError(f"{file}, line {line}: there is no label")
+        return torch.tensor(features), labels
 
-    @cached_property
-    def classes(self) -> list[str]:  # type: ignore[override]  # a checkpoint assigns its classes
+    @cached_property  # which a checkpoint can assign
+    def classes(self) -> list[str]:  # type: ignore[override]
         return sorted(set(self.table[1]))
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        inputs, targets = self._generate() if self.csv_path is None else self._read()
+        """Return features float32 (N, columns) and classes int64 (N,)."""
+        if self.csv_path is None:
+            inputs, targets = self._generate()
+        else:
+            inputs, targets = self._read()
         part = self.seeded_part(len(targets), split)
         return inputs[part], targets[part]
 
     def _read(self) -> Batch:
+        """Return the samples of the file. Raise UserError for a label that is not a
+        class of the training."""
         inputs, labels = self.table
-        if unknown := sorted(set(labels) - set(self.classes)):
+        unknown = sorted({*labels} - {*self.classes})
+        if unknown:
             raise UserError(
                 f"{self.csv_path} has labels that the training had not: {unknown[:5]}"
             )
@@ -90,85 +103,87 @@ class Features(BaseDataModule):
 
     def _generate(self) -> Batch:
         generator = torch.Generator().manual_seed(self.data_seed)
-        centres = torch.randn(len(self.classes), self.num_features, generator=generator)
+        num_classes, num = len(self.classes), self.num_samples
+        centres = torch.randn(num_classes, self.num_features, generator=generator)
         # about 3.5 standard deviations apart, for any number of features
         centres *= 2.5 / self.num_features**0.5
-        targets = torch.randint(
-            len(self.classes), (self.num_samples,), generator=generator
-        )
-        noise = torch.randn(self.num_samples, self.num_features, generator=generator)
+        targets = torch.randint(num_classes, (num,), generator=generator)
+        noise = torch.randn(num, self.num_features, generator=generator)
         return centres[targets] + noise, targets
 
     def setup(self, stage: str) -> None:
+        """Load the splits, and compute mean and standard deviation of the training
+        samples, unless a checkpoint has given them."""
         super().setup(stage)
         if "train" in self.splits and self.mean is None:
             inputs, _ = self.splits["train"].values  # type: ignore[union-attr]
             std, mean = torch.std_mean(inputs.double(), dim=0)
-            is_constant = (
-                std <= 1e-6 * mean.abs()
-            )  # this column becomes 0 for every sample
-            self.mean, self.std = mean.float(), std.masked_fill(is_constant, 1).float()
+            # a column without variance becomes 0 for every sample
+            std[std <= 1e-6 * mean.abs()] = 1
+            self.mean = mean.float()
+            self.std = std.float()
 
     def normalize(self, inputs: Tensor) -> Tensor:
+        """Return (inputs - mean) / std of each column, float32 (N, columns)."""
         if self.mean.device != inputs.device:  # once: a copy waits for the GPU
-            self.mean, self.std = (
-                self.mean.to(inputs.device),
-                self.std.to(inputs.device),
-            )
+            self.mean = self.mean.to(inputs.device)
+            self.std = self.std.to(inputs.device)
         return (inputs - self.mean) / self.std
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "mean": self.mean.cpu(),
-            "std": self.std.cpu(),
-            "columns": self.columns,
-        }
+        """Return what a checkpoint keeps: predictions need the statistics, too."""
+        more = {"mean": self.mean.cpu(), "std": self.std.cpu(), "columns": self.columns}
+        return super().state_dict() | more
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.mean, self.std = state_dict["mean"], state_dict["std"]
+        self.mean = state_dict["mean"]
+        self.std = state_dict["std"]
         self.columns = state_dict["columns"]
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
-        """The rows of a CSV file with the columns of the training. Other columns, such
-        as the label, do not count."""
+        """Yield the rows of a CSV file with the columns of the training, by the name
+        "FILE:LINE". Other columns, such as the label, do not count."""
         header, rows = read_rows(path, str(path))
-        columns = self.columns or [name for name in header if name != self.label_column]
-        if not {*columns} <= {*header} or len(columns) != len(self.mean):
+        columns = self.columns
+        if not columns:  # the samples of the training were generated
+            columns = [name for name in header if name != self.label_column]
+        num = len(self.mean)
+        if not {*columns} <= {*header} or len(columns) != num:
             raise UserError(
-                f"it does not have the {len(self.mean)} columns {', '.join(columns)[:60]}"
+                f"it does not have the {num} columns {', '.join(columns)[:60]}"
             )
         for line, row in rows:
-            yield (
-                f"{path}:{line}",
-                torch.tensor(numbers_in(row, columns, f"line {line}")),
-            )
+            numbers = numbers_in(row, columns, f"line {line}")
+            yield f"{path}:{line}", torch.tensor(numbers)
 
 
-def read_rows(
-    path: Path, what: str
-) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
-    """The header of a CSV file, and the line and the cells of each row. Raises
-    UserError, which begins with `what`, if it cannot be read."""
+def read_rows(path: Path, name: str) -> tuple[list[str], list[tuple[int, Row]]]:
+    """Return the header of a CSV file, and the line and the cells of each row. Raise
+    UserError if it cannot be read.
+
+    name: What the message begins with.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            return list(reader.fieldnames or []), [
-                (reader.line_num, row) for row in reader
-            ]
+            rows = [(reader.line_num, row) for row in reader]
+            return list(reader.fieldnames or []), rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{what} cannot be read: {error}") from error
+        raise UserError(f"{name} cannot be read: {error}") from error
 
 
-def numbers_in(row: dict[str, Any], columns: list[str], what: str) -> list[float]:
-    """The numbers in these columns. Raises UserError, which begins with `what`, for
-    other cells."""
+def numbers_in(row: Row, columns: list[str], place: str) -> list[float]:
+    """Return the numbers in these columns. Raise UserError for other cells, and if the
+    row does not have as many cells as the header.
+
+    place: What the message begins with: the file, the line.
+    """
     try:
         numbers = [float(row[name]) for name in columns]
     except (TypeError, ValueError):  # None: the row is too short
         numbers = [math.nan]
     if None in row or not all(abs(number) < LARGEST for number in numbers):
-        raise UserError(
-            f"{what}: no {len(columns)} finite numbers: {str([*row.values()])[:60]}"
-        )
+        cells = str([*row.values()])[:60]
+        raise UserError(f"{place}: no {len(columns)} finite numbers: {cells}")
     return numbers

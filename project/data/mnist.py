@@ -6,11 +6,8 @@ from jsonargparse.typing import NonNegativeInt
 from torch import Tensor
 from torchvision import datasets
 
-from lightbase import BaseDataModule, Batch, open_or_download
-from lightbase.extras.transforms import random_crop, to_float
+from lightbase import BaseDataModule, Batch, crop_and_flip, open_or_download, to_float
 
-# size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST
-# database), unpacked
 FILES = {
     "MNIST/raw/train-images-idx3-ubyte": (
         47_040_016,
@@ -20,6 +17,8 @@ FILES = {
     "MNIST/raw/t10k-images-idx3-ubyte": (7_840_016, "2646ac647ad5339dbf082846283269ea"),
     "MNIST/raw/t10k-labels-idx1-ubyte": (10_008, "27ae3e4e09519cfbb04c329615203637"),
 }
+"""Size in bytes and MD5 of the published files (LeCun, Cortes, Burges: The MNIST
+database), unpacked."""
 
 
 class MNIST(BaseDataModule):
@@ -42,14 +41,16 @@ class MNIST(BaseDataModule):
         self.random_crop = random_crop
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        files = ", ".join(f"{name}.gz" for name in FILES) + f" into {self.data_dir}"
-        is_train = split == "train"
-        published = {
-            name: FILES[name] for name in FILES if ("train" in name) == is_train
-        }
-        options = {"root": self.data_dir, "train": is_train}
+        """Return images uint8 (N, 1, 28, 28) and digits int64 (N,)."""
+        prefix = {"train": "train", "test": "t10k"}[split]
+        names = ", ".join(f"{name}.gz" for name in FILES)
         data = open_or_download(
-            datasets.MNIST, self.data_dir, files, published, **options
+            datasets.MNIST,
+            self.data_dir,
+            f"{names} into {self.data_dir}",
+            published={name: FILES[name] for name in FILES if prefix in name},
+            root=self.data_dir,
+            train=split == "train",
         )
         return data.data.unsqueeze(1), data.targets
 
@@ -57,4 +58,4 @@ class MNIST(BaseDataModule):
         return to_float(inputs, mean=0.5, std=0.5)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        return random_crop(inputs, self.random_crop) if self.random_crop else inputs
+        return crop_and_flip(inputs, self.random_crop, flip=False)

@@ -5,15 +5,15 @@ from torch import nn
 from torch.nn.modules import activation
 
 ACTIVATIONS = {name.lower(): name for name in activation.__all__}
+ACTIVATIONS["none"] = "Identity"
 
 
 def make_activation(name: str) -> nn.Module:
-    """An activation of torch.nn by name, in any case: "ReLU", "relu"; "none" is the
-    identity."""
-    if name.lower() == "none":
-        return nn.Identity()
-    if name.lower() not in ACTIVATIONS:
+    """Return an activation of torch.nn by name, in any case: "ReLU" or "relu". "none"
+    is the identity. Raise ValueError for any other name."""
+    class_name = ACTIVATIONS.get(name.lower())
+    if class_name is None:
         raise ValueError(
             f"activation {name!r} is not in torch.nn; try relu, gelu or none"
         )
-    return getattr(nn, ACTIVATIONS[name.lower()])()
+    return getattr(nn, class_name)()

@@ -9,11 +9,12 @@ class CIFAR10CNN(nn.Module):
     """Three 5x5 convolutions with max pooling, then two linear layers: 145,578
     parameters with 10 classes.
 
-    The original network has no activation: max pooling is its only non-linearity.
-    `activation`, such as "relu" of torch.nn, comes behind each convolution and the
-    first linear layer.
-
     Input (N, in_channels, 32, 32) in [0, 1], output (N, num_classes) logits.
+
+    Args:
+        activation: Comes behind each convolution and the first linear layer, such as
+            "relu" of torch.nn. The original network has none: max pooling is its only
+            non-linearity.
     """
 
     def __init__(
@@ -24,11 +25,9 @@ class CIFAR10CNN(nn.Module):
             raise ValueError(
                 f"num_classes {num_classes}, in_channels {in_channels}: 1 or more"
             )
-        self.num_classes, self.in_channels, self.activation = (
-            num_classes,
-            in_channels,
-            activation,
-        )
+        self.num_classes = num_classes
+        self.in_channels = in_channels
+        self.activation = activation
         layers: list[nn.Module] = []
         for num_in, num_out in ((in_channels, 32), (32, 32), (32, 64)):
             convolution = nn.Conv2d(num_in, num_out, kernel_size=5, padding=2)

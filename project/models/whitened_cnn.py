@@ -12,9 +12,8 @@ from torch.nn import functional
 
 PATCH = 2  # height and width of what the first layer sees
 NUM_IMAGES = 1000  # from which the first layer is computed
-EPSILON = (
-    5e-4  # times the mean variance; limits the scale of directions without variance
-)
+EPSILON = 5e-4
+"""A share of the mean variance. It limits the scale of directions without variance."""
 
 
 class Whiten(nn.Module):
@@ -35,25 +34,25 @@ class Whiten(nn.Module):
         self.num_inputs = in_channels * PATCH**2
         directions = torch.eye(self.num_inputs).view(-1, in_channels, PATCH, PATCH)
         self.register_buffer("weight", torch.cat([directions, -directions]))
-        self.register_buffer(
-            "offset", torch.zeros(2 * self.num_inputs)
-        )  # takes the mean off
-        self.bias = nn.Parameter(torch.zeros(2 * self.num_inputs))
+        zeros = torch.zeros(2 * self.num_inputs)
+        self.register_buffer("offset", zeros)  # takes the mean off
+        self.bias = nn.Parameter(zeros.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.conv2d(x, self.weight, self.bias + self.offset)
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """images: (N, in_channels, H, W), as the network gets them."""
+        """Compute the weights from images (N, in_channels, H, W), as the network gets
+        them."""
         patches = functional.unfold(images, PATCH).transpose(1, 2)
         patches = patches.flatten(0, 1)  # (num_patches, num_inputs)
         mean = patches.mean(0)
         patches = patches - mean
-        variances, directions = torch.linalg.eigh(
-            (patches.T @ patches / len(patches)).double()
-        )
-        scale = (variances + EPSILON * variances.mean()).clamp_min(1e-12).rsqrt()
+        covariance = patches.T @ patches / len(patches)
+        variances, directions = torch.linalg.eigh(covariance.double())
+        variances = variances + EPSILON * variances.mean()
+        scale = variances.clamp_min(1e-12).rsqrt()
         weight = (directions * scale).T.flip(0).to(images)  # the largest variance first
         weight = torch.cat([weight, -weight])
         self.weight.copy_(weight.view_as(self.weight))
@@ -122,14 +121,18 @@ class WhitenedCNN(nn.Module):
         self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(channels)))
         self.head = nn.Linear(channels[-1], num_classes, bias=False)
         self.scale = scale
-        self.mirror = in_channels == 3 if mirror is None else mirror
+        if mirror is None:
+            mirror = in_channels == 3
+        self.mirror = mirror
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training or not self.mirror:
             return self.logits(x)
-        return torch.stack([self.logits(x), self.logits(x.flip(-1))]).mean(0)
+        both = torch.stack([self.logits(x), self.logits(x.flip(-1))])
+        return both.mean(0)
 
     def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of the images as they are."""
         x = self.blocks(functional.gelu(self.whiten(x)))
         return self.head(x.amax((2, 3))) * self.scale
 
@@ -142,8 +145,9 @@ class WhitenFirstLayer(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path or pl_module.weights_file:
             return
-        net, data = pl_module.net, trainer.datamodule
+        data = trainer.datamodule
         samples = data.splits["train"]
         num = min(len(samples), NUM_IMAGES)
         images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
-        net.whiten.fit(data.normalize(images).to(net.whiten.weight))  # of its precision
+        layer = pl_module.net.whiten
+        layer.fit(data.normalize(images).to(layer.weight))  # in its precision
