@@ -2,10 +2,8 @@
 first process prints. Scripts import this file before torch, which takes seconds."""
 
 import difflib
-import functools
 import os
 import pkgutil
-import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +12,7 @@ from typing import Any
 # Noted before torch is imported, which takes seconds: the parent process may have ended
 # by then.
 STARTED_BY = os.getppid()
-# where torchrun, SLURM, LSF and Lightning put the rank; there is no Trainer yet
-VARIABLES = (
+RANK_VARIABLES = (
     "RANK",
     "SLURM_PROCID",
     "JSM_NAMESPACE_RANK",
@@ -23,6 +20,7 @@ VARIABLES = (
     "NODE_RANK",
     "GROUP_RANK",
 )
+"""Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
 
 
 class UserError(Exception):
@@ -44,50 +42,53 @@ class UserError(Exception):
 
 
 def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """`; did you mean X?` with the name next to `word`, in any case; empty if none is
-    similar.
-    names: A dict has what is printed of each name. before: Printed before it."""
-    by_lower = {
-        name.lower(): names[name] if isinstance(names, dict) else name for name in names
-    }
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
-    return f"; did you mean {before}{by_lower[near[0]]}?" if near else ""
+    """Return `; did you mean X?` with the name that is most similar to `word`, or ""
+    if none is similar. Upper and lower case count as equal.
+
+    names: The names; a dict maps each name to the text that is printed for it.
+    before: A text that is printed before the name.
+    """
+    texts = names if isinstance(names, dict) else {name: name for name in names}
+    texts = {name.lower(): text for name, text in texts.items()}
+    near = difflib.get_close_matches(word.lower(), texts, n=1, cutoff=0.65)
+    if not near:
+        return ""
+    return f"; did you mean {before}{texts[near[0]]}?"
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the message; the name of the class if there is no message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+    """Return the first line of the message, or the name of the class if there is no
+    message."""
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].strip()
 
 
 def raised_at(error: BaseException) -> tuple[Path, str]:
-    """The file and the line of code that raised an error."""
+    """Return the file and the line of code that raised an error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return Path(frame.filename), frame.line or ""
 
 
-IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-
-
 def imported(argument: str, path: str) -> Any:
-    """The object at an import path. argument: the model's argument that has this value.
-    Raises UserError if there is no such object."""
-    if not IMPORT_PATH.fullmatch(path):
-        raise UserError(
-            f"model.{argument} {path!r} is no import path such as torch.optim.SGD",
-            status=2,
-        )
+    """Return the object at an import path. Raises UserError if there is none.
+
+    argument: The argument of the model that has this value.
+    """
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"model.{argument} {path!r} cannot be imported: {error}", status=2
-        ) from error
+        problem = f"model.{argument} {path!r} cannot be imported: {error}"
+        raise UserError(problem, status=2) from error
 
 
 def rank() -> int:
-    """0 in the first process, above 0 in the others."""
-    ranks = [os.environ.get(name, "0") for name in VARIABLES]
-    return next((int(rank) for rank in ranks if rank != "0"), 0)
+    """Return 0 in the first process, and a number above 0 in the others. It is known
+    before there is a Trainer."""
+    for name in RANK_VARIABLES:
+        number = int(os.environ.get(name, "0"))
+        if number:
+            return number
+    return 0
 
 
 def say(text: str) -> None:
@@ -96,18 +97,16 @@ def say(text: str) -> None:
         print(printable_lines(text), flush=True)
 
 
-@functools.cache
-def say_once(text: str) -> None:
-    say(text)
-
-
 def printable_lines(text: str) -> str:
-    """Lines without control characters, which become escapes such as \\x1b."""
+    """Return lines without control characters, which become escapes such as \\x1b."""
     return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
 
 
 def printable(text: str) -> str:
-    """One line without control characters: a line break becomes \\n."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
+    """Return one line without control characters: a line break becomes \\n."""
+    characters = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    return "".join(characters)

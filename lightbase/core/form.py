@@ -1,5 +1,8 @@
-"""The form of a checkpoint: its keys, their types, and how far its counters can have
-got."""
+"""The form of a checkpoint: its keys, their types, and how high its counters can be.
+
+A file may be damaged, or made to do harm. So each state is compared with a fresh one
+before it is used. What fails nevertheless while it is restored becomes two lines.
+"""
 
 import contextlib
 import sysconfig
@@ -9,62 +12,97 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from lightbase.core.compat import saved_batches, saved_counters, saved_epochs
 from lightbase.core.errors import UserError, first_line
 
-TYPES: dict[str, type] = {
-    "package": str,
-    "state_dict": dict,
-    "epoch": int,
-    "global_step": int,
-    "loops": dict,
-    "callbacks": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-    "schedule": dict,
-    "watched": dict,
+FORM: dict[str, Any] = {
+    "package": "",
+    "state_dict": {},
+    "epoch": 0,
+    "global_step": 0,
+    "loops": {},
+    "callbacks": {},
+    "optimizer_states": [],
+    "lr_schedulers": [],
+    "schedule": {},
+    "watched": {},
 }
-"""The types of keys that a checkpoint may have. One with weights only lacks most of
-them."""
+"""Values of the right types for the keys that a checkpoint may have. One with weights
+only lacks most of them."""
+KINDS: dict[type, Any] = {
+    int: int,
+    float: int | float | Tensor,
+    str: str,
+    dict: dict,
+    list: list | tuple,
+    tuple: list | tuple,
+    Tensor: Tensor,
+}
+"""The types that a saved value may have, by the type of the fresh one."""
 MOST_BATCHES = 2**40  # of a training: thirty years at a thousand batches a second
 STEPS_A_BATCH = 1000  # of optimizers and schedules, with manual optimization
 STATE_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError),
-    *(RuntimeError, TypeError, ValueError),
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
 )
+"""Errors that reading a wrong state can raise."""
+RESTORE = {
+    "restore_training_state",
+    "_restore_modules_and_callbacks",
+    "load_data_state",
+    "load_state",
+    "check_resume",
+    "on_load_checkpoint",
+    "on_train_start",
+    "check_restored",
+}
+"""Functions of Lightning and of this library that read the state."""
+LIBRARIES = (
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    sysconfig.get_path("stdlib"),
+    str(Path(__file__).parents[1]),
+    "<",  # code that Python has compiled from text
+)
+"""How the paths of files begin that are not the user's."""
 
 
 def check_form(checkpoint: dict[str, Any], path: Path) -> None:
     """Raise UserError for a checkpoint with values of other types than a run writes, or
-    with counters that its training cannot have reached."""
+    with counters that its training cannot have reached.
+
+    path: The file, for the message.
+    """
     try:
-        for key, kind in TYPES.items():
-            value = checkpoint.get(key, kind())
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise ValueError(f"{key} is a {type(value).__name__}")
+        check_like(checkpoint, FORM, "its", is_complete=False)
         if "loops" in checkpoint:
-            limit = most_steps(checkpoint)
-            counters = {key: checkpoint[key] for key in ("epoch", "global_step")}
-            counters |= checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-            epochs = {"current": {"ready": 0, "processed": 0}}
-            check_like(
-                checkpoint["loops"]["fit_loop"]["epoch_progress"], epochs, "epochs"
-            )
-            check_like(counters, dict.fromkeys(counters, 0), "the checkpoint", limit)
-            for schedule in checkpoint["lr_schedulers"]:
-                check_like(schedule, {"last_epoch": 0}, "a schedule", limit)
+            check_counters(checkpoint)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"checkpoint {path} is damaged or no checkpoint"
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(
-            f"checkpoint {path} is damaged or no checkpoint: {reason}"
-        ) from error
+        raise UserError(f"{problem}: {reason}") from error
 
 
-def most_steps(checkpoint: dict[str, Any]) -> int:
-    """The highest number of steps that the training of a checkpoint can have made."""
-    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
-    check_like(batches, {"ready": 0}, "the number of batches", MOST_BATCHES)
-    return STEPS_A_BATCH * int(batches["ready"] + 1)
+def check_counters(checkpoint: dict[str, Any]) -> None:
+    """Raise LookupError, TypeError or ValueError if a counter of epochs, batches or
+    steps is missing, no number, or too high. A resume would count up to it."""
+    epochs = {"current": {"ready": 0, "processed": 0}}
+    check_like(saved_epochs(checkpoint), epochs, "epochs")
+    batches = saved_batches(checkpoint)
+    check_like(batches, {"ready": 0}, "the number of batches")
+    limit = STEPS_A_BATCH * (batches["ready"] + 1)
+    steps = {"epoch": checkpoint["epoch"], "global_step": checkpoint["global_step"]}
+    steps |= saved_counters(checkpoint)
+    check_like(steps, dict.fromkeys(steps, 0), "the checkpoint", limit)
+    for schedule in checkpoint["lr_schedulers"]:
+        check_like(schedule, {"last_epoch": 0}, "a schedule", limit)
 
 
 def check_like(
@@ -74,60 +112,56 @@ def check_like(
     limit: int = MOST_BATCHES,
     is_complete: bool = True,
 ) -> None:
-    """Raise ValueError where a saved state has values of other kinds or shapes than a
+    """Raise ValueError if a saved state has values of other kinds or shapes than a
     fresh one, whole numbers below -1 or over the limit, or lacks keys.
 
-    name: What the state is of. is_complete: False allows missing keys, of an older
-        torch.
+    fresh: A state of the right form. None in it allows any value, and an empty list any
+        list.
+    name: What the state belongs to.
+    is_complete: False allows missing keys, of an older torch.
     """
-    kinds = next(
-        (kinds for kind, kinds in KINDS.items() if isinstance(fresh, kind)), object
-    )
-    is_of_kind = isinstance(saved, kinds) and isinstance(saved, bool) <= isinstance(
-        fresh, bool
-    )
-    if isinstance(fresh, list | tuple):
-        is_of_kind = is_of_kind and len(saved) == len(fresh)
-    elif isinstance(fresh, torch.Tensor):
-        is_of_kind = is_of_kind and (saved.shape, saved.dtype) == (
-            fresh.shape,
-            fresh.dtype,
-        )
-    elif isinstance(fresh, int):
-        is_of_kind = is_of_kind and -1 <= saved <= limit
-    if fresh is not None and not is_of_kind:
+    if fresh is not None and not is_like(saved, fresh, limit):
         raise ValueError(f"{name} is {str(saved)[:40]}")
     if isinstance(fresh, dict):
-        saved, fresh = {**saved}, {**fresh}
+        for key, value in fresh.items():
+            if key in saved:
+                check_like(saved[key], value, f"{name} {key}", limit, is_complete)
+            elif is_complete:
+                raise ValueError(f"{name} has no {key}")
     elif isinstance(fresh, list | tuple):
-        saved, fresh = dict(enumerate(saved)), dict(enumerate(fresh))
-    else:
-        return
-    for key, value in fresh.items():
-        if key in saved:
-            check_like(saved[key], value, f"{name} {key}", limit, is_complete)
-        elif is_complete:
-            raise ValueError(f"{name} has no {key}")
+        for i, value in enumerate(fresh):
+            check_like(saved[i], value, f"{name} {i}", limit, is_complete)
 
 
-KINDS: dict[Any, Any] = {
-    bool: bool,
-    int: int,
-    float: int | float | torch.Tensor,
-    str: str,
-    dict: dict,
-    list: list | tuple,
-    tuple: list | tuple,
-    torch.Tensor: torch.Tensor,
-}
-"""The types that a saved value may have, by the type of the fresh one."""
+def is_like(saved: Any, fresh: Any, limit: int) -> bool:
+    """Return whether a saved value has the kind, length or shape of a fresh one,
+    whatever is in them.
+
+    limit: The highest whole number.
+    """
+    if isinstance(saved, bool) or isinstance(fresh, bool):
+        return type(saved) is type(fresh)
+    for kind, allowed in KINDS.items():
+        if isinstance(fresh, kind) and not isinstance(saved, allowed):
+            return False
+    if isinstance(fresh, int):
+        return -1 <= saved <= limit
+    if isinstance(fresh, list | tuple):
+        return len(saved) == len(fresh) or not fresh
+    if isinstance(fresh, float) and isinstance(saved, Tensor):
+        return saved.numel() == 1
+    if isinstance(fresh, Tensor):
+        return (saved.shape, saved.dtype) == (fresh.shape, fresh.dtype)
+    return True
 
 
 @contextlib.contextmanager
 def state_errors(path: Path | None) -> Iterator[None]:
     """While a checkpoint is restored, put an error that its state causes into two
-    lines. Errors in the user's code keep their traceback. path: None for a new
-    training."""
+    lines. Errors in the user's code keep their traceback.
+
+    path: The checkpoint; None for a new training.
+    """
     try:
         yield
     except STATE_ERRORS as error:
@@ -135,32 +169,18 @@ def state_errors(path: Path | None) -> Iterator[None]:
         if path is None or is_memory or not is_of_restore(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)[:200]}"
-        way_out = f"a new run can begin with its weights: --model.weights {path}"
         raise UserError(
-            f"the state in {path} does not fit: {reason}", way_out
+            f"the state in {path} does not fit: {reason}",
+            f"a new run can begin with its weights: --model.weights {path}",
         ) from error
 
 
-RESTORE = {
-    *("restore_training_state", "_restore_modules_and_callbacks", "load_data_state"),
-    *(
-        "load_state",
-        "check_resume",
-        "on_load_checkpoint",
-        "on_train_start",
-        "check_restored",
-    ),
-}
-"""Functions of Lightning and of this library that read the state."""
-
-
 def is_of_restore(error: BaseException) -> bool:
-    """Whether an error was raised while a state was read, and not in the user's
+    """Return whether an error was raised while a state was read, and not in the user's
     code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
-    places.append(str(Path(__file__).parents[2]))
-    is_ours = all(
-        x.filename.startswith((*places, "<")) or ".pyx" in x.filename for x in frames
-    )
-    return is_ours and any(frame.name in RESTORE for frame in frames)
+    functions = set()
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(LIBRARIES) and ".pyx" not in frame.filename:
+            return False
+        functions.add(frame.name)
+    return not functions.isdisjoint(RESTORE)

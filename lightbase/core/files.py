@@ -1,0 +1,114 @@
+"""Files are written completely or not at all, and never through a link. Only regular
+files are read."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightbase.core.errors import UserError
+
+LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
+
+
+def write_whole(
+    path: Path, content: str | bytes | memoryview, way_out: str = ""
+) -> None:
+    """Write a file completely or not at all: an earlier file survives a full disk or a
+    crash. Nothing is written through a link: a folder that came from somebody else may
+    have some.
+
+    way_out: The second line of the error.
+    Raises UserError for a link, and if the file cannot be written.
+    """
+    if isinstance(content, str):
+        content = content.encode()
+    # always the same name, so that the next write replaces what a crash has left
+    staged = path.with_name(f".{path.name}.part")
+    try:
+        # the pipe of a shell's >(command), or /dev/stdout
+        if str(path.parent) in ("/dev/fd", "/dev"):
+            path.write_bytes(content)
+            return
+        refuse_links([path, *path.parents[:2]])
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        staged.unlink(missing_ok=True)  # it may be a link
+        with staged.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        problem = f"{path} cannot be written: {error.strerror}; "
+        problem += "what was saved before is whole"
+        raise UserError(problem, way_out) from error
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError if one of the paths is a symbolic link, through which a file
+    would be written elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            target = os.path.realpath(path)
+            raise UserError(
+                f"nothing is written through a link: {path} leads to {target}",
+                "give the path that it leads to, or remove the link",
+                2,
+            )
+
+
+def check_readable(path: Path, largest: int) -> None:
+    """Raise OSError for a file that is too large or not regular, such as a pipe or
+    /dev/zero.
+
+    largest: The highest number of bytes.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if status.st_size > largest:
+        problem = f"it has {status.st_size:,} bytes, and {largest:,} is the limit"
+        raise OSError(errno.EFBIG, problem)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a YAML or JSON file. Raises OSError as `check_readable` does,
+    and ValueError for a file that is not UTF-8."""
+    check_readable(path, LARGEST_TEXT)
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file that holds an object. Raises UserError for any
+    other file."""
+    try:
+        content = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no object with keys")
+    return content
+
+
+def json_text(values: dict[str, Any], indent: int | None = None) -> str:
+    """Return JSON with null for NaN and infinity, which JSON lacks."""
+    finite = dict(values)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            finite[key] = None
+    return json.dumps(finite, indent=indent, allow_nan=False)
+
+
+def relative_to_cwd(path: Path) -> str:
+    """Return the path relative to the working folder if it lies below that folder."""
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return str(path)

@@ -1,0 +1,367 @@
+"""The state of a training beside its weights, so that a resume is exact.
+
+`RandomState` keeps the random numbers, `WholeEpochs` whether an epoch was complete,
+`PlateauFirst` what ReduceLROnPlateau has seen. `ResumedOptimizer` fits the saved states
+of optimizers and schedules to those that this run has built. A state that somebody else
+has changed is refused before torch reads it.
+"""
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightbase.core.checkpoint import as_plain
+from lightbase.core.compat import (
+    batch_index,
+    begin_epoch_again,
+    epochs_begun,
+    epochs_done,
+    fit_loop_state,
+    forget_train_loader,
+    saved_epochs,
+    saved_fit_loop,
+    skip_ended_epoch,
+    step_plateau_schedulers,
+)
+from lightbase.core.config_files import renamed
+from lightbase.core.curves import gather
+from lightbase.core.devices import devices_of
+from lightbase.core.errors import UserError
+from lightbase.core.form import check_like
+from lightbase.core.module import BaseModule, has_named_optimizer
+from lightbase.core.optim import IMPLEMENTATIONS, length_argument, schedule_length
+
+MOMENTS: dict[type, tuple[str, ...]] = {
+    torch.optim.SGD: (),
+    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.Adagrad: ("step", "sum"),
+}
+"""The state of a parameter in the optimizers whose fused step does not check it."""
+
+
+class RandomState(Callback):
+    """Keeps the random generators' states of all processes in checkpoints. Each process
+    draws other numbers: with equal ones, dropout would be the same on all of them."""
+
+    resumed: list[dict[str, Any]] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the GPUs of this process. With dp, one process has several."""
+        devices = [trainer.strategy.root_device]
+        if trainer.world_size == 1:
+            devices = devices_of(trainer.strategy)
+        self.gpus = [device for device in devices if device.type == "cuda"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all processes, by rank. All processes call this."""
+        return {"ranks": gather(random_state(self.gpus))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict["ranks"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the state of this process; in a new training give each process other
+        random numbers.
+
+        Raises ValueError for a damaged state.
+        """
+        rank = trainer.global_rank
+        if rank < len(self.resumed):
+            check_random_state(self.resumed[rank])
+            restore_random_state(self.resumed[rank], self.gpus)
+            if epochs_done(trainer) == epochs_begun(trainer):  # an epoch begins
+                begin_epoch_again(trainer)
+        elif rank > 0:
+            seed = (torch.initial_seed() + rank) % 2**32
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+        self.resumed = []
+
+
+def random_state(gpus: list[torch.device]) -> dict[str, Any]:
+    """Return the state of the global random generators of torch, Python and numpy, as a
+    checkpoint can hold it.
+
+    gpus: The GPUs whose generators count, too.
+    """
+    name, key, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
+        "python": random.getstate(),
+        # safe loading allows tensors, but no numpy arrays
+        "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],
+    }
+
+
+def check_random_state(state: dict[str, Any]) -> None:
+    """Raise ValueError for a state that is not as `random_state` returns it."""
+    fresh = random_state([])
+    fresh["cuda"] = None  # another number of GPUs is allowed
+    check_like(state, fresh, "the state of the random numbers", 2**32)
+    if not 0 <= state["numpy"][2] <= 624:
+        raise ValueError("the state of numpy's random numbers is beyond its end")
+
+
+def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
+    """Give the global random generators the state that `random_state` has returned."""
+    torch.set_rng_state(state["torch"])
+    # the number of GPUs may have changed
+    for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
+        torch.cuda.set_rng_state(gpu_state, gpu)
+    random.setstate(state["python"])
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
+
+
+def is_epoch_over(trainer: Trainer) -> bool:
+    """Return whether all batches of this epoch were trained on."""
+    num_batches = batch_index(trainer) + 1
+    return num_batches >= trainer.num_training_batches or trainer.is_last_batch
+
+
+class WholeEpochs(Callback):
+    """Corrects what Lightning counts as a complete epoch. Lightning also counts one
+    that max_steps or max_time cuts short, and a resume leaves out its rest. With
+    max_steps it takes a resume from an epoch's end for one in its middle, and leaves
+    out the next epoch."""
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Count an epoch that was cut short as not complete."""
+        epochs = saved_epochs(checkpoint)
+        is_counted = epochs["current"]["processed"] == epochs["current"]["ready"]
+        if is_counted and not is_epoch_over(trainer):
+            for counts in epochs.values():
+                counts["processed"] -= 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the next epoch if the checkpoint was written at an epoch's end."""
+        skip_ended_epoch(trainer)
+
+
+class PlateauFirst(Checkpoint):
+    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before
+    the checkpoint is written. Lightning steps it after that, so a resume would lose the
+    step.
+
+    It is a Checkpoint, so that the module's `on_train_epoch_end` is called before it:
+    the module may log the value there.
+    """
+
+    resumed: dict[str, Tensor] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the schedules, and keep how often they step."""
+        self.frequencies = [
+            (config, config.frequency)
+            for config in trainer.lr_scheduler_configs
+            if config.reduce_on_plateau and config.interval == "epoch"
+        ]
+        self.switch_off()
+
+    def switch_off(self) -> None:
+        """Let Lightning step the schedules in no epoch."""
+        for config, _ in self.frequencies:
+            config.frequency = sys.maxsize
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Step the schedules, unless max_steps has cut the epoch short."""
+        if not is_epoch_over(trainer):
+            return
+        for config, frequency in self.frequencies:
+            config.frequency = frequency
+        step_plateau_schedulers(trainer)
+        self.switch_off()
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the values that the schedules watch. A validation in the middle of an
+        epoch may have measured them, and a resume does not measure them again."""
+        watched = checkpoint["watched"] = {}
+        for config, _ in self.frequencies:
+            if config.monitor in trainer.callback_metrics:
+                watched[config.monitor] = trainer.callback_metrics[config.monitor]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        self.resumed = checkpoint.get("watched", {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
+
+
+class ResumedOptimizer(Callback):
+    """Lets a resumed optimizer step as this run has built it, and refuses a state of
+    another one."""
+
+    saved_optimizers: list[Any] = []
+    saved_schedules: list[Any] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepare the optimizers for the saved states, which Lightning restores after
+        this hook.
+
+        Raises ValueError for states of other optimizers or schedules.
+        """
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(adapt_state)
+        if trainer.ckpt_path:
+            self.check_restored(trainer)
+            # `trainer.estimated_stepping_batches` in configure_optimizers makes the
+            # loaders before the epoch and the loader's state are restored; without them
+            # Lightning makes them anew, and restores both
+            forget_train_loader(trainer)
+
+    def check_restored(self, trainer: Any) -> None:
+        """Raise ValueError for states that are not those of the optimizers and
+        schedules."""
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        saved_numbers = len(self.saved_optimizers), len(self.saved_schedules)
+        if saved_numbers != (len(trainer.optimizers), len(schedules)):
+            raise ValueError("there is another number of optimizers or schedules")
+        for schedule, saved in zip(schedules, self.saved_schedules, strict=True):
+            # the state of any other schedule is unknown
+            if type(schedule).__module__.startswith("torch.optim"):
+                fresh = schedule.state_dict()
+                check_like(saved, fresh, "the schedule", is_complete=False)
+
+    def on_save_checkpoint(
+        self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the options of the optimizer and the schedule, for `check_schedule`."""
+        if has_named_optimizer(pl_module):
+            checkpoint["schedule"] = schedule_options(pl_module)
+
+    def on_load_checkpoint(
+        self, trainer: Any, model: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check the states before Lightning restores them.
+
+        Raises ValueError for a damaged state, and UserError if the code or the length
+        of the training has changed.
+        """
+        if trainer.state.fn != "fit":
+            return
+        check_like(saved_fit_loop(checkpoint), fit_loop_state(trainer), "loops")
+        self.saved_optimizers = checkpoint["optimizer_states"]
+        self.saved_schedules = checkpoint["lr_schedulers"]
+        if "schedule" in checkpoint and has_named_optimizer(model):
+            # it may name a class of the user's package
+            saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
+            check_schedule(saved, model)
+            check_length(checkpoint, model)
+
+
+def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Change a saved state so that the optimizer steps as it was built: `fused` and
+    similar options stay, and its moments lie in memory as the weights do now, which a
+    fused step relies on.
+
+    optimizer: The optimizer of this run.
+    saved: The result of `state_dict` of an optimizer of the same parameters. It is
+        changed in place.
+    Raises ValueError for a state of other parameters.
+    """
+    fresh = optimizer.state_dict()["param_groups"]
+    check_like(saved["param_groups"], fresh, "the optimizer", is_complete=False)
+    indices: set[int] = set()
+    for group, saved_group in zip(
+        optimizer.param_groups, saved["param_groups"], strict=True
+    ):
+        if "lr" not in saved_group:
+            raise ValueError("the optimizer's state has no lr")
+        for name in IMPLEMENTATIONS | {"name"}:
+            if name in group or name in saved_group:
+                saved_group[name] = group.get(name)
+        indices.update(saved_group["params"])
+        for weight, index in zip(group["params"], saved_group["params"], strict=True):
+            moments = saved["state"].get(index, {})
+            check_moments(type(optimizer), weight, moments)
+            for name, value in moments.items():
+                is_moment = isinstance(value, Tensor) and value.dim() > 0
+                if is_moment and value.shape == weight.shape:
+                    layout = torch.empty_like(weight, dtype=value.dtype)
+                    moments[name] = layout.copy_(value)
+    if not saved["state"].keys() <= indices:
+        raise ValueError("the optimizer's state has other parameters")
+
+
+def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> None:
+    """Raise ValueError for moments of another shape than their parameter: a fused step
+    would read and write past their end.
+
+    optimizer: The class of the optimizer.
+    moments: The saved state of this parameter, by name; empty if it has none yet.
+    """
+    if not moments or optimizer not in MOMENTS:
+        return
+    for name in MOMENTS[optimizer]:
+        if name not in moments:
+            raise ValueError(f"the optimizer's state has no {name} of a parameter")
+    for name, value in moments.items():
+        if value is None and name not in MOMENTS[optimizer]:
+            continue  # SGD's momentum_buffer before the first step
+        shape = torch.Size() if name == "step" else weight.shape
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        if not is_float or value.shape != shape:
+            problem = f"{name} in the optimizer's state does not fit its parameter"
+            raise ValueError(problem)
+
+
+def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the code gives other options than the checkpoint has. In other
+    groups a fused step would read the state of another parameter, past its end.
+
+    saved: The result of `schedule_options` when the checkpoint was written.
+    """
+    options = schedule_options(model)
+    for name, value in saved.items():
+        if value != options.get(name):
+            problem = f"{type(model).__name__} has the {name} {options.get(name)}"
+            way_out = f"a resume goes on with {value}; leave --ckpt_path out"
+            raise UserError(f"{problem}: {way_out}", status=2)
+
+
+def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the schedule is made for another length of the training.
+
+    A cosine over 10 epochs cannot become one over 20 epochs: its first half would have
+    been another one.
+    """
+    name = model.scheduler
+    if not isinstance(name, str) or not length_argument(name, model.scheduler_args):
+        return
+    (saved,) = checkpoint["lr_schedulers"]
+    old_length = saved.get("T_max", saved.get("total_steps"))
+    every = model.step_scheduler_every()
+    length = schedule_length(model.trainer, every)
+    if length != old_length:
+        raise UserError(
+            f"model.scheduler {name} is made for {old_length} {every}s, not {length}",
+            "a new run can start with its weights: --model.weights FILE, without "
+            "--ckpt_path",
+            2,
+        )
+
+
+def schedule_options(model: BaseModule) -> dict[str, Any]:
+    """Return what sets the options of the optimizer's parameter groups, as a checkpoint
+    can hold it."""
+    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
+    if model.parameter_groups:
+        names.append("parameter_groups")
+    options: dict[str, Any] = as_plain({name: getattr(model, name) for name in names})
+    return options | {"scheduler_interval": model.step_scheduler_every()}

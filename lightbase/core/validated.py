@@ -1,0 +1,116 @@
+"""The weights that a validation has measured are the weights in best.ckpt.
+
+If something changes them in between, the run ends with an error: best.ckpt would hold
+weights that nobody has measured.
+"""
+
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from lightbase.core.errors import UserError
+
+AFTER_VALIDATION = (
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_save_checkpoint",
+)
+"""Hooks between the validation of weights and their checkpoint."""
+HARMLESS = (Checkpoint, EarlyStopping, ProgressBar, Timer)
+"""Callbacks of Lightning that have such hooks and change no weight."""
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The type of integers with so many bytes."""
+
+
+class ValidatedWeights(Callback):
+    """Compares the weights in best.ckpt with the weights that the validation has
+    measured. They differ if a callback changes them in between, as ModelPruning does.
+
+    Must be the first callback: WeightAveraging takes its weights back when a validation
+        ends.
+    """
+
+    def __init__(self) -> None:
+        self.step = -1  # of the newest validation
+        self.fingerprints: dict[str, Tensor] = {}
+        self.suspects: list[str] = []
+
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Keep the fingerprints of the weights that were validated, and the names of
+        everything that may change them before they are saved."""
+        self.step = trainer.global_step
+        tensors: dict[str, Any] = dict(pl_module.named_parameters())
+        tensors.update(pl_module.named_buffers())
+        self.fingerprints = {
+            name: fingerprint(tensor) for name, tensor in floats(tensors).items()
+        }
+        self.suspects = [
+            type(callback).__name__
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if may_change_weights(callback)
+        ]
+        if overrides_any(pl_module, LightningModule):
+            self.suspects.append(type(pl_module).__name__)
+
+    def check(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError if a checkpoint has other weights than the validation after
+        the same step has measured."""
+        if self.step != checkpoint["global_step"]:
+            return
+        are_equal = []
+        for name, tensor in floats(checkpoint["state_dict"]).items():
+            measured = self.fingerprints.get(name)
+            if measured is not None:
+                # a callback may have put a weight on another device
+                are_equal.append(fingerprint(tensor).to(measured.device) == measured)
+        if are_equal and not torch.stack(are_equal).all():
+            names = " or ".join(self.suspects)
+            raise UserError(
+                f"{names} changes the weights between a validation and best.ckpt, "
+                "which would hold others than were measured",
+                "change them after optimizer steps, in on_train_batch_end, or use "
+                "--monitor null",
+            )
+
+
+def may_change_weights(callback: Callback) -> bool:
+    """Return whether a callback has a hook after a validation, and is not known to
+    change no weight."""
+    is_ours = type(callback).__module__.startswith("lightbase.")
+    if is_ours or isinstance(callback, HARMLESS):
+        return False
+    return overrides_any(callback, Callback)
+
+
+def overrides_any(hooked: Any, base: type) -> bool:
+    """Return whether an object overrides a hook of `base` after a validation."""
+    return any(is_overridden(hook, hooked, base) for hook in AFTER_VALIDATION)
+
+
+def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of floating-point numbers that have values. Parameters of
+    lazy modules have none before the first batch."""
+    values = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or is_lazy(tensor):
+            continue
+        if tensor.is_floating_point() and tensor.numel():
+            values[name] = tensor.detach()
+    return values
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Return a sum over the bits of a tensor's numbers, weighted by row: int64 (). The
+    sum is exact, so it does not depend on the layout in memory."""
+    bits = tensor.view(INTEGERS[tensor.element_size()])
+    rows = bits.reshape(len(bits) if bits.dim() else 1, -1)
+    sums = rows.sum(1, dtype=torch.int64)
+    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
