@@ -1,9 +1,10 @@
-"""Optimizers and learning-rate schedulers by name."""
+"""Optimizers, parameter groups and learning-rate schedules by name."""
 
 import inspect
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -13,26 +14,33 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from lightbase.core.compat import forget_train_loader
+from lightbase.core.compat import forget_train_loader, make_train_loader
 from lightbase.core.errors import UserError, did_you_mean, first_line, imported
 
-# Options that choose how a step is computed. An optimizer takes one of them at most.
+Options = dict[str, Any]
+"""Arguments of an optimizer or a scheduler, or a parameter group, by name."""
+
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+"""Options that choose how a step is computed. An optimizer takes at most one."""
+
 FUSED_ON = {
     torch.optim.SGD: ("cpu", "cuda"),
     torch.optim.Adam: ("cpu", "cuda"),
     torch.optim.AdamW: ("cpu", "cuda"),
     torch.optim.Adagrad: ("cpu",),  # torch 2.11 refuses it on a GPU at the first step
 }
-"""Where torch has a fused step."""
+"""The types of devices on which torch has a fused step."""
+
+MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+"""What a class raises for arguments that it cannot use."""
 
 
 class WarmupCosineLR(LambdaLR):
-    """Linear warm-up over `warmup_steps`, then half a cosine down to 0 at
-    `total_steps`.
+    """Raise the rate in a line over `warmup_steps`, then lower it along half a cosine
+    to 0 at `total_steps`.
 
-    Loshchilov and Hutter, "SGDR", 2017 (the cosine); Goyal et al., "Accurate, large
-    minibatch SGD", 2017 (the warm-up).
+    The cosine is of Loshchilov and Hutter, "SGDR", 2017; the warm-up is of Goyal et
+    al., "Accurate, large minibatch SGD", 2017.
     """
 
     def __init__(
@@ -48,12 +56,14 @@ class WarmupCosineLR(LambdaLR):
             return (1 + math.cos(math.pi * min(progress, 1))) / 2
 
         super().__init__(optimizer, factor)
-        self.total_steps = total_steps
+        self.total_steps = total_steps  # a resume compares it
 
 
 class FinalDecayLR(LambdaLR):
-    """Constant, then a straight line down to 0 over the last `decay_fraction` of
-    `total_steps`: a cooldown, as in Zhai et al., "Scaling vision transformers", 2022.
+    """Keep the rate, then lower it in a line to 0 over the last `decay_fraction` of
+    `total_steps`.
+
+    This is the cooldown of Zhai et al., "Scaling vision transformers", 2022.
     """
 
     def __init__(
@@ -66,234 +76,262 @@ class FinalDecayLR(LambdaLR):
             return min(1.0, max(0.0, 1 - step / total_steps) / decay_fraction)
 
         super().__init__(optimizer, factor)
-        self.total_steps = total_steps
+        self.total_steps = total_steps  # a resume compares it
 
 
-OWN_SCHEDULERS = {cls.__name__: cls for cls in (WarmupCosineLR, FinalDecayLR)}
-MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *OWN_SCHEDULERS}
+SCHEDULERS = {"WarmupCosineLR": WarmupCosineLR, "FinalDecayLR": FinalDecayLR}
+"""The schedulers of this file by name."""
+
+MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *SCHEDULERS}
+"""Schedulers that step after each step by default. Others step after each epoch."""
+
+KINDS: dict[str, tuple[Any, type]] = {
+    "optimizer": (torch.optim, Optimizer),
+    "scheduler": (lr_scheduler, LRScheduler),
+}
+"""The module that has the classes of a kind, and their base class."""
+
+
+def find_class(kind: str, name: str) -> Any:
+    """Return the class that a name means.
+
+    kind: "optimizer" or "scheduler".
+    name: A class of torch or of this file, or the import path of any class.
+    Raises UserError if there is no such class of this kind.
+    """
+    module, base = KINDS[kind]
+    cls = SCHEDULERS.get(name) or getattr(module, name, None)
+    if cls is None and "." in name:
+        cls = imported(kind, name)
+    if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
+        return cls
+    hint = did_you_mean(name, {*module.__all__, *SCHEDULERS} - {base.__name__})
+    raise UserError(
+        f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", status=2
+    )
+
+
+def build(kind: str, cls: type, args: Options, first: Any, **filled_in: Any) -> Any:
+    """Return `cls(first, **filled_in, **args)`.
+
+    kind: "optimizer" or "scheduler", for the message.
+    Raises UserError if the class does not take an argument, or refuses its value.
+    """
+    try:
+        return cls(first, **filled_in, **args)
+    except MISTAKES as error:
+        accepted = [*inspect.signature(cls).parameters][1:]
+        raise UserError(
+            f"model.{kind} {cls.__name__} with {args}: {first_line(error)}",
+            f"it takes {', '.join(accepted)}",
+            2,
+        ) from error
 
 
 def build_optimizer(
     name: str,
-    args: dict[str, Any],
-    groups: list[dict[str, Any]],
+    args: Options,
+    groups: list[Options],
     lr: float,
     fused: bool = False,
 ) -> Optimizer:
-    """An optimizer of torch.optim by class name, or any other by its import path.
+    """Return an optimizer.
 
-    groups: of parameters, see `grouped`.
-    fused: compute a step in one kernel, if torch can and `args` choose no other
+    name: A class of torch.optim, or the import path of any other.
+    groups: Parameter groups, see `grouped`.
+    fused: Compute a step in one kernel, if torch can and `args` choose no other
         implementation. That is much the fastest for small networks.
     Raises UserError for an unknown name or argument.
     """
-    cls = find_class("optimizer", name, torch.optim, Optimizer)
-    weights, devices = (
-        [x for group in groups for x in group["params"]],
-        FUSED_ON.get(cls, ()),
-    )
-    can_be_fused = all(
-        x.device.type in devices and x.is_floating_point() for x in weights
-    )
-    if fused and can_be_fused and not IMPLEMENTATIONS & args.keys():
+    cls = find_class("optimizer", name)
+    if "lr" in args:
+        raise UserError(
+            f"model.optimizer_args.lr {args['lr']}: the learning rate is --model.lr",
+            status=2,
+        )
+    device_types = FUSED_ON.get(cls, ())
+    for parameter in chain.from_iterable(group["params"] for group in groups):
+        is_on_device = parameter.device.type in device_types
+        fused = fused and is_on_device and parameter.is_floating_point()
+    if fused and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
     return build("optimizer", cls, args, groups, lr=lr)
 
 
 def build_scheduler(
-    name: str, args: dict[str, Any], optimizer: Optimizer, num_steps: int | None
+    name: str, args: Options, optimizer: Optimizer, num_steps: int | None
 ) -> LRScheduler:
-    """A scheduler of torch.optim.lr_scheduler or of this file by class name, or any
-    other by its import path.
+    """Return a scheduler.
 
-    num_steps: how often it will step in the whole training; None if the training has no
-        end. It becomes `T_max` or `total_steps`, unless they are given.
+    name: A class of torch.optim.lr_scheduler or of this file, or the import path of any
+        other.
+    num_steps: How often it will step in the whole training; None if the training has no
+        end. It becomes `T_max` or `total_steps`, unless `args` have it.
     Raises UserError for an unknown name or argument, and for a `max_lr` that is not the
     optimizer's learning rate.
     """
-    cls = find_class("scheduler", name, lr_scheduler, LRScheduler)
-    accepted = inspect.signature(cls).parameters
-    length = dict.fromkeys(open_lengths(name, args), num_steps)
-    if num_steps is None and length:
-        raise UserError(
-            f"model.scheduler {name} needs an end: give --trainer.max_epochs", status=2
-        )
-    if "max_lr" in accepted:
+    cls = find_class("scheduler", name)
+    length = length_argument(name, args)
+    if length:
+        if num_steps is None:
+            raise UserError(
+                f"model.scheduler {name} needs an end: give --trainer.max_epochs",
+                status=2,
+            )
+        args = {**args, length: num_steps}
+    if "max_lr" in inspect.signature(cls).parameters:
         lr = optimizer.defaults["lr"]
-        if args.get("max_lr", lr) != lr:
-            what = f"model.scheduler_args.max_lr {args['max_lr']}"
-            raise UserError(f"{what}: the highest rate is --model.lr, {lr}", status=2)
+        max_lr = args.get("max_lr", lr)
+        if max_lr != lr:
+            raise UserError(
+                f"model.scheduler_args.max_lr {max_lr}: the highest rate is --model.lr,"
+                f" {lr}",
+                status=2,
+            )
         rates = [group["lr"] for group in optimizer.param_groups]
-        args = {**args, "max_lr": rates if len(rates) > 1 else rates[0]}
-    return build("scheduler", cls, length | args, optimizer)
+        args = {**args, "max_lr": rates}
+        if len(rates) == 1:
+            args["max_lr"] = rates[0]
+    return build("scheduler", cls, args, optimizer)
 
 
-def open_lengths(name: str, args: dict[str, Any]) -> list[str]:
-    """The arguments of a scheduler that are the length of the training, and are not
-    given."""
+def length_argument(name: str, args: Options) -> str | None:
+    """Return the scheduler's argument that is the length of the training.
+
+    args: The arguments that the user gave.
+    Return None if it has no such argument, or if `args` already determine it.
+    """
     if {"epochs", "steps_per_epoch"} & args.keys():
-        return []  # OneCycleLR computes total_steps from them
-    accepted = inspect.signature(
-        find_class("scheduler", name, lr_scheduler, LRScheduler)
-    ).parameters
-    return [
-        key for key in ("T_max", "total_steps") if key in accepted and key not in args
-    ]
+        return None  # OneCycleLR computes total_steps from them
+    accepted = inspect.signature(find_class("scheduler", name)).parameters
+    for argument in ("T_max", "total_steps"):
+        if argument in accepted and argument not in args:
+            return argument
+    return None
 
 
-def num_scheduler_steps(trainer: Any, every: Literal["epoch", "step"]) -> int | None:
-    """How often a scheduler steps in the whole training, as Lightning estimates it;
-    None if the training has no end. Raises UserError if the number of steps in an epoch
-    changes."""
-    if every == "epoch" and trainer.max_steps == -1:
-        return max(1, trainer.max_epochs) if trainer.max_epochs >= 0 else None
-    if any(
-        isinstance(callback, GradientAccumulationScheduler)
-        for callback in trainer.callbacks
-    ):
-        what = "a schedule by steps needs to know their number: GradientAccumulationScheduler"
-        way_out = "use --trainer.accumulate_grad_batches, or a schedule by epochs"
-        raise UserError(f"{what} changes it from epoch to epoch", way_out, 2)
-    trainer.fit_loop.setup_data()
-    num_steps, num_batches = (
-        trainer.estimated_stepping_batches,
-        trainer.num_training_batches,
-    )
+def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | None:
+    """Return how often a scheduler steps in the whole training, at least 1.
+
+    interval: What the scheduler steps after.
+    Return None if the training has no end, or if an epoch has none and the scheduler
+    steps after epochs. Raises UserError if the number of steps in an epoch changes.
+    """
+    if interval == "epoch" and trainer.max_steps == -1:
+        if trainer.max_epochs < 0:
+            return None
+        return max(1, trainer.max_epochs)
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise UserError(
+                "a schedule by steps needs to know their number: "
+                "GradientAccumulationScheduler changes it from epoch to epoch",
+                "use --trainer.accumulate_grad_batches, or a schedule by epochs",
+                2,
+            )
+    make_train_loader(trainer)
+    num_steps = trainer.estimated_stepping_batches
+    num_batches = trainer.num_training_batches
     # Lightning makes the loader anew, with the checkpoint's state, when the training
     # starts.
     forget_train_loader(trainer)
     if num_steps in (-1, math.inf):
         return None
-    steps_per_epoch = max(1, math.ceil(num_batches / trainer.accumulate_grad_batches))
-    return max(
-        1, num_steps if every == "step" else math.ceil(num_steps / steps_per_epoch)
-    )
-
-
-def find_class(kind: str, name: str, module: Any, base: type) -> type:
-    """The subclass of `base` that `name` means: in `module`, in this file, or by its
-    import path."""
-
-    def fits(cls: Any) -> bool:
-        return isinstance(cls, type) and issubclass(cls, base) and cls is not base
-
-    classes = {
-        key: cls for key, cls in {**vars(module), **OWN_SCHEDULERS}.items() if fits(cls)
-    }
-    cls: Any = classes.get(name) or ("." in name and imported(kind, name))
-    if not fits(cls):
-        near = did_you_mean(name, [key for key in classes if not key.startswith("_")])
-        raise UserError(
-            f"model.{kind} {name!r} is no {kind} of {module.__name__}{near}", status=2
-        )
-    return cls  # type: ignore[no-any-return]
-
-
-def build(
-    kind: str, cls: type, args: dict[str, Any], *positional: Any, **keywords: Any
-) -> Any:
-    """An object of cls. Raises UserError for an argument that it does not take, or
-    refuses."""
-    if "lr" in args and "lr" in keywords:
-        raise UserError(
-            f"model.{kind}_args.lr {args['lr']}: the learning rate is --model.lr",
-            status=2,
-        )
-    try:
-        return cls(*positional, **keywords, **args)
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        accepted = ", ".join([*inspect.signature(cls).parameters][1:])
-        what = f"model.{kind} {cls.__name__} with {args}: {first_line(error)}"
-        raise UserError(what, f"it takes {accepted}", 2) from error
+    if interval == "epoch":
+        if num_batches == math.inf:
+            return None
+        steps_per_epoch = math.ceil(num_batches / trainer.accumulate_grad_batches)
+        num_steps = math.ceil(num_steps / max(1, steps_per_epoch))
+    return max(1, num_steps)
 
 
 def grouped(
-    named: Iterable[tuple[str, Parameter]], groups: dict[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Parameter groups as torch's optimizers take them: first the parameters that are
-    in no group, if any, then each group with its options.
+    named: Iterable[tuple[str, Parameter]], groups: dict[str, Options]
+) -> list[Options]:
+    """Return parameter groups as torch's optimizers take them.
 
-    groups: options by name. A parameter is in the first group whose name it matches,
-    see `matches`. Raises UserError for a group without parameters, or with an
-    impossible learning rate.
+    The first group holds the parameters that are in no other, if there are any.
+
+    named: The names and parameters of a model.
+    groups: The options of each group by its name. A parameter is in the first group
+        whose name it matches, see `matches`.
+    Raises UserError for a group without parameters, or with an impossible learning
+    rate.
     """
-    parameters = [(name.removeprefix("net."), parameter) for name, parameter in named]
-    members: dict[str | None, list[Parameter]] = {
-        group: [] for group in (None, *groups)
-    }
-    for name, parameter in parameters:
-        group = next(
-            (group for group in groups if matches(group, name, parameter)), None
-        )
-        members[group].append(parameter)
+    rest: Options = {"params": []}
+    if groups:
+        rest["name"] = "rest"
+    members: dict[str, list[Parameter]] = {group: [] for group in groups}
+    names = []
+    for full_name, parameter in named:
+        name = full_name.removeprefix("net.")
+        names.append(name)
+        fitting = [group for group in groups if matches(group, name, parameter)]
+        if fitting:
+            members[fitting[0]].append(parameter)
+        else:
+            rest["params"].append(parameter)
+    built = [rest] if rest["params"] else []
     for group, options in groups.items():
-        flag, lr = f"model.parameter_groups.{group}", options.get("lr", 1.0)
-        if (
-            not isinstance(lr, int | float)
-            or isinstance(lr, bool)
-            or not 0 < lr < math.inf
-        ):
+        flag = f"model.parameter_groups.{group}"
+        lr = options.get("lr", 1.0)
+        if not isinstance(lr, int | float) or not 0 < lr < math.inf:
             raise UserError(
                 f"{flag}.lr {lr!r}: a learning rate is a number over 0", status=2
             )
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
-            raise no_such_name(
-                f"{flag} ({rule})", group, [name for name, _ in parameters]
-            )
-    rest: dict[str, Any] = {"params": members[None]} | (
-        {"name": "rest"} if groups else {}
-    )
-    more = [
-        {**options, "params": members[name], "name": name}
-        for name, options in groups.items()
-    ]
-    return [rest, *more] if rest["params"] else more
+            raise no_such_name(f"{flag} ({rule})", group, names)
+        built.append({**options, "params": members[group], "name": group})
+    return built
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
-    """Whether a parameter or module of this name is meant: `pattern` is the first part
-    of the name (head), a pattern (*.bias), or norms_and_biases, for all parameters of
-    one dimension."""
+    """Return whether a pattern selects a parameter or module.
+
+    pattern: The start of its name (head), a pattern (*.bias), or norms_and_biases,
+        which selects all parameters of one dimension.
+    name: The name of `part` in the network.
+    """
     if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern):
         return True
-    if (
-        pattern != "norms_and_biases"
-        or not isinstance(part, Parameter)
-        or is_lazy(part)
-    ):
+    if pattern != "norms_and_biases" or not isinstance(part, Parameter):
         return False
-    return part.dim() == 1
+    return not is_lazy(part) and part.dim() == 1
 
 
 def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
-    beginnings = [
-        name[:i] for name in names for i, letter in enumerate(name) if letter == "."
-    ]
-    hint = (
-        did_you_mean(pattern, [*names, *beginnings])
-        or f"; some names: {', '.join(names[:4])}"
-    )
+    """Return the error for a pattern that selects nothing.
+
+    flag: What holds the pattern. names: The names of all parameters.
+    """
+    parts = [name.partition(".")[0] for name in names]
+    hint = did_you_mean(pattern, [*names, *parts])
+    if not hint:
+        hint = f"; some names: {', '.join(names[:4])}"
     return UserError(
         f"{flag}: no parameter of the network has such a name{hint}", status=2
     )
 
 
-def check_options(groups: dict[str, dict[str, Any]], optimizer: Optimizer) -> None:
-    """Raises UserError for an option that the optimizer does not have: torch would
-    ignore it."""
+def check_options(groups: dict[str, Options], optimizer: Optimizer) -> None:
+    """Raise UserError if a group has an option that the optimizer does not have. torch
+    would ignore it."""
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
         for key in options.keys() - accepted:
-            what = f"model.parameter_groups.{group}: no option {key} of {type(optimizer).__name__}"
-            raise UserError(f"{what}; it has {', '.join(accepted)}", status=2)
+            raise UserError(
+                f"model.parameter_groups.{group}: no option {key} of "
+                f"{type(optimizer).__name__}; it has {', '.join(accepted)}",
+                status=2,
+            )
 
 
 def try_schedule(model: Any) -> None:
-    """Build the model's optimizer and scheduler by name, for a hundred steps, and make
-    three. Each parameter group has a single number as its parameter, so that this takes
-    no time.
+    """Build the model's optimizer and scheduler for a hundred steps, and make three.
 
+    model: A BaseModule with the names of its optimizer and scheduler. One number takes
+        the place of the parameters of each group, so that this takes no time.
     Raises UserError for names or arguments that do not work.
     """
     groups = grouped(model.named_parameters(), model.parameter_groups)
@@ -301,27 +339,22 @@ def try_schedule(model: Any) -> None:
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         group["params"] = [parameter]
-    optimizer = build_optimizer(
-        str(model.optimizer), model.optimizer_args, groups, model.lr
-    )
+    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
     check_options(model.parameter_groups, optimizer)
-    if model.scheduler is None and model.scheduler_args:
-        raise UserError(
-            f"model.scheduler_args {model.scheduler_args} need a model.scheduler",
-            status=2,
-        )
+    name, args = model.scheduler, model.scheduler_args
     scheduler = None
+    if name is not None:
+        scheduler = build_scheduler(name, args, optimizer, 100)
+    elif args:
+        raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
     try:
-        if isinstance(model.scheduler, str):
-            scheduler = build_scheduler(
-                model.scheduler, model.scheduler_args, optimizer, 100
-            )
         for _ in range(3):
-            # LBFGS needs a loss
-            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
-            if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau):
+            optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
+            if scheduler and not isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step()
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        what = f"model.optimizer {model.optimizer} with {model.optimizer_args}"
-        what += f" and model.scheduler {model.scheduler} with {model.scheduler_args}"
-        raise UserError(f"{what}: {first_line(error)}", status=2) from error
+    except MISTAKES as error:
+        raise UserError(
+            f"model.optimizer {model.optimizer} with {model.optimizer_args} and "
+            f"model.scheduler {name} with {args}: {first_line(error)}",
+            status=2,
+        ) from error

@@ -14,20 +14,26 @@ from typing import Any
 from lightbase.core.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
-NUMBERS = [
-    number for number in signal.Signals if number.name in NAMES
-]  # Windows has no SIGHUP
+# Windows has no SIGHUP
+NUMBERS = [number for number in signal.Signals if number.name in NAMES]
 CHECK_S = 2
+"""Seconds after which a signal that the main thread has not handled ends the process
+if there is nothing to save."""
 STUCK_S = 20
+"""The same in seconds if there may be a state to save."""
 
 
 class Stopped(SystemExit):
-    """A signal ends this process. code: its exit status. hint: how to continue, for the
-    line that short_errors prints."""
+    """A signal ends this process. `code` is its exit status.
+
+    text: What ended it, for the line that short_errors prints.
+    hint: How to continue, for the same line.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.text, self.hint = f"Stopped by {NAMES[signal.Signals(number).name]}", ""
+        self.text = f"Stopped by {NAMES[signal.Signals(number).name]}"
+        self.hint = ""
 
 
 class StopSignals:
@@ -36,15 +42,19 @@ class StopSignals:
 
     Python runs a signal's handler between two of its instructions. While the main
     thread is in a call that does not return, such as an exchange with a process that is
-    elsewhere, a thread ends
-    the process instead: after CHECK_S, or after STUCK_S if there may be a state to
-    save. A second Ctrl-C ends it at once. A forked process, such as a loader's worker,
-    ignores a terminal's Ctrl-C.
+    elsewhere, a thread ends the process instead: after CHECK_S, or after STUCK_S if
+    there may be a state to save. A second Ctrl-C ends it at once. A forked process,
+    such as a loader's worker, ignores a terminal's Ctrl-C.
+
+    received: The number of the first signal, 0 before it.
+    waits: Whether a signal is only kept.
+    exchanges: Whether the process may wait for others.
+    pid: The process whose signals are handled, 0 for none.
     """
 
-    received = 0  # number of the first signal
+    received = 0
     waits = False
-    exchanges = False  # whether the process may wait for others
+    exchanges = False
     pid = 0
 
     @contextlib.contextmanager
@@ -73,8 +83,8 @@ class StopSignals:
         self.install()
 
     def install(self) -> None:
-        """Set the handler; again after Lightning sets its own, and in a process forked
-        to train."""
+        """Set the handler; again after Lightning sets its handlers, and in a process
+        forked to train."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
@@ -82,9 +92,12 @@ class StopSignals:
             # script
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
-        if self.pid == os.getpid():
-            return
-        self.pid = os.getpid()
+        if self.pid != os.getpid():
+            self.pid = os.getpid()
+            self._start_watching()
+
+    def _start_watching(self) -> None:
+        """Let a thread get the number of each signal."""
         receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
         signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
@@ -95,16 +108,19 @@ class StopSignals:
         threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
-        if os.getpid() == self.pid:
-            is_first = not self.received
-            self.received = self.received or number
-            if is_first and number == signal.SIGINT and rank() == 0 and os.isatty(2):
-                os.write(2, b"\n")  # a terminal has written ^C behind the progress bar
-            if is_first and not self.waits:
-                raise Stopped(number)
-        elif number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        """Handle a signal in the main thread."""
+        if os.getpid() != self.pid:  # a forked process
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        if self.received:
+            return
+        self.received = number
+        if number == signal.SIGINT and rank() == 0 and os.isatty(2):
+            os.write(2, b"\n")  # a terminal has written ^C behind the progress bar
+        if not self.waits:
+            raise Stopped(number)
 
     def _watch(self, receiver: socket.socket) -> None:
         """In a thread: receive the number of each signal, also while the main thread is
@@ -129,21 +145,31 @@ class StopSignals:
                     os._exit(128 + signal.SIGINT)
 
     def _check(self, number: int, seconds: int) -> None:
-        """End a process whose main thread has not handled this signal. seconds: since
-        it came."""
+        """End a process whose main thread has not handled this signal.
+
+        seconds: The time since the newest signal.
+        """
         if self.received:
             if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:
                 tell(
-                    "Stopping as soon as the state can be saved; a second Ctrl-C ends at once"
+                    "Stopping as soon as the state can be saved; a second Ctrl-C ends "
+                    "at once"
                 )
-        elif seconds >= STUCK_S if self.exchanges else not self.waits:
-            hint = f" after {STUCK_S} s: a rank is missing in a collective"
-            hint += "; go on with --ckpt_path last"
-            tell(Stopped(number).text + hint * self.exchanges)
-            os._exit(128 + number)
+            return
+        text = Stopped(number).text
+        if self.exchanges:
+            if seconds < STUCK_S:
+                return
+            text += f" after {STUCK_S} s: a rank is missing in a collective"
+            text += "; go on with --ckpt_path last"
+        elif self.waits:
+            return
+        tell(text)
+        os._exit(128 + number)
 
 
 def tell(text: str) -> None:
+    """Print a line to stderr, in the first process only."""
     if rank() == 0:
         print(text, file=sys.stderr, flush=True)
 

@@ -1,0 +1,90 @@
+"""Errors of devices and drivers in two lines: the problem and the way out."""
+
+import atexit
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from lightbase.core.errors import UserError, say
+
+OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
+AGAIN = "start again, after the first epoch with --ckpt_path last"
+GPU_FAILED = "unspecified launch failure|ECC error"
+WAYS_OUT = {
+    "busy or unavailable": "another program may use the GPU alone (nvidia-smi); choose "
+    "another one with --trainer.devices [1], or use --trainer.accelerator cpu",
+    "out of memory|allocate memory": "another program may use the memory (nvidia-smi); "
+    "else try a smaller --data.batch_size, --trainer.precision bf16-mixed or "
+    "--data.resident false",
+    "NVIDIA driver": f"torch {torch.__version__} is built for CUDA "
+    f"{torch.version.cuda}: install another driver or {OTHER_TORCH}, or use "
+    "--trainer.accelerator cpu",
+    "no kernel image": "the GPU is older than torch's kernels: install "
+    f"{OTHER_TORCH}, or use --trainer.accelerator cpu",
+    GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
+    "remote process exit|by peer": "another process has ended, its lines may tell why; "
+    f"{AGAIN}",
+    r"C(\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
+}
+"""What the user can do, by a pattern in an error of torch."""
+
+
+@contextlib.contextmanager
+def short_device_errors() -> Iterator[None]:
+    """Turn an error of torch that WAYS_OUT knows into a UserError: a full memory, a
+    missing compiler, a GPU that is too old or has failed, a wrong NVIDIA driver.
+
+    Such an error may come from any call that uses a device, in the whole run. Other
+    errors are raised as they are.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        for pattern, way_out in WAYS_OUT.items():
+            matching = [line.strip() for line in lines if re.search(pattern, line)]
+            if not matching:
+                continue
+            # What follows are links, and advice on torch's allocator.
+            problem = re.split(r"\. (?!Tried|DefaultCPU)", matching[-1])[0]
+            if pattern == GPU_FAILED:
+                atexit.register(end_at_once)
+            raise UserError(problem, way_out) from error
+        raise
+
+
+def end_at_once() -> None:
+    """End the process before torch frees the tensors of a GPU that has failed. Python
+    would abort there, after the two lines of the error."""
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def check_driver(accelerator: str) -> None:
+    """Start CUDA. If the NVIDIA driver is too old for torch, use no GPU.
+
+    accelerator: The Trainer's flag. With `auto` a line says that no GPU is used.
+    Raises UserError if the flag asks for a GPU.
+    """
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # it is raised without a GPU, too
+        version = re.search(r"too old \(found version (\d+)(\d\d)\d\)", str(error))
+        if not version:
+            return
+        problem = (
+            f"the NVIDIA driver is for CUDA {version[1]}.{int(version[2])}, which is "
+            "too old"
+        )
+        way_out = WAYS_OUT["NVIDIA driver"]
+        if accelerator != "auto":
+            raise UserError(
+                f"trainer.accelerator {accelerator}: {problem}", way_out
+            ) from error
+        say(f"No GPU is used: {problem}; {way_out}")
+        # NVML counts GPUs that torch cannot use.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
