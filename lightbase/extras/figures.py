@@ -1,268 +1,317 @@
-"""Pictures for loggers: what the network gets right and wrong, drawn without a
-screen."""
+"""What a network gets right and wrong: pictures for loggers, and the tables of
+evaluate.py --report.
 
+A callback keeps the predictions of a validation or test. When it is over, functions
+below draw them: one function for each task, whose pictures docs/tensorboard.md shows,
+and below them one function for each kind of picture. They know tensors and matplotlib
+only.
+"""
+
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.loggers import (
-    Logger,
-    MLFlowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-)
 from lightning.pytorch.utilities import move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
-from torchmetrics.functional import classification
-from torchvision.utils import draw_segmentation_masks, make_grid
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+from torchvision.utils import make_grid
 
-from lightbase.core.batches import inputs_of, targets_of
-from lightbase.core.curves import Stage, gather, newest_step
+from lightbase.core.batches import inputs_of, targets_of, to_host
+from lightbase.core.curves import Stage, gather, run_folder
 from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import printable, say_once
+from lightbase.core.errors import UserError, first_line, printable, say
+from lightbase.core.files import relative_to_cwd, write_whole
+from lightbase.core.metrics import as_curve_names
 from lightbase.core.module import BaseModule
-from lightbase.extras.metric_values import metric_figures, write_values
+from lightbase.core.pictures import has_pictures, log_figure
+from lightbase.core.predictions import (
+    PALETTE,
+    class_names,
+    label_names,
+    predicted_masks,
+    probabilities,
+)
+from lightbase.core.tables import as_csv, as_table
 
-NUM_IMAGES = 25  # of a grid
-NUM_SAMPLES = 10  # masks or texts of a picture
-NUM_POINTS = 5000  # of a plot of predicted numbers
+NUM_IMAGES = 25  # in a grid
+NUM_SAMPLES = 10  # masks or texts in a picture
+NUM_POINTS = 5000  # in a plot of predicted numbers
 TEXT_LENGTH = 100  # tokens
-# The shapes that targets may have, from the shape of the outputs
-SHAPES: dict[str, Callable[..., list[tuple[int, ...]]]] = {
-    "multiclass": lambda n, classes: [(n,)],
-    "multilabel": lambda n, labels: [(n, labels)],
-    "segmentation": lambda n, classes, h, w: [(n, h, w), (n, 1, h, w)],
-    "text": lambda n, a, b: [(n, a), (n, b)],
-    "regression": lambda *shape: [shape],
-}
-MEASURES = {
-    "precision": classification.precision,
-    "recall": classification.recall,
-    "f1": classification.f1_score,
-}
+REPORTED_TASKS = ("multiclass", "multilabel", "segmentation")
 
 
-def class_names(data: Any, num_classes: int) -> list[str]:
-    """The names of the classes, and numbers for those that have none."""
-    names = data.classes if isinstance(data, BaseDataModule) else []
-    return [*names, *map(str, range(len(names), num_classes))]
+# Predictions are kept in an evaluation.
 
 
-def fits(task: str, outputs: Any, targets: Any) -> bool:
-    """Whether a batch has the shapes of the task. A text with as many tokens as places
-    does not: it may be meant in two ways."""
-    try:
-        return SHAPES[task](*outputs.shape).count(tuple(targets.shape)) == 1
-    except (AttributeError, TypeError):  # no tensors, or of other dimensions
-        return False
+def columns_of(task: str, outputs: Any, targets: Any) -> list[Tensor]:
+    """Return what is kept of a batch, tensors (N, ...): true and predicted values. They
+    are class numbers except for multilabel and regression. For multiclass the
+    log-probabilities (N,) of the predicted and of the true class follow.
 
+    The list is empty if the batch does not have the shapes of the task. A text with as
+    many tokens as places does not: its outputs may be meant in two ways.
 
-def predicted_masks(outputs: Tensor) -> Tensor:
-    """Class indices (N, H, W) of logits or probabilities (N, classes, H, W) or (N, 1,
-    H, W)."""
-    if outputs.shape[1] > 1:
-        return outputs.argmax(1)
-    return (probabilities(outputs)[:, 0] > 0.5).long()
-
-
-def probabilities(outputs: Tensor) -> Tensor:
-    """The sigmoid of logits. What lies in [0, 1] is a probability already, as for
-    torchmetrics."""
-    are_probabilities = ((outputs >= 0) & (outputs <= 1)).all()
-    return torch.where(are_probabilities, outputs, outputs.sigmoid())
+    task: The attribute `task` of the module; docs/tensorboard.md lists the shapes.
+    outputs, targets: What a step gives to `track`; for multiclass logits or
+        probabilities.
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return []
+    outputs = outputs.float()
+    shape, target_shape = outputs.shape, targets.shape
+    if task == "multiclass" and len(shape) == 2 and target_shape == shape[:1]:
+        sums_to_one = ((outputs.sum(1) - 1).abs() < 1e-3).all()
+        are_probabilities = sums_to_one & (outputs >= 0).all()
+        logs = torch.where(are_probabilities, outputs.log(), outputs.log_softmax(1))
+        best, predicted = logs.max(1)
+        classes = targets.clamp(0, shape[1] - 1)  # -100 is no index
+        return [targets, predicted, best, logs.gather(1, classes[:, None])[:, 0]]
+    if task == "segmentation" and len(shape) == 4:
+        masks = predicted_masks(outputs)
+        if target_shape in (masks.shape, masks.unsqueeze(1).shape):
+            return [targets.view_as(masks).long(), masks]
+    if task == "text" and len(shape) == 3:
+        is_last, is_middle = target_shape == shape[:2], target_shape == shape[::2]
+        if is_last != is_middle:
+            tokens = outputs.argmax(2 if is_last else 1)
+            missing = (0, TEXT_LENGTH - target_shape[1])  # negative: it is cut
+            return [pad(targets, missing, value=-100), pad(tokens, missing)]
+    is_plain = task == "regression" or (task == "multilabel" and len(shape) == 2)
+    if is_plain and target_shape == shape:
+        return [targets, outputs]
+    return []
 
 
 def confusion(true: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
-    """int64 (num_classes, num_classes), rows are true classes. Others, such as -100,
-    which the loss ignores, do not count."""
+    """Return int64 (num_classes, num_classes); rows are true classes.
+
+    true: int64 of any shape. Values that are no class, such as -100, which the loss
+        ignores, do not count.
+    predicted: Class numbers of the same shape.
+    """
     counts = (true >= 0) & (true < num_classes)
-    return classification.multiclass_confusion_matrix(
-        predicted[counts], true[counts], num_classes
-    )
-
-
-def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """What is kept of a batch, each (N, ...): true and predicted values, which are
-    class numbers except for multilabel and regression. For multiclass also the
-    log-probability of the predicted class and of the true class, each (N,)."""
-    if task == "multiclass":
-        are_probabilities = (outputs >= 0).all() & (
-            (outputs.sum(1) - 1).abs() < 1e-3
-        ).all()
-        logs = torch.where(are_probabilities, outputs.log(), outputs.log_softmax(1))
-        best, predicted = logs.max(1)
-        of_true = logs.gather(1, targets[:, None].clamp(0, outputs.shape[1] - 1))[:, 0]
-        return [targets, predicted, best, of_true]
-    if task == "segmentation":
-        masks = predicted_masks(outputs)
-        return [targets.view_as(masks).long(), masks]
-    if task == "text":
-        tokens = outputs.argmax(2 if targets.shape == outputs.shape[:2] else 1)
-        places = (0, TEXT_LENGTH - targets.shape[1])
-        return [pad(targets, places, value=-100), pad(tokens, places)]
-    return [targets, outputs]
+    return multiclass_confusion_matrix(predicted[counts], true[counts], num_classes)
 
 
 class PredictionKeeper(Callback):
-    """Keeps what pictures and reports need of a validation or test, as its steps give
-    it to `track`, after `start`. Of masks and texts it keeps NUM_SAMPLES samples.
+    """Keeps the predictions of a validation or test as the steps give them to `track`,
+    from `start` on. Of masks and texts it keeps about NUM_SAMPLES samples.
 
-    loader: Of the evaluation; None: nothing is kept.
+    loader: The loader of the evaluation. While it is None, nothing is kept.
     misfit: Why the outputs do not fit the task; empty if they do.
-    columns: After `gather`, of the kept samples, in the order of the data set: see
-        `columns_of`.
-    indices: Of these samples in the data set.
-    confusion: After `gather`, int (classes, classes) of all samples or pixels; rows are
-        true.
-    names: Of the classes or labels.
+    columns: See `columns_of`. After `gather` they hold the kept samples of all
+        processes, in the order of the data set.
+    indices: After `gather`, the positions of these samples in the data set.
+    confusion: After `gather`, int (classes, classes), counts of all samples or pixels;
+        rows are true classes. Not for all tasks.
+    names: After `gather`, the names of the classes or labels.
     """
 
     loader: Any = None
 
     def start(self, trainer: Any, pl_module: Any) -> None:
+        """Keep what the validation or test that begins now predicts."""
         self.task: Any = pl_module.task
         self.data = trainer.datamodule
-        self.loader = (
-            trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        )
+        self.loader = trainer.val_dataloaders
+        if trainer.testing:
+            self.loader = trainer.test_dataloaders
         self.misfit = ""
         self.batches: list[list[Tensor]] = []
         self.confusion: Any = torch.tensor(0)
-
-    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self.loader is not None:
-            pl_module.tracked = None  # this step may not call `track`
+        pl_module.tracked = None
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, _: Any, __: Any, batch_idx: int, *___: Any
     ) -> None:
+        """Keep the batch that the step has given to `track`, as copies: a compiled
+        network may use the memory of its outputs again."""
         if self.loader is None or self.misfit:
             return
         tracked: Any = pl_module.tracked or (None, None)
         outputs, targets = tracked
+        pl_module.tracked = None  # the next step may not call `track`
         num, size = len(self.loader.dataset), self.loader.batch_sampler.batch_size
-        order = range(num)[trainer.global_rank :: trainer.world_size]
-        indices = torch.tensor(order[batch_idx * size :][:size])
-        if not fits(self.task, outputs, targets) or len(targets) != len(indices):
-            what = (
-                f"the outputs and targets that {type(pl_module).__name__} gives track"
-            )
-            self.misfit = f"{what} do not fit task {self.task}: see docs/tensorboard.md"
+        start = batch_idx * size
+        order = torch.arange(num)[trainer.global_rank :: trainer.world_size]
+        indices = order[start : start + size]
+        columns = columns_of(self.task, outputs, targets)
+        if not columns or len(targets) != len(indices):
+            values = f"outputs and targets that {type(pl_module).__name__} gives track"
+            reason = f"do not fit task {self.task}: see docs/tensorboard.md"
+            self.misfit = f"the {values} {reason}"
             return
-        columns = columns_of(self.task, outputs.float(), targets)
         if self.task == "segmentation":
-            num_classes = max(2, outputs.shape[1])
-            self.confusion = self.confusion + confusion(
-                columns[0], columns[1], num_classes
-            )
-        every = (
-            math.ceil(num / NUM_SAMPLES) if self.task in ("segmentation", "text") else 1
-        )
-        rows = [row for row, index in enumerate(indices.tolist()) if index % every == 0]
-        self.batches.append([some_rows(column, rows) for column in (indices, *columns)])
-        if columns[0].shape[1:] != self.batches[0][1].shape[1:]:
-            self.misfit = "the batches have targets of different shapes"
+            true, predicted = columns
+            counts = confusion(true, predicted, max(2, outputs.shape[1]))
+            self.confusion = self.confusion + counts
+        every = 1
+        if self.task in ("segmentation", "text"):
+            every = math.ceil(num / NUM_SAMPLES)
+        first = math.ceil(start / every) * every - start
+        columns = [indices, *columns]
+        self.batches.append([column[first::every].clone() for column in columns])
 
-    on_test_batch_start = on_validation_batch_start  # type: ignore[assignment]
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def gather(self) -> None:
-        """Take the samples of all processes. All processes must call this."""
-        batches = [] if self.misfit else self.batches
-        columns = [torch.cat(parts).cpu() for parts in zip(*batches, strict=True)]
-        parts = gather((self.misfit, columns, self.confusion.cpu()))
-        self.misfit = next((misfit for misfit, *_ in parts if misfit), "")
+        """Take the samples of all processes, in the order of the data set. All
+        processes must call this. If one of them has a misfit, all have it then."""
+        batches: list[list[Tensor]] = []
+        parts = gather((self.misfit, *to_host((self.batches, self.confusion))))
+        self.misfit = max(misfit for misfit, _, _ in parts)  # "" comes before any text
+        self.confusion = sum(counts for _, _, counts in parts)
+        for _, batches_of_rank, _ in parts:
+            batches += batches_of_rank
+        if len({true.shape[1:] for _, true, *_ in batches}) > 1:
+            self.misfit = self.misfit or "the batches have targets of different shapes"
         if self.misfit:
             return
-        columns = [
-            torch.cat(column)
-            for column in zip(*(part[1] for part in parts), strict=True)
-        ]
-        by_index = columns[0].argsort()
-        self.indices, *self.columns = [column[by_index] for column in columns]
-        self.confusion = sum(part[2] for part in parts)
+        columns = [torch.cat(column) for column in zip(*batches, strict=True)]
+        order = columns[0].argsort()
+        self.indices, *self.columns = [column[order] for column in columns]
         true, predicted, *_ = self.columns
-        num = len(self.confusion) if self.task == "segmentation" else true.shape[-1]
+        num = true.shape[-1]
+        if self.task == "segmentation":
+            num = len(self.confusion)
         if self.task == "multiclass":
-            num = len(
-                class_names(self.data, int(torch.maximum(true, predicted).max()) + 1)
-            )
-            self.confusion = confusion(true, predicted, num)
+            num = int(torch.maximum(true, predicted).max()) + 1
         self.names = class_names(self.data, num)
+        if self.task == "multiclass":
+            self.confusion = confusion(true, predicted, len(self.names))
 
     def scores(self) -> dict[str, Tensor]:
-        """Of each class: for masks the IoU, which is NaN for a class that is neither
-        true nor predicted, otherwise precision, recall and F1. support: how often it is
-        true."""
-        true, predicted, *_ = self.columns
-        support = self.confusion.sum(-1)
-        if self.task == "segmentation":
-            right = self.confusion.diag()
-            return {
-                "iou": right / (support + self.confusion.sum(0) - right),
-                "support": support,
-            }
+        """Return tensors (classes,) by their name.
+
+        Masks have the IoU, which is NaN for a class that is neither true nor predicted.
+        Other tasks have precision, recall and F1, which are 0 then. `support` is how
+        often a class is true.
+        """
         if self.task == "multilabel":
-            true, predicted = (true > 0.5).long(), probabilities(predicted)
-            support = true.sum(0)
-        else:  # without those that the loss ignores
-            true, predicted = true[true >= 0], predicted[true >= 0]
-        num = len(self.names)
-        options: Any = {"num_classes": num, "num_labels": num, "average": "none"}
-        scores = {
-            name: f(predicted, true, self.task, **options)
-            for name, f in MEASURES.items()
+            true, predicted = self.labels()
+            right, support = (true & predicted).sum(0), true.sum(0)
+            num_predicted = predicted.sum(0)
+        else:
+            right, support = self.confusion.diag(), self.confusion.sum(1)
+            num_predicted = self.confusion.sum(0)
+        total = support + num_predicted
+        if self.task == "segmentation":
+            return {"iou": right / (total - right), "support": support}
+        return {
+            "precision": right / num_predicted.clamp(min=1),
+            "recall": right / support.clamp(min=1),
+            "f1": 2 * right / total.clamp(min=1),
+            "support": support,
         }
-        return scores | {"support": support}
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return true and predicted labels of a multilabel task, bool (N, labels)."""
+        true, outputs = self.columns
+        return true > 0.5, probabilities(outputs) > 0.5
 
     def images(self, rows: Tensor) -> Tensor:
-        """Of some of the kept samples, (N, 3, H, W) in [0, 1]."""
-        return displayable(
-            inputs_of(self.loader.dataset.__getitems__(self.indices[rows].tolist()))
-        )
+        """Return images (len(rows), 3, H, W) in [0, 1]. rows: which kept samples."""
+        samples = self.loader.dataset.__getitems__(self.indices[rows].tolist())
+        return displayable(inputs_of(samples))
 
 
-def some_rows(values: Tensor, rows: list[int]) -> Tensor:
-    """A copy, because a compiled network may use the memory of its outputs again. An
-    index on the CPU would wait for the GPU."""
-    if len(rows) in (0, len(values)):
-        return values[: len(rows)].clone()
-    return torch.stack([values[row] for row in rows])
+class ClassReport(PredictionKeeper):
+    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a
+    test. They cover the samples of all processes, as test_step gives them to `track`.
+
+    folder: Where the files are written.
+    lines: The table of report.csv for the terminal, after the test.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Keep what the test predicts. Raise UserError for a task without classes."""
+        task = pl_module.task if isinstance(pl_module, BaseModule) else None
+        if task not in REPORTED_TASKS or isinstance(trainer.test_dataloaders, list):
+            name = type(pl_module).__name__
+            raise UserError(
+                f"--report: the attribute task of {name} is {task}",
+                f"it has to be one of {', '.join(REPORTED_TASKS)}, for one test set",
+                2,
+            )
+        self.start(trainer, pl_module)
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the files, in the first process. Raise UserError if the predictions do
+        not fit the task."""
+        self.gather()
+        if self.misfit:
+            raise UserError(f"--report: {self.misfit}", status=2)
+        if trainer.is_global_zero:
+            self.write()
+
+    def write(self) -> None:
+        """Write the files, and make `lines`."""
+        scores = self.scores()
+        label = "label" if self.task == "multilabel" else "class"
+        columns = [column.tolist() for column in scores.values()]
+        rows = [(label, *scores), *zip(self.names, *columns, strict=True)]
+        file = self.folder / "report.csv"
+        write_whole(file, as_csv(rows))
+        self.lines = [*as_table(rows), f"Report: {relative_to_cwd(file)}"]
+        if self.task != "multilabel":
+            counts = zip(self.names, *self.confusion.T.tolist(), strict=True)
+            text = as_csv([("true / predicted", *self.names), *counts])
+            write_whole(self.folder / "confusion_matrix.csv", text)
 
 
 class PredictionFigures(PredictionKeeper):
-    """Draws pictures in view/, after validations and the test: of predictions, by the
-    module's `task`, and of metrics that are no curves, which also get a file.
-    docs/tensorboard.md lists them. At the start `inputs/train`, images as the network
-    gets them. A line says what is not drawn.
+    """Draws pictures in view/ after validations and the test: of predictions, by the
+    module's `task`, and of metrics that are no curves, which also get a file. At the
+    start it draws `inputs/train`, images as the network gets them. A line says which
+    pictures are not drawn.
 
-    every_n_epochs: of the pictures of validations; 0 draws none. The last one is always
-        drawn.
+    every_n_epochs: How often validations have pictures; 0 draws none at all. The last
+        validation always has some.
     """
 
     def __init__(self, every_n_epochs: int) -> None:
         self.every_n_epochs = every_n_epochs
+        self.has_task = False
         self.is_drawn = True
+        self.notes: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """Print a line, once in a run."""
+        if text not in self.notes:
+            say(text)
+        self.notes.add(text)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Find out which pictures can be drawn. All processes decide alike."""
         # only the first process's loggers write
-        draws = self.every_n_epochs > 0 and has_pictures(trainer.loggers)
+        draws = self.every_n_epochs > 0 and has_pictures(trainer)
         self.draws = trainer.strategy.broadcast(draws)
-        self.has_task = self.draws and has_task(pl_module, trainer.datamodule)
+        if self.draws and stage == "fit":
+            self.has_task = has_task(pl_module, trainer.datamodule)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self.draws and has_images(trainer.datamodule) and trainer.global_step == 0:
             figure = input_figure(trainer.datamodule, pl_module)
-            log_figure(trainer.loggers, "view/inputs/train", figure, 0)
+            log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Keep the predictions of each validation, because any may be the last one."""
         self.loader = None
         self.is_drawn = trainer.sanity_checking or not self.draws
         if self.has_task and not self.is_drawn:
@@ -272,178 +321,200 @@ class PredictionFigures(PredictionKeeper):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            write_values(trainer, pl_module, "val")
+            write_metric_values(trainer, "val")
         if self.draws and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self.draw(trainer, pl_module, "val")
+            self.draw(trainer, "val")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.draw(trainer, pl_module, "val")
+        self.draw(trainer, "val")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        write_values(trainer, pl_module, "test")
-        self.draw(trainer, pl_module, "test")
+        write_metric_values(trainer, "test")
+        self.draw(trainer, "test")
 
-    def draw(self, trainer: Any, pl_module: Any, stage: Stage) -> None:
-        """Draw the newest evaluation, once."""
+    def draw(self, trainer: Any, stage: Stage) -> None:
+        """Draw the newest evaluation, unless it is drawn already."""
         if self.is_drawn:
             return
         self.is_drawn = True
-        figures = metric_figures(pl_module, stage)
         if self.loader is not None:
             self.gather()
-            if self.misfit:
-                say_once(f"Pictures: none of predictions of {stage}: {self.misfit}")
-            elif trainer.is_global_zero:
-                figures |= FIGURES[self.task](self)
-        if trainer.is_global_zero:
-            for name, figure in figures.items():
-                log_figure(
-                    trainer.loggers,
-                    f"view/{name}/{stage}",
-                    figure,
-                    newest_step(trainer),
-                )
+        if not trainer.is_global_zero:
+            return
+        figures = self.metric_figures(trainer.lightning_module, stage)
+        if self.loader is not None and self.misfit:
+            self.note(f"Pictures: none of predictions of {stage}: {self.misfit}")
+        elif self.loader is not None:
+            figures |= FIGURES[self.task](self)
+        for name, figure in figures.items():
+            log_figure(trainer, f"view/{name}/{stage}", figure)
+
+    def metric_figures(self, model: Any, stage: Stage) -> dict[str, Figure]:
+        """Return torchmetrics' own pictures of metrics that are no curves, by name. A
+        line says which metric has none."""
+        figures: dict[str, Figure] = {}
+        for name, value in non_scalar_values(model, stage).items():
+            try:
+                metric = model.curves_callback.means[stage].metrics[name]
+                # numpy warns of what torchmetrics does
+                with warnings.catch_warnings(action="ignore"):
+                    figures[name], _ = metric.plot(value)
+                pyplot.close(figures[name])
+            except Exception as error:  # a picture that fails does not end a training
+                self.note(f"Metric {name} has no picture: {first_line(error)}")
+        return figures
+
+
+def non_scalar_values(model: LightningModule, stage: Stage) -> dict[str, Any]:
+    """Return the newest values of metrics that are no curves, by name."""
+    if isinstance(model, BaseModule):
+        return model.curves_callback.means[stage].non_scalar_values
+    return {}
+
+
+def write_metric_values(trainer: Any, stage: Stage) -> None:
+    """Write metrics/STAGE_NAME.json into the run's folder for each metric that is no
+    curve. A line names a new file."""
+    if not trainer.is_global_zero:
+        return
+    for name, value in non_scalar_values(trainer.lightning_module, stage).items():
+        (file_name,) = as_curve_names([name])
+        file = run_folder(trainer) / "metrics" / f"{stage}_{file_name}.json"
+        if not file.exists():
+            say(f"Metric {name} is no curve: its values are in metrics/{file.name}")
+        file.parent.mkdir(exist_ok=True)
+        lists = apply_to_collection(value, Tensor, Tensor.tolist)
+        write_whole(file, json.dumps(lists, default=str))
 
 
 def has_task(model: LightningModule, data: Any) -> bool:
-    """Whether predictions are drawn. A line says what is missing."""
+    """Return whether predictions can be drawn. A line says what is missing."""
     if not isinstance(data, BaseDataModule) or not isinstance(model, BaseModule):
-        say_once(
-            "Pictures: none of predictions: they need a BaseModule and a BaseDataModule"
-        )
+        reason = "they need a BaseModule and a BaseDataModule"
+        say(f"Pictures: none of predictions: {reason}")
         return False
+    name, inputs = type(data).__name__, data.input_spec
     if model.task is None:
-        way_out = (
-            f"set the attribute task of {type(model).__name__}, see docs/tensorboard.md"
-        )
-        say_once(f"Pictures: none of predictions: {way_out}")
-    elif (
-        data.empty_batch is not None
-        and data.empty_batch.dim() == 4
-        and not data.image_shape
-    ):
-        say_once(
-            f"Pictures: no images: set the attribute image_shape of {type(data).__name__}"
-        )
-    elif data.image_shape and not has_images(data):
-        say_once(
-            f"Pictures: no images: the inputs of {type(data).__name__} are no tensor"
-        )
+        way_out = f"attribute task of {type(model).__name__}, see docs/tensorboard.md"
+        say(f"Pictures: none of predictions: set the {way_out}")
+    elif inputs is None and data.image_shape:
+        say(f"Pictures: no images: the inputs of {name} are no tensor")
+    elif inputs is not None and inputs.dim() == 4 and not data.image_shape:
+        say(f"Pictures: no images: set the attribute image_shape of {name}")
     return model.task is not None
 
 
 def has_images(data: Any) -> bool:
-    """Whether the inputs are images of one size, in one tensor."""
-    is_ours = isinstance(data, BaseDataModule)
-    return is_ours and data.image_shape is not None and data.empty_batch is not None
+    """Return whether the inputs are images of one size, in one tensor."""
+    if not isinstance(data, BaseDataModule):
+        return False
+    return data.image_shape is not None and data.input_spec is not None
+
+
+# The pictures of each task
 
 
 def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
-    """Training images as the network gets them, with their classes or masks."""
+    """Draw training images as the network gets them, with their classes or masks."""
     samples = data.splits["train"]
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES))
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
-        batch = data.transform_batch(
-            move_data_to_device(batch, model.device), training=True
-        )
+        batch = move_data_to_device(batch, model.device)
+        batch = data.transform_batch(batch, training=True)
     images, texts = displayable(inputs_of(batch)), []
-    task = model.task if isinstance(model, BaseModule) else None
     targets = targets_of(batch)
-    if task == "multiclass" and data.classes and isinstance(targets, Tensor):
-        texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
-    if task == "segmentation" and isinstance(targets, Tensor):
-        images = overlay(
-            images, targets.cpu().reshape(len(images), *targets.shape[-2:])
-        )
+    if isinstance(model, BaseModule) and isinstance(targets, Tensor):
+        if model.task == "multiclass" and data.classes:
+            texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
+        if model.task == "segmentation":
+            masks = targets.cpu().reshape(len(images), *targets.shape[-2:])
+            images = overlay(images, masks)
     return image_grid(images, texts, "training images as the network gets them")
 
 
 def multiclass_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Confusion matrix, and for images predictions and mistakes."""
-    true, predicted, best, of_true = kept.columns
-    rows = (true >= 0).nonzero()[:, 0]  # others are ignored by the loss
-    wrong = rows[(true != predicted)[rows]]
-    num_right = len(rows) - len(wrong)
-    title = (
-        f"{num_right:,} of {len(rows):,} right ({num_right / max(1, len(rows)):.2%})"
-    )
+    """Draw the confusion matrix, and for images predictions and the worst mistakes."""
+    true, predicted, _, of_true = kept.columns
+    rows = (true >= 0).nonzero()[:, 0]  # the loss ignores the others
+    wrong = rows[true[rows] != predicted[rows]]
+    num, num_right = len(rows), len(rows) - len(wrong)
+    title = f"{num_right:,} of {num:,} right ({num_right / max(1, num):.2%})"
     figures = {"confusion_matrix": confusion_matrix(kept.confusion, kept.names, title)}
     if has_images(kept.data):
-        names = kept.names
-
-        def grid(rows: Tensor, title: str) -> Figure:
-            values = zip(predicted[rows], true[rows], best[rows].exp(), strict=True)
-            texts = [label_text(names[i], names[j], f" {p:.0%}") for i, j, p in values]
-            return image_grid(kept.images(rows), texts, title)
-
-        shown = rows[spread(len(rows), NUM_IMAGES)]
-        figures["predictions"] = grid(shown, "predicted class, its probability")
+        shown = rows[spread(num, NUM_IMAGES)]
+        title = "predicted class, its probability"
+        figures["predictions"] = class_grid(kept, shown, title)
         if len(wrong):
             worst = wrong[of_true[wrong].argsort()][:NUM_IMAGES]
-            figures["mistakes"] = grid(worst, f"the worst of {len(wrong):,} mistakes")
+            title = f"the worst of {len(wrong):,} mistakes"
+            figures["mistakes"] = class_grid(kept, worst, title)
     return figures
 
 
+def class_grid(kept: PredictionKeeper, rows: Tensor, title: str) -> Figure:
+    """Draw images with the predicted class, its probability, and the true class if it
+    is another one. rows: which kept samples."""
+    texts = []
+    for row in rows:
+        true, predicted, best, _ = (column[row] for column in kept.columns)
+        share = f" {best.exp():.0%}"
+        texts.append(comparison(kept.names[predicted], kept.names[true], share))
+    return image_grid(kept.images(rows), texts, title)
+
+
+def comparison(predicted: str, true: str, note: str = "") -> str:
+    """Return a text for `image_grid`: what is predicted, and in a second line what is
+    true if that is something else. note: Printed behind the predicted text."""
+    text = f"{shorten(predicted, 9)}{note}"
+    if predicted != true:
+        text += f"\nis {shorten(true, 9)}"
+    return text
+
+
 def multilabel_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Precision and recall of each label, and for images predictions."""
-    true, outputs = kept.columns
+    """Draw precision and recall of each label, and for images the predicted labels."""
+    true, predicted = kept.labels()
     scores = kept.scores()
     values = {name: scores[name] for name in ("precision", "recall")}
     title = f"{len(true):,} samples, labels with a probability over 0.5"
     figures = {"labels": bars(values, kept.names, title)}
     if has_images(kept.data):
         rows = torch.tensor(spread(len(true), NUM_IMAGES))
-        pairs = zip(probabilities(outputs)[rows] > 0.5, true[rows] > 0.5, strict=True)
-        texts = [
-            label_text(*(labels(row, kept.names) for row in pair)) for pair in pairs
-        ]
+        texts = []
+        for row in rows:
+            labels = [label_names(x[row], kept.names) for x in (predicted, true)]
+            texts.append(comparison(*labels))
         figures["predictions"] = image_grid(
             kept.images(rows), texts, "predicted labels"
         )
     return figures
 
 
-def label_text(predicted: str, true: str, note: str = "") -> str:
-    text = f"{shorten(predicted, 9)}{note}"
-    return text if predicted == true else f"{text}\nis {shorten(true, 9)}"
-
-
-def labels(is_set: Tensor, names: Sequence[str]) -> str:
-    return ", ".join(names[i] for i in is_set.nonzero()[:, 0])
-
-
 def segmentation_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """IoU of each class, and images with their true and predicted masks."""
-    of_class = kept.scores()["iou"]
-    figures = {
-        "iou": bars({"IoU": of_class}, kept.names, f"mean {of_class.nanmean():.3f}")
-    }
+    """Draw the IoU of each class, and images with their true and predicted masks."""
+    iou = kept.scores()["iou"]
+    figures = {"iou": bars({"IoU": iou}, kept.names, f"mean {iou.nanmean():.3f}")}
     if has_images(kept.data):
         images = kept.images(torch.arange(len(kept.indices)))
-        tiles = torch.stack(
-            [images, *(overlay(images, masks) for masks in kept.columns)], dim=1
-        )
+        true, predicted = (overlay(images, masks) for masks in kept.columns)
+        tiles = torch.stack([images, true, predicted], 1).flatten(0, 1)
         texts = ["image", "true", "predicted"] * len(images)
-        figures["predictions"] = image_grid(
-            tiles.flatten(0, 1), texts, "masks over the images", 6
-        )
+        title = "masks over the images"
+        figures["predictions"] = image_grid(tiles, texts, title, num_columns=6)
     return figures
 
 
 def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """True against predicted numbers of at most NUM_POINTS samples, and a histogram of
-    errors."""
-    true, predicted = (
-        column.flatten(1) if column.dim() > 1 else column for column in kept.columns
-    )
+    """Draw true against predicted numbers of at most NUM_POINTS samples, and a
+    histogram of errors."""
+    true, predicted = (column.reshape(len(column), -1) for column in kept.columns)
     rows = spread(len(true), NUM_POINTS)
     points, axes = new_figure(3.5, 3.5, f"{len(true):,} samples", "true", "predicted")
     axes.plot(true[rows].numpy(), predicted[rows].numpy(), ".", markersize=2, alpha=0.5)
     middle = float(true.mean())
-    axes.axline(
-        (middle, middle), slope=1, color="black"
-    )  # where perfect predictions are
+    # where perfect predictions are
+    axes.axline((middle, middle), slope=1, color="black")
     errors = (predicted - true).flatten()
     title = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
     histogram, axes = new_figure(3.5, 3.0, title, "predicted - true", "numbers")
@@ -452,7 +523,8 @@ def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
 
 
 def text_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """True and predicted texts, without the places that the loss ignores."""
+    """Draw true and predicted texts, without the places that the loss ignores. The data
+    module turns tokens into texts."""
     lines = []
     for true, predicted in zip(*kept.columns, strict=True):
         for name, tokens in (("true", true), ("predicted", predicted)):
@@ -460,8 +532,8 @@ def text_figures(kept: PredictionKeeper) -> dict[str, Figure]:
             lines.append(f"{name:10} {shorten(text, 100)}")
     figure, axes = new_figure(8, 5)
     axes.set_axis_off()
-    text = "\n".join(lines)
-    axes.text(0, 1, text, va="top", family="monospace", fontsize=8, parse_math=False)
+    options: Any = {"va": "top", "family": "monospace", "fontsize": 8}
+    axes.text(0, 1, "\n".join(lines), parse_math=False, **options)
     return {"predictions": figure}
 
 
@@ -474,22 +546,59 @@ FIGURES = {
 }
 
 
-def overlay(images: Tensor, masks: Tensor) -> Tensor:
-    """Images (N, 3, H, W) in [0, 1] under the colours of the classes in masks (N, h,
-    w). Pixels that the loss ignores, such as -100 or 255, have no colour."""
-    masks = interpolate(masks[:, None].float(), images.shape[-2:])
-    num_classes = int(masks.where(masks < 255, 0).max()) + 1
-    of_classes = (
-        masks == torch.arange(max(1, num_classes))[:, None, None]
-    )  # (N, classes, H, W)
-    pairs = zip(images, of_classes, strict=True)
-    return torch.stack(
-        [draw_segmentation_masks(image, mask, 0.5) for image, mask in pairs]
-    )
+# How they are drawn
+
+
+def new_figure(
+    width: float,
+    height: float,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    dpi: int = 100,
+) -> tuple[Figure, Axes]:
+    """Return an empty figure and its axes.
+
+    width, height: In inches of `dpi` pixels. TensorBoard shows 350 pixels before a
+        click.
+    x, y: Labels of the axes.
+    """
+    figure = Figure((width, height), dpi=dpi, layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x, ylabel=y)
+    return figure, axes
+
+
+def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figure:
+    """Draw a confusion matrix. The colour is the square root of the share of the row,
+    so that rare classes are visible. Up to 20 classes have counts in the cells.
+
+    counts: int (classes, classes); rows are true classes.
+    """
+    num = len(classes)
+    cell = 0.3 if num <= 20 else 0.14  # inches
+    side = max(3.5, 0.5 + cell * min(num, 100))
+    figure, axes = new_figure(side, side, title, "predicted", "true")
+    shares = (counts / counts.sum(1, keepdim=True).clamp(min=1)).sqrt()
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    name_ticks(axes.xaxis, classes)
+    name_ticks(axes.yaxis, classes)
+    if max(map(len, classes)) > 2:
+        axes.tick_params("x", rotation=90)
+    if num <= 20:
+        for i, j in counts.nonzero().tolist():
+            colour = "white" if shares[i, j] > 0.6 else "black"
+            centred_text(axes, j, i, f"{counts[i, j]}", colour)
+    return figure
 
 
 def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figure:
-    """values: by name, (classes,) in [0, 1]."""
+    """Draw a bar for each class and value.
+
+    values: Numbers (classes,) in [0, 1], by their name in the legend.
+    names: The names of the classes, from top to bottom.
+    """
     figure, axes = new_figure(3.5, 1.2 + 0.15 * min(len(names), 100), title)
     thickness = 0.8 / len(values)
     for k, (name, numbers) in enumerate(values.items()):
@@ -502,124 +611,85 @@ def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figu
     return figure
 
 
-def spread(num: int, count: int) -> list[int]:
-    """At most `count` of the indices below `num`, evenly spread: data may be sorted by
-    class."""
-    count = min(num, count)
-    return [i * num // count for i in range(count)]
+def image_grid(
+    images: Tensor, texts: Sequence[str], title: str, num_columns: int = 5
+) -> Figure:
+    """Draw images with a text above each. A text of two lines, which is a mistake, is
+    red.
 
-
-def has_pictures(loggers: Sequence[Logger]) -> bool:
-    """Whether one of the loggers takes pictures."""
-    takers = (TensorBoardLogger, WandbLogger, MLFlowLogger)
-    return any(isinstance(logger, takers) for logger in loggers)
-
-
-def log_figure(loggers: Sequence[Logger], tag: str, figure: Figure, step: int) -> None:
-    """Write a picture to the loggers that take one; to MLflow as the artifact
-    TAG/STEP.png."""
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(tag, figure, step)
-        elif isinstance(logger, WandbLogger):
-            logger.log_image(tag, [figure], step)
-        elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_figure(logger.run_id, figure, f"{tag}/{step}.png")
-
-
-def new_figure(
-    width: float,
-    height: float,
-    title: str = "",
-    x: str = "",
-    y: str = "",
-    dpi: int = 100,
-) -> tuple[Figure, Axes]:
-    """width, height: inches of `dpi` pixels. Before a click, TensorBoard shows 350
-    pixels."""
-    figure = Figure((width, height), dpi=dpi, layout="constrained")
-    axes = figure.add_subplot()
-    figure.suptitle(title, fontsize=9)
-    axes.set(xlabel=x, ylabel=y)
-    return figure, axes
-
-
-def pie(shares: Sequence[float], labels: Sequence[str], title: str) -> Figure:
-    """shares: in [0, 1]. Labels are in a legend: beside thin slices they would
-    overlap."""
-    figure, axes = new_figure(3.5, 2.0, title)
-    wedges, *_ = axes.pie(shares, startangle=90, counterclock=False)
-    figure.legend(wedges, labels, loc="outside right center", fontsize=7)
+    images: (N, 3, H, W) in [0, 1].
+    texts: One for each image, or none at all.
+    num_columns: How many images are side by side.
+    """
+    side = max(images.shape[-2:])
+    margin, text_height = math.ceil(0.05 * side), math.ceil(0.4 * side)
+    tiles = pad(images, (margin, margin, text_height, margin), value=1.0)
+    height, width = tiles.shape[-2:]
+    num_rows = math.ceil(len(tiles) / num_columns)
+    inches = 0.4 + 3.5 / num_columns * num_rows * height / width
+    dpi = 100 if side <= 64 else 200
+    figure, axes = new_figure(3.5, inches, title, dpi=dpi)
+    axes.set_axis_off()
+    axes.imshow(make_grid(tiles, num_columns, padding=0).permute(1, 2, 0).numpy())
+    for i, text in enumerate(texts):
+        row, column = divmod(i, num_columns)
+        x, y = (column + 0.5) * width, row * height + text_height / 2
+        colour = "firebrick" if "\n" in text else "black"
+        centred_text(axes, x, y, text, colour)
     return figure
 
 
-def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figure:
-    """counts: int (classes, classes), rows are true classes. The colour is the share of
-    the row, so rare classes are visible. Up to 20 classes have counts in the cells."""
-    num = len(classes)
-    cell = 0.3 if num <= 20 else 0.14  # inches
-    side = max(3.5, 0.5 + cell * min(num, 100))
-    figure, axes = new_figure(side, side, title, "predicted", "true")
-    shares = (counts / counts.sum(1, keepdim=True).clamp(min=1)).sqrt()
-    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    name_ticks(axes.xaxis, classes)
-    name_ticks(axes.yaxis, classes)
-    axes.tick_params("x", rotation=90 if max(map(len, classes)) > 2 else 0)
-    for i, j in counts.nonzero().tolist() if num <= 20 else ():
-        colour = "white" if shares[i, j] > 0.6 else "black"
-        axes.text(
-            j, i, f"{counts[i, j]}", color=colour, ha="center", va="center", fontsize=6
-        )
-    return figure
+def overlay(images: Tensor, masks: Tensor) -> Tensor:
+    """Return images with the colours of the classes over them. Pixels that the loss
+    ignores, such as -100 or 255, have no colour.
+
+    images: (N, 3, H, W) in [0, 1].
+    masks: Class numbers (N, h, w) of any size.
+    """
+    masks = interpolate(masks[:, None].float(), images.shape[-2:]).long()
+    has_colour = (masks >= 0) & (masks < 255)
+    colours = PALETTE[masks[:, 0].clamp(0, 255)].permute(0, 3, 1, 2) / 255
+    return torch.where(has_colour, (images + colours) / 2, images)
+
+
+def displayable(images: Tensor) -> Tensor:
+    """Return floats (N, 3, H, W) in [0, 1], grey unless the images have three channels.
+
+    images: (N, C, H, W). Bytes are divided by 255; other numbers are stretched from the
+        least to the greatest of each image.
+    """
+    x = images.detach().cpu().float()
+    if images.is_floating_point():
+        lowest = x.amin((1, 2, 3), keepdim=True)
+        highest = x.amax((1, 2, 3), keepdim=True)
+        x = (x - lowest) / (highest - lowest).clamp(min=1e-12)
+    else:
+        x = x / 255
+    if x.shape[1] != 3:
+        x = x.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    return x
+
+
+def centred_text(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """Write a text whose middle is at (x, y) in the units of the axes."""
+    axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=6)
 
 
 def name_ticks(axis: Axis, names: Sequence[str]) -> None:
-    """With more than 100 names they could not be read."""
+    """Write the names along an axis. More than 100 names could not be read."""
     if len(names) <= 100:
         axis.set_ticks(range(len(names)), [shorten(name) for name in names], fontsize=7)
 
 
-def image_grid(
-    images: Tensor, texts: Sequence[str], title: str, num_columns: int = 5
-) -> Figure:
-    """images: (N, 3, H, W) in [0, 1], each with its text above. A text of two lines,
-    which is a mistake, is red."""
-    side = max(images.shape[-2:])
-    margin, text_height = math.ceil(0.05 * side), math.ceil(0.4 * side)
-    images = pad(images, (margin, margin, text_height, margin), value=1.0)
-    height, width = images.shape[-2:]
-    num_rows = math.ceil(len(images) / num_columns)
-    rows_height = 3.5 / num_columns * num_rows * height / width
-    figure, axes = new_figure(
-        3.5, 0.4 + rows_height, title, dpi=100 if side <= 64 else 200
-    )
-    axes.set_axis_off()
-    axes.imshow(make_grid(images, num_columns, padding=0).permute(1, 2, 0).numpy())
-    for k, text in enumerate(texts):
-        x, y = (
-            (k % num_columns + 0.5) * width,
-            k // num_columns * height + text_height / 2,
-        )
-        colour = "firebrick" if "\n" in text else "black"
-        axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=6)
-    return figure
-
-
-def displayable(images: Tensor) -> Tensor:
-    """Images (N, C, H, W) as floats (N, 3, H, W) in [0, 1], grey unless they have three
-    channels. Bytes are divided by 255; other numbers are stretched from the least to
-    the greatest."""
-    x = images.detach().cpu().float()
-    if images.is_floating_point():
-        lowest, highest = (
-            x.amin((1, 2, 3), keepdim=True),
-            x.amax((1, 2, 3), keepdim=True),
-        )
-        x = (x - lowest) / (highest - lowest).clamp(min=1e-12)
-    else:
-        x = x / 255
-    return x if x.shape[1] == 3 else x.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+def spread(num: int, count: int) -> list[int]:
+    """Return at most `count` of the indices below `num`, evenly spread: data may be
+    sorted by class."""
+    count = min(num, count)
+    return [i * num // count for i in range(count)]
 
 
 def shorten(name: str, length: int = 14) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
+    """Return the name, or its beginning if it is longer than `length`."""
+    if len(name) > length:
+        return f"{name[: length - 1]}…"
+    return name
