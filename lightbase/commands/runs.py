@@ -1,9 +1,9 @@
 """Runs side by side: their progress, their results, and the settings in which they
 differ."""
 
-import csv
 import fnmatch
 import io
+import itertools
 import json
 import logging
 import os
@@ -17,316 +17,351 @@ import yaml
 
 from lightbase.commands.arguments import ScriptParser, output_file
 from lightbase.commands.script import short_errors
-from lightbase.core.command_line import checked
+from lightbase.core.config_files import checked
 from lightbase.core.errors import UserError, did_you_mean, printable
-from lightbase.core.folder import (
-    LARGEST_TEXT,
-    PLACE,
-    PROJECT,
-    better_by_name,
-    check_readable,
-    flatten,
-    is_running,
-    short,
-    versions,
-    write_whole,
-)
+from lightbase.core.files import read_text, relative_to_cwd, write_whole
+from lightbase.core.folder import is_running, versions
+from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
+from lightbase.core.project import PROJECT
+from lightbase.core.tables import as_csv, as_table
 
 # No torch here, and matplotlib and TensorBoard for --plot only: the table appears at
 # once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+RUN_FILES = ("progress.json", "environment.txt", ".lock")  # one of them is in each run
 Row = dict[str, Any]
 
 
 class RunInfo(NamedTuple):
-    """What a run has written into its folder."""
+    """What a run has written into its folder.
+
+    path: NAME/version_N.
+    progress: The content of progress.json; `best` is the best value of `monitor`.
+    results: The first columns of the table.
+    settings: The config by flag.
+    """
 
     folder: Path
-    path: str  # NAME/version_N
-    progress: Row  # `best` is the best value of the metric `monitor`
-    results: Row  # the first columns of the table
-    settings: Row  # by flag
+    path: str
+    progress: Row
+    results: Row
+    settings: Row
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
-    """The runs that one of the names selects, or all. Raises UserError for a name
-    without a run."""
-    paths = []
-    for parent, folders, _ in os.walk(root):
-        numbered = versions(Path(parent)).values()
-        folders[:] = sorted(set(folders) - {folder.name for folder in numbered})
-        for run in numbered:  # other programs have such folders, too
-            if any(
-                (run / name).exists()
-                for name in ("progress.json", "environment.txt", ".lock")
-            ):
-                paths.append(run.relative_to(root).as_posix())
+    """Return the runs that one of the names selects, or all. Raise UserError for a
+    name without a run."""
+    paths = run_paths(root)
     selected = set()
     for name in names or ["*"]:
-        matching = {
-            path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")
-        }
+        matching = [x for x in paths if fnmatch.fnmatchcase(f"{x}/", f"{name}/*")]
         if not matching:
             near = did_you_mean(name, [path.rpartition("/")[0] for path in paths])
-            what = (
-                f" is named {name}{near}"
-                if names
-                else ": python scripts/train.py trains one"
-            )
-            raise UserError(f"no run below {short(root)}{what}", status=2)
-        selected |= matching
+            reason = f" is named {name}{near}"
+            if not names:
+                reason = ": python scripts/train.py trains one"
+            raise UserError(f"no run below {relative_to_cwd(root)}{reason}", status=2)
+        selected.update(matching)
     return [read_run(root, path) for path in paths if path in selected]
 
 
+def run_paths(root: Path) -> list[str]:
+    """Return NAME/version_N of all runs below a folder, sorted by NAME, oldest first.
+    Folders of other programs are left out."""
+    paths = []
+    for parent, folders, _ in os.walk(root):
+        for run in versions(Path(parent)).values():
+            if run.name in folders:
+                folders.remove(run.name)
+            # other programs have folders version_N, too
+            if any((run / name).exists() for name in RUN_FILES):
+                paths.append(run.relative_to(root).as_posix())
+        folders.sort()
+    return paths
+
+
 def read_run(root: Path, path: str) -> RunInfo:
-    """path: NAME/version_N."""
+    """Read the files of a run. Missing and damaged files are empty.
+
+    root: The folder of all runs.
+    path: NAME/version_N.
+    """
     folder = root / path
-    name, _, version = path.rpartition("version_")
-    status = (
-        "running" if is_running(folder) else "stopped"
-    )  # first: it may be ending now
-    config = read_file(
-        folder / "config.yaml", lambda text: checked(yaml.load(text, LOADER))
-    )
+    # before the files are read: the run may be ending now
+    status = "running" if is_running(folder) else "stopped"
+    config = read_file(folder / "config.yaml", read_yaml)
     progress = read_file(folder / "progress.json", json.loads)
-    result = read_file(folder / "metrics.json", json.loads)
-    if result and status == "stopped":
+    metrics = read_file(folder / "metrics.json", json.loads)
+    if metrics and status == "stopped":
         status = "finished"
-    latest = progress | result
-    results: Row = {"name": name.rstrip("/"), "version": int(version), "status": status}
-    seconds = latest.get("train_seconds")
-    results |= {
-        "epochs": latest.get("epochs"),
-        "minutes": seconds and round(seconds / 60, 2),
-    }
+    name, _, version = path.rpartition("/version_")
+    results: Row = {"name": name, "version": int(version), "status": status}
+    latest = {"epochs": None, "train_seconds": None} | progress | metrics
+    results["epochs"] = latest["epochs"]
+    results["minutes"] = latest["train_seconds"]
+    if results["minutes"] is not None:
+        results["minutes"] = round(results["minutes"] / 60, 2)
     if "monitor" in progress:
         results[f"best {progress['monitor']}"] = progress.get("best")
-    tested = sorted(key for key in result if key.startswith("test/"))
-    results |= {key: result[key] for key in tested if key != "test/num_samples"}
-    settings = {
-        key: value for key, value in flatten(config).items() if key not in PLACE
-    }
+    for key in sorted(metrics):
+        if key.startswith("test/") and key != "test/num_samples":
+            results[key] = metrics[key]
+    settings = flatten(config)
+    for key in RUN_LOCATION_KEYS:
+        settings.pop(key, None)
     return RunInfo(folder, path, progress, results, settings)
 
 
-def read_file(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
-    """Empty for a missing file, and with a note for a damaged one."""
+def read_yaml(text: str) -> Any:
+    """Return the content of a YAML file, without building objects."""
+    return checked(yaml.load(text, LOADER))
+
+
+def read_file(path: Path, load: Callable[[str], Any]) -> Row:
+    """Return the content of a file. It is empty for a missing file and, after a note,
+    for a damaged one.
+
+    load: Reads the text; raises ValueError or YAMLError if it is damaged.
+    """
     try:
-        check_readable(path, LARGEST_TEXT)
-        content = load(path.read_text(encoding="utf-8"))
+        content = load(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         content = None
     if isinstance(content, dict):
         return content
-    print(f"Note: {printable(short(path))} is damaged", file=sys.stderr)
+    print(f"Note: {printable(relative_to_cwd(path))} is damaged", file=sys.stderr)
     return {}
 
 
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
-    """best.ckpt of the run with the best validation, never by the test. Raises
-    UserError."""
+    """Return best.ckpt of the run with the best validation, never by the test. Raises
+    UserError if the runs do not have one monitored metric."""
     measured = [run for run in runs if run.progress.get("best") is not None]
-    goals = sorted({"{monitor} ({mode})".format_map(run.progress) for run in measured})
+    goals = {"{monitor} ({mode})".format_map(run.progress) for run in measured}
     if len(goals) != 1:
-        metrics = " and ".join(goals) or "no value of any"
-        raise UserError(
-            f"--best needs runs with one monitored metric; these have {metrics}",
-            status=2,
-        )
-    choose = max if measured[0].progress["mode"] == "max" else min
+        metrics = " and ".join(sorted(goals)) or "no value of any"
+        problem = f"--best needs runs with one monitored metric; these have {metrics}"
+        raise UserError(problem, status=2)
+    choose: Any = min
+    if measured[0].progress["mode"] == "max":
+        choose = max
     best = choose(measured, key=lambda run: run.progress["best"])
-    return best.folder / "checkpoints" / "best.ckpt"
+    checkpoint: Path = best.folder / "checkpoints" / "best.ckpt"
+    return checkpoint
 
 
 def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
-    """Rows with the same columns; None where a run has no value."""
-    columns = dict.fromkeys([name for run in runs for name in run.results])
-    rows = [run.settings | run.results for run in runs]
-    return [
-        {name: row.get(name) for name in [*columns, *setting_columns(runs)]}
-        for row in rows
-    ]
+    """Return a row for each run. All rows have the same columns: first the results,
+    then the settings in which the runs differ. A run has None where it has no value."""
+    results = dict.fromkeys(itertools.chain(*(run.results for run in runs)))
+    columns = [*results, *setting_columns(runs)]
+    rows = []
+    for run in runs:
+        values = run.settings | run.results
+        rows.append({column: values.get(column) for column in columns})
+    return rows
 
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
-    """The settings in which runs differ, those that all have first, of them model and
-    data."""
+    """Return the settings in which runs differ. Settings that all runs have come first,
+    and among them settings of the model and the data."""
     configs = [run.settings for run in runs if run.settings]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    columns = [
-        key for key in keys if len({repr(config.get(key)) for config in configs}) > 1
-    ]
-    columns.sort(key=lambda key: not key.startswith(("model", "data")))
-    return sorted(columns, key=lambda key: any(key not in config for config in configs))
+    columns: Row = {}  # the place of each
+    for key in dict.fromkeys(itertools.chain(*configs)):
+        if len({repr(config.get(key)) for config in configs}) > 1:
+            is_missing = any(key not in config for config in configs)
+            columns[key] = (is_missing, not key.startswith(("model", "data")))
+    return sorted(columns, key=columns.__getitem__)
 
 
-def sorted_rows(runs: Sequence[RunInfo], column: str) -> list[Row]:
-    """Rows by a column: the best metric or the smallest value first, runs without a
-    value last."""
-    rows = as_rows(runs)
+def sort_rows(rows: list[Row], column: str) -> list[Row]:
+    """Return rows by a column: the best metric or the smallest value first, rows
+    without a value last. Raise UserError for an unknown column.
+
+    rows: At least one.
+    """
     if column not in rows[0]:
-        raise UserError(
-            f"--sort {column}: the columns are {', '.join(rows[0])}", status=2
-        )
+        columns = ", ".join(rows[0])
+        raise UserError(f"--sort {column}: the columns are {columns}", status=2)
 
-    def key(row: Row) -> Any:
+    def place(row: Row) -> Any:
         value = row[column]
-        return (0, value) if isinstance(value, int | float) else (1, str(value))
+        if isinstance(value, int | float):
+            return (0, value)
+        return (1, str(value))
 
-    rows.sort(key=key, reverse=better_by_name(column) == "max")
+    rows = sorted(rows, key=place, reverse=better_by_name(column) == "max")
     return sorted(rows, key=lambda row: row[column] is None)
 
 
 def as_text(value: Any, column: str = "") -> str:
-    """A cell for people: metrics with four decimals, classes without their module,
-    short texts."""
+    """Return a cell for people: metrics with four decimals, classes without their
+    module, at most 50 characters.
+
+    column: The name of the column. The name of a metric has a slash.
+    """
+    if value is None:
+        return "-"
     if isinstance(value, float):
-        has_decimals = "/" in column and 1e-3 <= abs(value) < 1e4
-        return f"{value:.4f}" if has_decimals else f"{value:.4g}"
-    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", "-" if value is None else str(value))
-    return text if len(text) <= 50 else f"{text[:49]}…"
+        if "/" in column and 1e-3 <= abs(value) < 1e4:
+            return f"{value:.4f}"
+        return f"{value:.4g}"
+    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", str(value))
+    if len(text) > 50:
+        return f"{text[:49]}…"
+    return text
 
 
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """rows: The names of the columns first. None is an empty cell."""
-    text = io.StringIO()
-    cells = [
-        ["" if cell is None else printable(str(cell)) for cell in row] for row in rows
-    ]
-    csv.writer(text, lineterminator="\n").writerows(cells)
-    return text.getvalue()
+def print_table(rows: Sequence[Row]) -> None:
+    """Print rows with the same columns. In a narrow terminal, columns are left out
+    that are equal in all rows, and then columns from the right. The first column stays,
+    and a last line names the missing ones.
+
+    rows: The values by column. Without rows nothing is printed.
+    """
+    if not rows:
+        return
+    first, *others = rows[0]
+    columns = {x: [as_text(row[x], x) for row in rows] for x in (first, *others)}
+    width = sys.maxsize
+    if sys.stdout.isatty():
+        width = os.get_terminal_size().columns
+    equal = [x for x in others if len(set(columns[x])) == 1 < len(rows)]
+    for column in [*equal, *reversed(others)]:
+        if max(map(len, table_lines(columns))) > width:
+            columns.pop(column, None)
+    print("\n".join(table_lines(columns)))
+    missing = ", ".join(column for column in others if column not in columns)
+    if missing:
+        print(f"More columns with | less -S: {missing}"[:width])
 
 
-def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns. rows: The names of the columns first, so one row at
-    least."""
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        for row in rows
-    ]
-    return ["  ".join(row).rstrip() for row in cells]
+def table_lines(columns: dict[str, list[str]]) -> list[str]:
+    """Return the lines of a table. columns: The cells by the name of the column."""
+    return as_table([list(columns), *zip(*columns.values(), strict=True)])
 
 
-def as_lines(rows: Sequence[Row]) -> list[str]:
-    """The table. A terminal without room gets no columns that are equal in all rows,
-    and then none from the right."""
-    width = os.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    columns = {name: [as_text(row[name], name) for row in rows] for name in rows[0]}
-    _, *others = columns
-    equal = [name for name in others if len(set(columns[name])) == 1 < len(rows)]
-    for name in [*equal, *reversed(others)]:
-        lines = as_table([list(columns), *zip(*columns.values(), strict=True)])
-        if max(map(len, lines)) <= width:
-            break
-        columns.pop(name, None)
-    missing = ", ".join(name for name in others if name not in columns)
-    return (
-        [*lines, f"More columns with | less -S: {missing}"[:width]]
-        if missing
-        else lines
-    )
+def read_curves(run: RunInfo) -> dict[tuple[str, str], Any]:
+    """Return the curves in TensorBoard's files: the steps and the values by metric and
+    stage. The stage is train or val."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # it warns of points before a resume
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    curves = {}
+    events = EventAccumulator(str(run.folder), {"scalars": 0}).Reload()  # 0: all points
+    for tag in events.Tags()["scalars"]:
+        # train_loss is common, too; val_acc/cat is of a class
+        match = re.fullmatch(r"(train|val)(?:/|_(?!.*/))(.+)", tag)
+        if match:
+            points = events.Scalars(tag)
+            steps = [point.step for point in points]
+            values = [point.value for point in points]
+            curves[match[2], match[1]] = (steps, values)
+    return curves
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
-    """Draw a chart for each metric. Raises UserError if there are no curves."""
+    """Draw a chart for each metric, with a color for each run. Raise UserError if there
+    are no curves, or if the file has another suffix than .png, .pdf or .svg.
+
+    file: It is replaced if it exists.
+    """
     import matplotlib
     from matplotlib.figure import Figure
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logging.getLogger("tensorboard").setLevel(
-        logging.ERROR
-    )  # it warns of points before a resume
-    curves: dict[
-        tuple[str, str], list[Any]
-    ] = {}  # by metric and stage: run, steps and values
     # TensorBoard would wait for a pipe
-    runs = [
-        run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))
-    ]
-    for i, run in enumerate(runs):
-        events = EventAccumulator(
-            str(run.folder), size_guidance={"scalars": 0}
-        ).Reload()
-        for tag in events.Tags()["scalars"]:
-            # train_loss is common, too; val_acc/cat is of a class
-            if match := re.fullmatch(r"(train|val)(?:/|_(?!.*/))(.+)", tag):
-                points = events.Scalars(tag)
-                curve = (i, [x.step for x in points], [x.value for x in points])
-                curves.setdefault((match[2], match[1]), []).append(curve)
-    metrics = sorted({metric for metric, _ in curves})
+    runs = [x for x in runs if all(map(Path.is_file, x.folder.glob("*tfevents*")))]
+    curves = [read_curves(run) for run in runs]
+    metrics = sorted({metric for metric, _ in itertools.chain(*curves)})
     if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
         needs = "runs with curves train/ or val/ in TensorBoard's files"
-        raise UserError(
-            f"--plot {file} needs {needs},", "and a file .png, .pdf or .svg", 2
-        )
-    figure = Figure(
-        (9, 3 * len(metrics) + 0.2 * len(runs)), dpi=100, layout="constrained"
-    )
-    grid: Any = figure.subplots(len(metrics), squeeze=False, sharex=True)
+        way_out = "and a file .png, .pdf or .svg"
+        raise UserError(f"--plot {file} needs {needs},", way_out, 2)
+    size = (9, 3 * len(metrics) + 0.2 * len(runs))
+    figure = Figure(size, dpi=100, layout="constrained")
+    charts = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
     colors = matplotlib.colormaps["turbo"].resampled(len(runs) + 1)
-    for metric, axes in zip(metrics, grid[:, 0], strict=True):
+    for metric, axes in zip(metrics, charts, strict=True):
         axes.set(ylabel=metric, xlabel="step", ymargin=0.3)
         for stage, style in (("val", ".-"), ("train", "--")):
-            for i, steps, values in curves.get((metric, stage), []):
-                axes.plot(steps, values, style, color=colors(i))
-            if (
-                axes.dataLim.width > 0
-            ):  # fits val: the first values of train/loss may be large
+            for number, of_run in enumerate(curves):
+                if (metric, stage) in of_run:
+                    axes.plot(*of_run[metric, stage], style, color=colors(number))
+            # the axis fits val: the first values of train/loss may be large
+            if axes.dataLim.width > 0:
                 axes.set_ylim(axes.get_ylim())
-    for i, run in enumerate(runs):
-        settings = [
-            f"{x} {as_text(run.settings.get(x))}" for x in setting_columns(runs)[:3]
-        ]
-        grid[0, 0].plot(
-            [], [], color=colors(i), label=printable(", ".join([run.path, *settings]))
-        )
+    columns = setting_columns(runs)[:3]
+    for number, run in enumerate(runs):
+        settings = [f"{x} {as_text(run.settings.get(x))}" for x in columns]
+        label = printable(", ".join([run.path, *settings]))
+        charts[0].plot([], [], color=colors(number), label=label)
     figure.legend(title="solid: val, dashed: train", loc="outside upper left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format=file.suffix[1:])
     write_whole(file, buffer.getbuffer())
-    print(f"Curves of {len(runs)} runs: {short(file)}")
+    print(f"Curves of {len(runs)} runs: {relative_to_cwd(file)}")
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def make_parser() -> ScriptParser:
+    """Return the parser of runs.py."""
     parser = ScriptParser("runs")
-    add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
-    root = "--trainer.default_root_dir"
-    add(root, dest="root", type=Path, default=PROJECT.logs, help="as of train.py")
-    add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    add(
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="which runs; all unless given"
+    )
+    parser.add_argument(
+        "--trainer.default_root_dir",
+        dest="root",
+        type=Path,
+        default=PROJECT.logs,
+        help="as of train.py",
+    )
+    parser.add_argument(
+        "--sort", metavar="COLUMN", help="by this column, of metrics the best first"
+    )
+    parser.add_argument(
         "--plot",
         type=output_file,
         metavar="FILE",
         help="draw the curves, as .png, .pdf or .svg",
     )
-    add = parser.add_mutually_exclusive_group().add_argument
-    add(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--best",
         action="store_true",
         help="print the path of the best checkpoint, by validation",
     )
-    add(
+    either.add_argument(
         "--csv",
         type=output_file,
         metavar="FILE",
         help="write the table, with all digits",
     )
+    return parser
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the table, or the path of the best checkpoint, or write files.
+
+    args: The flags; None: of the command line.
+    """
+    parser = make_parser()
     with short_errors():
         options = parser.parse_args(args)
         runs = find_runs(options.root, options.names)
-        rows = sorted_rows(runs, options.sort) if options.sort else as_rows(runs)
+        rows = as_rows(runs)
+        if options.sort:
+            rows = sort_rows(rows, options.sort)
         if options.plot:
             draw_curves(runs, options.plot)
         if options.best:
-            print(printable(short(best_checkpoint(runs))))
+            print(printable(relative_to_cwd(best_checkpoint(runs))))
         elif options.csv:
-            text = as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
+            cells = [list(row.values()) for row in rows]
+            text = as_csv([list(rows[0]), *cells])
             write_whole(options.csv, text)
             print(f"{len(rows)} runs in {options.csv}")
         else:
-            print("\n".join(as_lines(rows)))
+            print_table(rows)

@@ -3,6 +3,7 @@
 import contextlib
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
@@ -11,64 +12,75 @@ from lightning.pytorch.utilities.parsing import lightning_setattr
 
 from lightbase.commands import arguments
 from lightbase.commands.script import short_errors
+from lightbase.commands.train import parse
+from lightbase.core.build import make_trainer
 from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.checks import prepare
+from lightbase.core.checks import dry_run
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device, cpu_threads
 from lightbase.core.errors import UserError
-from lightbase.core.folder import Run, root_folder, short
+from lightbase.core.files import relative_to_cwd
+from lightbase.core.folder import Run, root_folder
 from lightbase.core.module import BaseModule
-from lightbase.core.run import parse
-from lightbase.core.training_cli import TrainingCLI
+from lightbase.core.spec import RunSpec
 
 
 def main(args: Sequence[str] | None = None) -> list[str]:
-    """Returns the suggested flags."""
+    """Print and return the suggested flags, such as ["--model.lr", "0.012"].
+
+    args: The flags of tune.py and train.py; None: of the command line.
+    """
     with short_errors():
         options, flags = arguments.tune().read(args)
         quiet_lightning()
-        cli = parse(
-            [*flags, "--steps_per_execution", "1"]
-        )  # the finders look at each step
-        check_one_device(cli.config.trainer)
-        if "lr" in options.find:
-            lr_name = argument(cli.config.model, "lr", "learning_rate")
+        spec, model, data = parse(flags)
+        check_one_device(spec.config.trainer)
+        finders = {}
         if "batch_size" in options.find:
-            argument(cli.config.data, "batch_size")
-        cli.config_init.trainer.callbacks = (
-            None  # they would stop the training, or save
-        )
-        if isinstance(cli.model, BaseModule):
-            cli.model.scheduler, cli.model.scheduler_args = (
-                None,
-                {},
-            )  # the finder has its own
-        prepare(cli.model, cli.datamodule, cli.config)
-        run, suggested = Run(root_folder(cli.config), f"{cli.config.name}_tune"), []
-        with contextlib.closing(run), cpu_threads(cli.config.num_threads):
-            if "batch_size" in options.find:
-                size = find_batch_size(cli, options.max_batch_size, run)
-                suggested += ["--data.batch_size", str(size)]
-            if "lr" in options.find:
-                suggested += [f"--model.{lr_name}", f"{find_lr(cli, options, run):.2g}"]
-        print(f"Folder: {short(run.folder)}\nSuggested flags: {' '.join(suggested)}")
+            finders[flag_of("data", spec.config, "batch_size")] = find_batch_size
+            options.batch_size = spec.config.data.init_args.batch_size
+        if "lr" in options.find:
+            finders[flag_of("model", spec.config, "lr", "learning_rate")] = find_lr
+        spec.trainer["callbacks"] = None  # they would stop the training, or save
+        if isinstance(model, BaseModule):
+            model.scheduler = None  # the finder has its own
+        dry_run(model, data, spec.config)
+        run = Run(root_folder(spec.config), f"{spec.config.name}_tune")
+        suggested = []
+        with contextlib.closing(run), cpu_threads(spec.config.num_threads):
+            for flag, find in finders.items():
+                trainer = make_endless_trainer(spec, model, run.folder)
+                suggested += [flag, find(trainer, model, data, options)]
+        print(f"Folder: {relative_to_cwd(run.folder)}")
+        print(f"Suggested flags: {' '.join(suggested)}")
         return suggested
 
 
-def argument(config: Any, *names: str) -> str:
-    """The first of `names` that the class of a config takes. Raises UserError."""
+def flag_of(group: str, config: Any, *names: str) -> str:
+    """Return the flag of the first of `names` that the class of a group takes. Raise
+    UserError if the class takes none of them.
+
+    group: "model" or "data".
+    config: The settings of the run, with the class of each group.
+    """
     for name in names:
-        if name in config.get("init_args", {}):
-            return name
-    raise UserError(f"{config.class_path} has no argument {' or '.join(names)}")
+        if name in config[group].get("init_args", {}):
+            return f"--{group}.{name}"
+    class_path = config[group].class_path
+    raise UserError(f"{class_path} has no argument {' or '.join(names)}")
 
 
-def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
-    """A Trainer without end, which writes only the weights that a finder restores
-    afterwards."""
-    return cli.make_trainer(
-        default_root_dir=run.folder,
+def make_endless_trainer(spec: RunSpec, model: Any, folder: Path) -> Trainer:
+    """Return a Trainer that only a finder ends. It writes only the weights that the
+    finder restores afterwards.
+
+    folder: The finder writes the weights there, and deletes the file at its end.
+    """
+    return make_trainer(
+        spec,
+        model,
+        default_root_dir=folder,
         plugins=[AtomicCheckpointIO()],
         logger=False,
         enable_checkpointing=False,
@@ -77,56 +89,56 @@ def make_trainer(cli: TrainingCLI, run: Run, **options: Any) -> Trainer:
         max_epochs=-1,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=1_000_000,
-        **options,
     )
 
 
-def find_batch_size(cli: TrainingCLI, limit: int | None, run: Run) -> int:
-    """Return the largest size that fits into memory, up to the limit. The data then has
-    it."""
-    data: Any = cli.datamodule
-    start = cli.config.data.init_args.batch_size
-    trainer = make_trainer(cli, run)
-    # Lightning's finder goes no further than 8192
-    limit = min(
-        limit or (1024 if trainer.strategy.root_device.type == "cpu" else 8192), 8192
-    )
+def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
+    """Return the largest size that fits into memory, up to --max_batch_size. The search
+    doubles `options.batch_size`. The data then has the new size.
+
+    trainer: See `make_endless_trainer`; each search needs a new one.
+    """
+    limit = options.max_batch_size or 8192
+    if options.max_batch_size is None and trainer.strategy.root_device.type == "cpu":
+        limit = 1024
     if isinstance(data, BaseDataModule):
         limit = min(limit, len(data.splits["train"]))
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
-    if start > limit:
-        raise UserError(
-            f"--max_batch_size {limit}: the search begins at batch_size {start}",
-            status=2,
-        )
-    # at its max_val Lightning ends the search without a trial
-    options: Any = {"steps_per_trial": 5, "init_val": start, "max_val": limit + 1}
-    size = Tuner(trainer).scale_batch_size(cli.model, datamodule=data, **options)
-    if not size:
-        raise UserError(
-            f"no batch size from {start} to {limit} fits: give other limits", status=2
-        )
+    size: Any = Tuner(trainer).scale_batch_size(
+        model,
+        datamodule=data,
+        steps_per_trial=5,
+        init_val=min(limit, options.batch_size),
+        max_val=limit + 1,  # Lightning ends the search there without a trial
+    )
     if size > limit:
         size //= 2  # the next one, which was not tried
-    lightning_setattr(cli.model, "batch_size", size)  # wherever the finder has set it
+    lightning_setattr(model, "batch_size", size)  # wherever the finder has set it
     print(f"Batch size {size} fits")
-    return size
+    return str(size)
 
 
-def find_lr(cli: TrainingCLI, options: Namespace, run: Run) -> float:
-    """Return the rate at which the loss falls fastest, and draw the losses as
-    lr.png."""
-    finder: Any = Tuner(make_trainer(cli, run)).lr_find(
-        cli.model,
-        datamodule=cli.datamodule,
+def find_lr(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
+    """Return the rate at which the loss falls fastest, and draw the losses as lr.png in
+    the Trainer's folder. Raise UserError if there is no such rate.
+
+    trainer: See `make_endless_trainer`; each search needs a new one.
+    options: The flags --min_lr, --max_lr and --num_steps.
+    """
+    finder: Any = Tuner(trainer).lr_find(
+        model,
+        datamodule=data,
         min_lr=options.min_lr,
         max_lr=options.max_lr,
         num_training=options.num_steps,
         update_attr=False,
     )
     suggested = finder.suggestion()
-    finder.plot(suggest=suggested is not None).savefig(run.folder / "lr.png")
+    folder = Path(trainer.default_root_dir)
+    finder.plot(suggest=suggested is not None).savefig(folder / "lr.png")
     if suggested is None:
-        what = f"no learning rate to suggest: see the plot in {short(run.folder)}"
-        raise UserError(what, "give another --min_lr or --max_lr, or more --num_steps")
-    return float(suggested)
+        place = relative_to_cwd(folder)
+        problem = f"no learning rate to suggest: see the plot in {place}"
+        way_out = "give another --min_lr or --max_lr, or more --num_steps"
+        raise UserError(problem, way_out)
+    return f"{suggested:.2g}"

@@ -1,0 +1,284 @@
+"""The trials of a sweep, in a study of Optuna. Each trial is a run.
+
+The file `study.journal` in the sweep's folder is Optuna's: it holds the settings of the
+sweep and the values, states and results of its trials. Optuna's TPE chooses values from
+ranges. The command gives the function that trains a run.
+"""
+
+import contextlib
+import gc
+import itertools
+import os
+import re
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from numpy.random import SeedSequence
+
+from lightbase.core.errors import UserError, first_line
+from lightbase.core.files import (
+    LARGEST_TEXT,
+    check_readable,
+    read_json,
+    refuse_links,
+    relative_to_cwd,
+)
+from lightbase.core.signals import SIGNALS, Stopped
+
+try:
+    import optuna
+except ImportError as error:
+    way_out = 'pip install -c constraints.txt -e ".[sweep]"'
+    raise UserError(f"a sweep needs Optuna: {error}", way_out) from error
+
+from optuna.distributions import CategoricalDistribution as Choices
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+Values = dict[str, Any]  # by flag
+Train = Callable[[list[str]], Any]  # trains a run by the arguments of train.py
+
+NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
+RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
+DIRECTIONS: Any = {"min": "minimize", "max": "maximize", None: None}
+FORMS = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
+
+
+def read_search(search: str) -> tuple[str, Any]:
+    """Return the flag and Optuna's distribution of FLAG=log:1e-4..1e-1, FLAG=16..512 or
+    FLAG=a,b,c. The values of a list stay texts, as they are typed. Raise UserError."""
+    flag, _, values = search.partition("=")
+    # --model.init_args.lr is model.lr
+    flag = flag.strip().removeprefix("--").replace(".init_args.", ".")
+    try:
+        return flag.removesuffix(".class_path"), read_values(values.strip())
+    except ValueError as error:
+        raise UserError(f"--search {search}: {error}", status=2) from error
+
+
+def read_values(text: str) -> Any:
+    """Return the distribution of a range or a list. Raise ValueError."""
+    match = RANGE.fullmatch(text)
+    if match:
+        log, low, high = match.groups()
+        if re.search(r"[.e]", low + high):
+            return FloatDistribution(float(low), float(high), log=bool(log))
+        return IntDistribution(int(low), int(high), log=bool(log))
+    text = f"[{text}]"  # YAML splits at the commas outside brackets and quotes
+    try:
+        items = yaml.compose(text).value  # type: ignore[union-attr]
+    except yaml.YAMLError:
+        items = []
+    if not items:
+        raise ValueError(f"give {FORMS}")
+    return Choices([text[x.start_mark.index : x.end_mark.index] for x in items])
+
+
+def make_grid(searches: Values) -> list[Values]:
+    """Return the values of each trial; nothing if a flag has a range."""
+    if not all(isinstance(values, Choices) for values in searches.values()):
+        return []
+    combinations = itertools.product(*(x.choices for x in searches.values()))
+    return [dict(zip(searches, values, strict=True)) for values in combinations]
+
+
+def as_flags(values: Values) -> list[str]:
+    """Return the arguments of train.py that set these values."""
+    return [f"--{flag}={value}" for flag, value in values.items()]
+
+
+@dataclass
+class Sweep:
+    """Trials that several processes may train at once.
+
+    A process holds the lock of a trial's folder while it trains the trial. A trial that
+    is running and whose lock is free was interrupted; it is continued.
+
+    study: See `open_study`. Its user attributes have the settings, and the reason of
+        each failure by the name of the trial's folder.
+    folder: The sweep's folder, ROOT/NAME.
+    flags: The flags of train.py that all trials have.
+    searches: Optuna's distributions by flag.
+    monitor: The metric that compares the trials. None in a grid without a validation.
+    seed: The values that Optuna chooses follow from it.
+    """
+
+    study: optuna.Study
+    folder: Path
+    flags: list[str]
+    searches: Values
+    monitor: str | None
+    seed: int
+
+    def trials(self) -> dict[str, FrozenTrial]:
+        """Return the trials by the names of their folders, in this order. If a trial
+        was repeated, the newest counts."""
+        trials = self.study.get_trials(deepcopy=False)
+        by_name = {trial.user_attrs["folder"]: trial for trial in trials}
+        return dict(sorted(by_name.items()))
+
+    def train_trials(
+        self, num_trials: int, train: Train, report: Callable[[str], Any]
+    ) -> None:
+        """Train trials until all have ended. Wait for the trials of other processes,
+        which may die.
+
+        num_trials: How many trials the sweep has, in all processes.
+        train: Trains a run by the arguments of train.py.
+        report: Gets the name of each trial that this process has trained.
+        """
+        left = [f"trial_{number:03d}" for number in range(num_trials)]
+        while left:
+            for name in tuple(left):
+                folder = self.folder / name
+                folder.mkdir(exist_ok=True)
+                lock = FileLock(folder / ".lock", blocking=False)
+                with contextlib.suppress(Timeout), lock:
+                    left.remove(name)
+                    trial = self.begin_trial(name)
+                    if not trial.state.is_finished():
+                        self.train_trial(name, trial, train)
+                        report(name)
+                        free_memory()
+                # a signal is only kept during a failed training and gc.collect
+                if SIGNALS.received:
+                    raise Stopped(SIGNALS.received)
+            if left:
+                time.sleep(0.5)
+
+    def begin_trial(self, name: str) -> FrozenTrial:
+        """Return a trial, which is added to the study if it is new.
+
+        A trial that has ended and whose folder was deleted is added again, with the
+        same values. The caller holds the lock of the folder.
+        """
+        trial = self.trials().get(name)
+        if trial is None:
+            values = self.choose_values(int(name.removeprefix("trial_")))
+        elif (
+            trial.state.is_finished()
+            and not (self.folder / name / "output.txt").exists()
+        ):
+            values = trial.params
+        else:
+            return trial
+        # one line of the journal: after a kill the trial is there with all values
+        options: Any = {"state": TrialState.RUNNING, "user_attrs": {"folder": name}}
+        trial = create_trial(params=values, distributions=self.searches, **options)
+        self.study.add_trial(trial)
+        return self.trials()[name]
+
+    def choose_values(self, number: int) -> Values:
+        """Return the values of a trial. They follow from the seed, the number and the
+        results of the finished trials."""
+        grid = make_grid(self.searches)
+        if grid:
+            return grid[number]
+        seeds = SeedSequence([self.seed, number]).generate_state(1)
+        sampler = optuna.samplers.TPESampler(seed=int(seeds[0]))
+        study = optuna.create_study(direction=self.study.direction, sampler=sampler)
+        study.add_trials(self.study.get_trials(states=[TrialState.COMPLETE]))
+        return study.ask(self.searches).params
+
+    def train_trial(self, name: str, trial: FrozenTrial, train: Train) -> None:
+        """Train a trial, or continue it, and tell the study how it ended. What the
+        training prints goes to output.txt in the trial's folder.
+
+        name: Of the trial's folder.
+        """
+        file = self.folder / name / "output.txt"
+        with (
+            SIGNALS.handled(),
+            file.open("a", buffering=1, encoding="utf-8") as output,
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            try:
+                best = self.train_run(name, trial.params, train)
+                self.study.tell(trial.number, best)
+            except Exception as error:
+                traceback.print_exc()
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                self.study.set_user_attr(name, reason)
+                self.study.tell(trial.number, state=TrialState.FAIL)
+
+    def train_run(self, name: str, values: Values, train: Train) -> float:
+        """Train the run of a trial from where it was interrupted, and return the best
+        value of the monitored metric. Raise UserError if there is none."""
+        run = self.folder / name / "version_0"
+        place = [f"--name={self.folder.name}/{name}"]
+        place.append(f"--trainer.default_root_dir={self.folder.parent}")
+        if (run / "metrics.json").is_file():
+            pass  # killed after its end
+        elif (run / "checkpoints" / "last.ckpt").is_file():
+            train([*place, "--ckpt_path=last"])
+        else:
+            shutil.rmtree(run, ignore_errors=True)  # killed before its first checkpoint
+            train([*self.flags, *as_flags(values), *place])
+        if self.monitor is None:
+            return 0.0  # Optuna needs a value
+        best = read_json(run / "progress.json").get("best")
+        if best is None:
+            raise UserError(f"no epoch has a value of {self.monitor}", status=2)
+        return float(best)
+
+
+def open_study(folder: Path, settings: Values) -> optuna.Study:
+    """Return the study in a sweep's folder; both are made if needed. Raise UserError
+    if the file is no journal, or if an earlier start had other settings.
+
+    settings: What all starts have in common, for JSON: the config by flag, `search`,
+        and `monitor` and `monitor_mode`, by which trials are compared; both are None in
+        a grid without a validation.
+    """
+    refuse_links([folder, *folder.glob("*"), *folder.glob("trial_*/*")])
+    if (folder / "sweep.json").exists():
+        place = relative_to_cwd(folder)
+        problem = f"{place} has a sweep of version 0.3, which cannot continue"
+        raise UserError(problem, "give another --name", 2)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "study.journal"
+    file.touch()
+    lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        check_readable(file, LARGEST_TEXT)
+        with lock:
+            # a full disk may have cut the last line: the next would be appended to it
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(file), lock)),
+            study_name=folder.name,
+            direction=DIRECTIONS[settings["monitor_mode"]],
+            load_if_exists=True,
+        )
+    except (AssertionError, LookupError, OSError, TypeError, ValueError) as error:
+        problem = f"{file} cannot be read: {error!r}"
+        raise UserError(problem, "give another --name") from error
+    if "settings" not in study.user_attrs:
+        study.set_user_attr("settings", settings)
+    before = study.user_attrs["settings"]
+    for key in before | settings:
+        old, new = before.get(key), settings.get(key)
+        if old != new:
+            problem = f"--{key} {new}: {relative_to_cwd(folder)} has {old}"
+            raise UserError(problem, "give the same, or another --name", 2)
+    return study
+
+
+def free_memory() -> None:
+    """Free the memory of the GPU. Raise an error if the trial left it unusable."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
