@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.utilities.combined_loader import (
@@ -14,12 +13,9 @@ from lightbase.core.data import BaseDataModule
 
 
 def attach(data: BaseDataModule, stage: str = "fit", **trainer: Any) -> Any:
-    options = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "max_epochs": 1,
-        **trainer,
-    }
+    """Set a data module up for a stage. trainer: arguments of its Trainer."""
+    options = {"logger": False, "enable_checkpointing": False, "max_epochs": 1}
+    options |= trainer
     data.trainer = Trainer(accelerator=ACCELERATOR, devices=1, **options)
     data.prepare_data()
     data.setup(stage)
@@ -27,20 +23,13 @@ def attach(data: BaseDataModule, stage: str = "fit", **trainer: Any) -> Any:
 
 
 def inputs_of(loader: Any) -> list[Any]:
+    """Return the inputs of all batches, as nested lists."""
     return torch.cat([inputs for inputs, _ in loader]).tolist()
 
 
-def refuse_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("no network in tests")
-
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
-
-
 def read(loader: Any) -> list[Any]:
-    """Its batches; its workers end as in a training, or torch would wait 5 s for those
-    that have met an error."""
+    """Return the batches of a loader. Its workers end as in a training, or torch would
+    wait 5 s for the workers that have met an error."""
     try:
         return list(loader)
     finally:

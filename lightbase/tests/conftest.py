@@ -6,19 +6,17 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before torch is imported: tests share the cores
+# before torch is imported: tests that run side by side share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from generated import cifar10_dir, mnist_dir  # noqa: F401  # fixtures
-from paths import HERE, TINY, argv
+from paths import HERE, TINY, Train, Trained, argv, script
 
-from lightbase.core.folder import PROJECT
+from lightbase.core.project import PROJECT
 
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,29 +24,39 @@ if sys.platform == "win32":  # which lacks these; tests that send them are skipp
     signal.SIGHUP = signal.SIGKILL = signal.SIGTERM
 else:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-PROJECT.default_model = "example.classifier.Classifier"
 os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 
 
 @pytest.fixture(autouse=True)
-def example(
+def repository(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The user's repository is this folder, as for a script in lightbase/tests/scripts.
-    His runs are in the temporary folders of the tests."""
+    The user's runs are in the temporary folders of the tests."""
     monkeypatch.setattr(PROJECT, "root", HERE)
     monkeypatch.setattr(
-        "lightbase.core.folder.Project.logs", tmp_path_factory.getbasetemp().resolve()
+        "lightbase.core.project.Project.logs", tmp_path_factory.getbasetemp().resolve()
     )
     monkeypatch.setattr(PROJECT, "default_model", "example.classifier.Classifier")
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail at once if it wants to download something."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # pytest-xdist's first process only hands out tests. It need not wait for imports
     if getattr(config.option, "numprocesses", None):
-        # pytest-xdist's first process only hands out tests: it need not wait for the
-        # imports
         return
-    import lightbase.core.run  # noqa: F401  # before pytest handles logs, or Lightning would not
+    # before pytest handles logs, or Lightning would not
+    importlib.import_module("lightbase.commands.train")
 
     # TensorBoard reads event files of one second in the order of their names, which end
     # with this number: 10 before 9
@@ -61,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
+    # Pages define classes in modules of a temporary folder. jsonargparse still finds
+    # these classes when the modules are gone, so the tests of pages come last.
+    items.sort(key=lambda item: "template" in item.path.parts)
     missing = {"gpu": not torch.cuda.is_available(), "linux": sys.platform != "linux"}
     for item in items:
         for mark in missing:
@@ -78,36 +89,32 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs train.py in this process on tiny.yaml, or another config; its logs are in
-    tmp_path."""
-    from lightbase.core.run import main
+def train(tmp_path: Path) -> Train:
+    """Return a function that calls train.py in this process, on tiny.yaml or another
+    config. Its logs are in tmp_path."""
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
-        return main(
-            argv("--config", config, "--trainer.default_root_dir", tmp_path, *args)
+        root = ("--trainer.default_root_dir", tmp_path)
+        metrics: dict[str, Any] = script("train").main(
+            argv("--config", config, *root, *args)
         )
+        return metrics
 
     return run
 
 
 @pytest.fixture(scope="session")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """As `train`, once for the same flags: the folder of the run, which no test
-    changes, and its metrics."""
-    from lightbase.core.run import main
-
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return a function that trains tiny.yaml once for the same flags. It returns the
+    folder of the run, which no test changes, and the metrics."""
     runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 
     def run(*args: object) -> tuple[Path, dict[str, Any]]:
         flags = tuple(argv(*args))
         if flags not in runs:
             root = tmp_path_factory.mktemp("trained")
-            metrics = main(
-                argv("--config", TINY, "--trainer.default_root_dir", root, *flags)
-            )
+            place = ("--config", TINY, "--trainer.default_root_dir", root)
+            metrics = script("train").main(argv(*place, *flags))
             (folder,) = root.glob("*/version_0")
             runs[flags] = folder, metrics
         return runs[flags]

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def mnist_dir(tmp_path: Path) -> Path:
-    """MNIST's four files, with 300 training and 100 test images."""
+    """Return a folder with MNIST's files: 300 training and 100 test images."""
     import numpy as np
 
     folder = tmp_path / "data" / "MNIST" / "raw"
@@ -29,8 +29,8 @@ def mnist_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's files, with 5 x 60 training and 100 test images. torchvision gets
-    their checksums."""
+    """Return a folder with CIFAR-10's files: 5 x 60 training and 100 test images.
+    torchvision gets their checksums."""
     import numpy as np
     from torchvision import datasets
 

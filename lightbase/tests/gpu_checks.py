@@ -108,7 +108,6 @@ def training() -> Iterator[Check]:
         yield Check(f"optimiser {name}", [command])
         mixed = f"{command} {unfused} --trainer.precision 16-mixed"
         yield Check(f"optimiser {name}, 16-mixed, not fused", [mixed])
-    yield Check("several steps a call", [f"{TINY} --steps_per_execution 4"])
     features = "scripts/train.py --config configs/small_net.yaml --trainer.max_epochs 2"
     yield Check("features", [f"{features} {{root}} {{device}}"])
     groups = "--model.parameter_groups.norms_and_biases '{weight_decay: 0}'"
@@ -127,7 +126,6 @@ def compiled(dry: bool) -> Iterator[Check]:
     for name, flags in {
         "compiled": "",
         "compiled to CUDA graphs": graphs,
-        "compiled to CUDA graphs, several steps a call": f"{graphs} --steps_per_execution 4",
         "compiled, accumulated": "--trainer.accumulate_grad_batches 2",
         "compiled, clipped": "--trainer.gradient_clip_val 1",
     }.items():

@@ -17,7 +17,7 @@ from example.models.cnn import CIFAR10CNN
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightbase.extras.transforms import alternating_flip, random_crop, random_flip
+from lightbase import alternating_flip, random_crop, random_flip
 
 TRAIN = [sys.executable, "scripts/train.py", "--config"]
 

@@ -34,10 +34,11 @@ def main(config: str, data_dir: str, folder: str) -> None:
     runpy.run_path(SCRIPT)
 
     import simgpu
+    from lightning import Callback
 
+    from lightbase.commands.train import main as train_main
     from lightbase.core import run as train
     from lightbase.core.checkpoint import AtomicCheckpointIO
-    from lightbase.core.curves import MayMissSteps
 
     steps: list[dict[str, int]] = []
     checkpoint: dict[str, int] = {}
@@ -47,7 +48,7 @@ def main(config: str, data_dir: str, folder: str) -> None:
         simgpu.reset_counts()
         return counts
 
-    class Count(MayMissSteps):
+    class Count(Callback):
         """Counts from the beginning of each `training_step` to that of the next one."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -69,7 +70,7 @@ def main(config: str, data_dir: str, folder: str) -> None:
     make = train.make_callbacks
     train.make_callbacks = lambda *args: [*make(*args), Count()]
     train.AtomicCheckpointIO = CountedIO  # type: ignore[misc]
-    train.main()
+    train_main()
     print(json.dumps({"steps": steps[1:], "checkpoint": checkpoint}))
 
 

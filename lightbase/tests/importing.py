@@ -1,4 +1,4 @@
-"""Imports all modules of the library. Prints how many, and what the imports have
+"""Imports all modules of the library. Prints their number, and what the imports have
 changed in other packages and in this process."""
 
 import importlib
@@ -48,12 +48,11 @@ if __name__ == "__main__":
         importlib.import_module(name)  # these may change what they like
     before = state()
     folder = Path(lightbase.__path__[0])
-    files = [
-        file for file in folder.rglob("*.py") if folder / "tests" not in file.parents
-    ]
-    paths = [file.relative_to(folder.parent).with_suffix("") for file in files]
-    names = [".".join(path.parts) for path in paths]
-    for name in names:
-        importlib.import_module(name)
+    num_modules = 0
+    for file in folder.rglob("*.py"):
+        if folder / "tests" not in file.parents:
+            path = file.relative_to(folder.parent).with_suffix("")
+            importlib.import_module(".".join(path.parts))
+            num_modules += 1
     after = state()
-    print(len(names), [key for key in before if before[key] != after[key]])
+    print(num_modules, [key for key in before if before[key] != after[key]])

@@ -12,56 +12,59 @@ from typing import Any
 
 import pytest
 
+HERE = Path(__file__).parent  # a small repository: its package is `example`
+TINY = str(HERE / "tiny.yaml")
+# Where tests train. TEST_ACCELERATOR=gpu: on a GPU.
+ACCELERATOR = os.environ.get("TEST_ACCELERATOR", "cpu")
+Train = Callable[..., dict[str, Any]]  # the fixtures `train` and `trained`
+Trained = Callable[..., tuple[Path, dict[str, Any]]]
 
-def on_accelerator(config: str) -> str:
-    """A copy of tiny.yaml that trains there. Processes that a test starts find it by
-    the environment."""
+
+def on_accelerator() -> str:
+    """Return the path of a copy of tiny.yaml that trains on ACCELERATOR. Processes that
+    a test starts find it by the environment."""
     if "TEST_CONFIG" not in os.environ:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder)
         copy = Path(folder, "tiny.yaml")
-        text = Path(config).read_text()
+        text = (HERE / "tiny.yaml").read_text()
         copy.write_text(text.replace("accelerator: cpu", f"accelerator: {ACCELERATOR}"))
         os.environ["TEST_CONFIG"] = str(copy)
     return os.environ["TEST_CONFIG"]
 
 
-HERE = Path(__file__).parent  # a small repository: its package is `example`
-TINY = str(HERE / "tiny.yaml")
-# Where tests train. TEST_ACCELERATOR=gpu: on a GPU.
-ACCELERATOR = os.environ.get("TEST_ACCELERATOR", "cpu")
 if ACCELERATOR != "cpu":
-    TINY = on_accelerator(TINY)
-Train = Callable[..., dict[str, Any]]  # the fixtures `train` and `trained`
-Trained = Callable[..., tuple[Path, dict[str, Any]]]
+    TINY = on_accelerator()
 
 
 def script(name: str) -> ModuleType:
-    """What a file of scripts/ calls."""
-    return importlib.import_module(
-        "lightbase.core.run" if name == "train" else f"lightbase.commands.{name}"
-    )
+    """Return the module whose `main` a file of scripts/ calls."""
+    return importlib.import_module(f"lightbase.commands.{name}")
 
 
 def argv(*args: object) -> list[str]:
-    """The arguments of a command. Flags may share a string: `argv("--a 1 --b", value,
-    "--c 2")`.
+    """Return the arguments of a command. Flags may share a string: `argv("--a 1 --b",
+    value, "--c 2")`.
 
     Only a string that starts with "--" is split, so a value may contain spaces.
     """
-    words: list[str] = []
+    words = []
     for arg in map(str, args):
-        words += arg.split() if arg.startswith("--") else [arg]
+        if arg.startswith("--"):
+            words += arg.split()
+        else:
+            words.append(arg)
     return words
 
 
 def words(line: str) -> list[str]:
-    """The arguments of a command line without quotes."""
+    """Return the arguments of a command line without quotes."""
     return line.split()
 
 
 def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
-    """What a script prints that ends with this status: an error of one or two lines."""
+    """Return the error that a script prints, of one or two lines. It ends with this
+    status."""
     with pytest.raises(SystemExit) as caught:
         run()
     error: str = capsys.readouterr().err.rstrip("\n")

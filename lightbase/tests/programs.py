@@ -40,9 +40,8 @@ class Program(subprocess.Popen[str]):
     # there is no public way to put a process that was started elsewhere under a Popen
     def _execute_child(self, args: Any, *others: Any) -> None:
         cwd, env = others[4:6]
-        pipes = others[
-            9:15
-        ]  # both ends of stdin, stdout and stderr; -1: that of this process
+        # both ends of stdin, stdout and stderr; -1: the stream of this process
+        pipes = others[9:15]
         ends = (pipes[0], pipes[3], pipes[5])
         job = {
             "args": args[1:],
@@ -51,7 +50,10 @@ class Program(subprocess.Popen[str]):
             "new_session": others[-2],
             "parent": os.getpid(),
         }
-        streams = [number if end == -1 else end for number, end in enumerate(ends)]
+        streams = list(ends)
+        for number, end in enumerate(ends):
+            if end == -1:
+                streams[number] = number
         socket.send_fds(server(), [json.dumps(job, default=str).encode()], streams)
         self.pid = int(server().recv(100))
         self._child_created = True
@@ -59,16 +61,17 @@ class Program(subprocess.Popen[str]):
 
 
 def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
-    kind = Program if sys.platform == "linux" else subprocess.Popen
-    return kind(command, text=True, **options)
+    """Start a command. options: arguments of subprocess.Popen."""
+    if sys.platform == "linux":
+        return Program(command, text=True, **options)
+    return subprocess.Popen(command, text=True, **options)
 
 
 @functools.cache
 def server() -> socket.socket:
-    """The other end of the socket."""
-    ctypes.CDLL(None).prctl(
-        PR_SET_CHILD_SUBREAPER, 1
-    )  # whose parent has gone becomes our child
+    """Start the process that forks, once. Return our end of its socket."""
+    # a process whose parent has gone becomes our child
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     jobs, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other_end:
         number = other_end.fileno()
@@ -81,13 +84,11 @@ def server() -> socket.socket:
 
 
 def serve(jobs: socket.socket) -> dict[str, Any]:
-    """Fork a process for each job; returns in those processes alone."""
+    """Fork a process for each job. Return the job, in the forked processes alone."""
     before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
-    set_by_imports = {
-        key: value for key, value in os.environ.items() if key not in before
-    }
+    set_by_imports = dict(os.environ.items() - before.items())
     gc.freeze()  # shared memory stays shared, and nobody looks through it
     os.fsync = lambda _: None  # as in conftest.py
     while True:
@@ -117,14 +118,15 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
 
 
 def run(path: str) -> int:
-    """Run a script as the main program; its exit status."""
+    """Run a script as the main program. Return its exit status."""
     status = 0
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
-        status = (
-            error.code if isinstance(error.code, int) else int(error.code is not None)
-        )
+        if isinstance(error.code, int):
+            status = error.code
+        elif error.code is not None:
+            status = 1
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1

@@ -30,45 +30,47 @@ class Ranks:
 
 
 def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
-    """Run `module.function(*args)` of tests/ on so many ranks; outputs are kept in
-    `folder`."""
+    """Run `module.function(*args)` of this folder on so many ranks. Their outputs are
+    kept in `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, function, json.dumps(args, default=str)]
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "tests",
         "OMP_NUM_THREADS": "1",
     }
-    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
     outputs = [folder / f"{port}_{rank}.txt" for rank in range(num_ranks)]
     processes = []
     for rank, path in enumerate(outputs):
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         with path.open("w") as output:
-            how: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
-            processes.append(programs.start(command, env=environment, **how))
+            process = programs.start(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+            processes.append(process)
     end = time.monotonic() + SECONDS
     while None in (statuses := [process.poll() for process in processes]):
-        if any(
-            statuses
-        ):  # as torchrun does, the others are killed soon after one has failed
+        if any(statuses):
+            # as torchrun does, the others are killed soon after one has failed
             end = min(end, time.monotonic() + 5)
         if time.monotonic() > end:
             for process in processes:
                 process.kill()
         time.sleep(0.01)
-    return Ranks(
-        [process.wait() for process in processes], [x.read_text() for x in outputs]
-    )
+    statuses = [process.wait() for process in processes]
+    return Ranks(statuses, [path.read_text() for path in outputs])
 
 
 if __name__ == "__main__":
     import torch
 
-    from lightbase.core.folder import PROJECT
+    from lightbase.core.project import PROJECT
 
     PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
     torch.set_num_threads(1)

@@ -11,11 +11,11 @@ from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule, Trainer
 from torch import nn
 
-from lightbase.extras import step_timer as module
 from lightbase.extras.step_timer import (
     PHASES,
     RULES,
     StepTimer,
+    Times,
     advice,
     parts,
     remedies,
@@ -26,7 +26,6 @@ REMEDIES = {
     "resident": "data kept on the GPU: --data.resident true",
     "workers": "more workers: --data.num_workers 4",
     "batch": "a larger batch: --data.batch_size 256",
-    "steps": "several steps per call: --steps_per_execution 20",
     "precision": "half precision: --trainer.precision bf16-mixed",
     "compiling": "compiling: --model.compile_net inductor",
     "logging": "logging less often: --trainer.log_every_n_steps 500",
@@ -48,7 +47,6 @@ def test_the_most_urgent_rule_names_its_part_and_two_remedies(i: int) -> None:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One that trained on a pretended GPU, with 8 CPU cores."""
-    monkeypatch.setattr(module, "obstacle", lambda trainer: None)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: True
@@ -65,7 +63,6 @@ def test_remedies_are_those_that_can_be_tried(trainer, monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
-    monkeypatch.setattr(module, "obstacle", lambda trainer: "a hook")
     trainer.strategy._lightning_module.compile_net = "inductor"
     trainer.datamodule = SyntheticImages(batch_size=64, num_workers=8)
     assert set(remedies(trainer)) == {"batch", "logging"}
@@ -76,9 +73,11 @@ def test_remedies_are_those_that_can_be_tried(trainer, monkeypatch):
 def test_the_advice_follows_from_the_timer(trainer: Any) -> None:
     (timer,) = trainer.callbacks = [StepTimer()]
     assert advice(trainer) == ""
-    seconds = dict.fromkeys(PHASES, 1.0) | {"logging": 0.0}
-    timer.totals.update(seconds | {"optimizer": 5.0, "num_steps": 10_000, "rest": 1.0})
-    assert parts(trainer, timer.sum())["overhead"] == 0  # on a GPU its load says more
+    seconds = dict.fromkeys(PHASES, 1.0) | {"logging": 0.0, "optimizer": 5.0}
+    timer.times = Times(seconds, rest=1.0, num_steps=10_000)
+    # on a GPU its load says more
+    assert parts(trainer, timer.times)["overhead"] == 0
+    assert advice(trainer, [0.9, 0.5]).startswith("The GPU was idle 50% of the time")
     trainer.strategy._root_device = torch.device("cpu")
     assert re.match(
         "Steps are small: 60% of their time is overhead; try ", advice(trainer)

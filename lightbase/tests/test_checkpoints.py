@@ -14,8 +14,8 @@ from example.classifier import Classifier
 from paths import Train, script
 
 from lightbase.core.errors import UserError
+from lightbase.core.load import load_run, read_checkpoint
 from lightbase.core.record import RunRecorder
-from lightbase.core.resume import load_run, read_checkpoint
 
 
 @pytest.fixture
@@ -179,6 +179,28 @@ def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
 ) -> None:
     result = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    assert load_run(best).model.temperature == 3
+    _, model, _ = load_run(best)
+    assert model.temperature == 3
     again = script("evaluate").main(["--ckpt_path", str(best)])
     assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+
+
+FORGETFUL = """
+from example.classifier import Classifier
+
+KEY = "epoch"
+
+class Forgetful(Classifier):
+    def on_load_checkpoint(self, checkpoint):
+        self.value = checkpoint[KEY]
+"""
+
+
+def test_an_error_in_the_users_code_keeps_its_traceback(train, tmp_path, monkeypatch):
+    (tmp_path / "users_code.py").write_text(FORGETFUL)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--model", "users_code.Forgetful", "--trainer.max_epochs")
+    train(*flags, 1)
+    monkeypatch.setattr("users_code.KEY", "temperature")
+    with pytest.raises(KeyError, match="temperature"):
+        train(*flags, 2, "--ckpt_path", "last")

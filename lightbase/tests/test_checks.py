@@ -1,4 +1,5 @@
-"""What is refused before a run has a folder: by its data, its network, its flags."""
+"""What is refused before a run has a folder, because of its data, its network or its
+flags. And a training that trains nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from paths import Train
-from test_training import equal, weights
+from example.classifier import Classifier
+from lightning import LightningModule
+from paths import ACCELERATOR, Train, argv, script
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+from written import equal, refused, weights
+
+from lightbase.core.data import BaseDataModule
+
+ME = "test_checks"
+ONE_EPOCH = "--trainer.max_epochs 1"
 
 
 class Random(nn.Module):
@@ -16,16 +25,13 @@ class Random(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.dropout, self.head = (
-            nn.BatchNorm2d(3),
-            nn.Dropout(),
-            nn.Linear(192, 4),
-        )
+        self.norm = nn.BatchNorm2d(3)
+        self.dropout = nn.Dropout()
+        self.head = nn.Linear(192, 4)
 
-    def forward(self, x: Tensor) -> Any:
-        return self.head(
-            self.dropout(self.norm(x).flatten(1) + torch.rand(192, device=x.device))
-        )
+    def forward(self, x: Tensor):
+        noisy = self.norm(x).flatten(1) + torch.rand(192, device=x.device)
+        return self.head(self.dropout(noisy))
 
 
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
@@ -56,22 +62,23 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
             2,
             ["accumulate_grad_batches 2\nleave"],
         ),
+        (
+            "--model.metrics.unfit torchmetrics.classification.BinaryF1Score",
+            1,
+            ["the metrics unfit cannot take outputs (32, 4) and targets (32,): "],
+        ),
     ],
 )
 def test_a_mistake_is_named_before_the_run_has_a_folder(
     train, tmp_path, capsys, flags, status, words
 ):
-    with pytest.raises(SystemExit) as caught:
-        train(flags)
-    assert caught.value.code == status
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) <= 2
+    error = refused(capsys, tmp_path, lambda: train(flags), status)
     for word in words:
         assert word in error
     assert not list(tmp_path.iterdir())
 
 
-def test_the_trial_changes_nothing(train: Train, tmp_path: Path) -> None:
+def test_the_trial_changes_nothing(train: Train, tmp_path: Path):
     train("--model.net test_checks.Random --name tried")
     train("--model.net test_checks.Random --name not_tried --try_network false")
     folders = tmp_path / "tried" / "version_0", tmp_path / "not_tried" / "version_0"
@@ -86,12 +93,185 @@ class Merged(nn.Linear):
         self.norm = norm_layer(dim)
 
 
-def swin_like(layer: Callable[..., nn.Module] = Merged, **options: Any) -> nn.Module:
+def swin_like(layer: Callable[..., nn.Module] = Merged, **options) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer(192, nn.LayerNorm))
 
 
-def test_a_default_that_is_a_class_stays_a_class(train: Train) -> None:
+def test_a_default_that_is_a_class_stays_a_class(train: Train):
     """As the downsample_layer of torchvision.models.swin_t."""
-    assert (
-        train("--model.net test_checks.swin_like --trainer.max_epochs 1")["epochs"] == 1
-    )
+    assert train(f"--model.net {ME}.swin_like", ONE_EPOCH)["epochs"] == 1
+
+
+# a training_step that returns no loss
+
+
+class Forgets(Classifier):
+    def training_step(self, batch, batch_idx):
+        self.criterion(self.net(batch[0]), batch[1])
+
+
+class Inherits(Forgets):
+    """Inherits the mistake."""
+
+
+class Anything(LightningModule):
+    """Takes any batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch, batch_idx: int):
+        return (self.scale * batch[0].float().mean()).square()
+
+    def validation_step(self, batch, batch_idx: int):
+        self.log("val/loss", Anything.training_step(self, batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class PlainForgets(Anything):
+    def training_step(self, batch, batch_idx: int):
+        super().training_step(batch, batch_idx)
+
+
+def train_plain(folder: Path, model: str, data: str, *flags: str):
+    """Train without tiny.yaml."""
+    quiet = "--step_timer false --device_monitor false --figures_every_n_epochs 0"
+    words = argv("--model", f"{ME}.{model}", "--data", data, quiet, ONE_EPOCH, *flags)
+    words += ["--trainer.accelerator", ACCELERATOR]
+    words += ["--trainer.default_root_dir", str(folder)]
+    return script("train").main(words)
+
+
+@pytest.mark.parametrize("name", ["Forgets", "Inherits"])
+def test_a_training_step_without_return_is_refused(train, tmp_path, capsys, name):
+    run = lambda: train("--model", f"{ME}.{name}", ONE_EPOCH)  # noqa: E731
+    error = refused(capsys, tmp_path, run)
+    assert f"training_step of {name} returns nothing" in error
+
+
+def test_a_plain_module_without_return_is_refused(tmp_path, capsys):
+    data = "example.data.synthetic.SyntheticImages"
+    run = lambda: train_plain(tmp_path, "PlainForgets", data)  # noqa: E731
+    error = refused(capsys, tmp_path, run)
+    assert "training_step of PlainForgets returns nothing" in error
+
+
+class ReturnsAResult(Forgets):
+    """The source does not tell that the result is None."""
+
+    def training_step(self, batch, batch_idx: int):
+        return super().training_step(batch, batch_idx)
+
+
+class NeverALoss(Classifier):
+    """The source does not tell that it skips each batch."""
+
+    threshold = 0.0
+
+    def training_step(self, batch, batch_idx: int):
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss < self.threshold else None
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("name", ["NeverALoss", "ReturnsAResult"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ONE_EPOCH,
+        "--trainer.accumulate_grad_batches 4",
+        "--trainer.val_check_interval 5",
+    ],
+)
+def test_a_training_in_which_no_batch_has_a_loss_fails(
+    train, tmp_path, capsys, name, flags
+):
+    run = lambda: train("--model", f"{ME}.{name}", flags)  # noqa: E731
+    error = refused(capsys, tmp_path, run, status=1)
+    assert f"training_step of {name} returned None in all batches of epoch 1" in error
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_single_batches_may_have_no_loss_but_not_all(
+    train, tmp_path, capsys, monkeypatch
+):
+    run = lambda: train(f"--model {ME}.NeverALoss --trainer.max_steps 3")  # noqa: E731
+    assert "nothing was trained" in refused(capsys, tmp_path, run, status=1)
+    monkeypatch.setattr(NeverALoss, "threshold", 1.4)  # the first batches have more
+    assert train(f"--model {ME}.NeverALoss", ONE_EPOCH)["test/acc"] > 0
+
+
+# parts of a batch that normalize and augment do not get
+
+
+class Parts(BaseDataModule):
+    """Zeros: inputs and other parts of these shapes."""
+
+    def __init__(self, shapes: list[list[int]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shapes = shapes
+
+    def load(self, split):
+        return tuple(torch.zeros(40, *shape) for shape in self.shapes)
+
+    def normalize(self, inputs: Tensor):
+        return inputs / 2
+
+
+class ManyLabels(Parts):
+    def load(self, split):
+        inputs, labels = super().load(split)
+        return inputs, labels.long()
+
+
+class Items(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int):
+        return torch.zeros(3, 4, 4), torch.zeros(3, 4, 4)
+
+
+class OfDataset(Parts):
+    def load(self, split):
+        return Items()
+
+
+def change_all(self, batch, training: bool):
+    first, *others = batch
+    return [first / 2, *others]
+
+
+def train_on(folder: Path, name: str, shapes: str):
+    flags = ("--data.batch_size 10 --trainer.log_every_n_steps 1 --data.shapes", shapes)
+    return train_plain(folder, "Anything", f"{ME}.{name}", *flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("Parts", "[[3,4,4],[3,4,4]]"),
+        ("Parts", "[[4],[4],[1]]"),
+        ("Parts", "[[4],[4]]"),
+        ("Parts", "[[4],[1],[]]"),
+        ("OfDataset", "[]"),
+    ],
+)
+def test_parts_that_would_stay_unchanged_are_refused(
+    tmp_path, capsys, monkeypatch, name, shapes
+):
+    error = refused(capsys, tmp_path, lambda: train_on(tmp_path, name, shapes))
+    assert name in error
+    assert "override transform_batch" in error
+    monkeypatch.setattr(Parts, "transform_batch", change_all)
+    assert train_on(tmp_path, name, shapes)["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("Parts", "[[1],[1]]"), ("ManyLabels", "[[4],[4]]")]
+)
+def test_targets_that_are_no_inputs_are_not_refused(tmp_path, name, shapes):
+    assert train_on(tmp_path, name, shapes)["epochs"] == 1

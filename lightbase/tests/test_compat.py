@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import ArgumentError, ArgumentParser, _typehints
-from lightning import Trainer
+from lightning import Callback, Trainer
+from plain import PlainData, PlainModule
 from torch import nn
 
 from lightbase.core import compat
@@ -66,21 +67,67 @@ def test_attributes_of_the_trainer_that_tests_of_training_rely_on() -> None:
     trainer: Any = Trainer(accelerator="cpu", logger=False, max_epochs=1)
     loop = trainer.fit_loop
     assert {"_data_fetcher", "_combined_loader", "_restarting"} <= vars(loop).keys()
-    assert loop.epoch_loop._batches_that_stepped == 0
+    assert callable(loop.setup_data)
     assert callable(loop.epoch_loop._broadcast_sigterm_tensor)
+    assert callable(loop.epoch_loop.update_lr_schedulers)
     assert trainer._signal_connector.received_sigterm is False
-    connector = compat.logger_connector(trainer)
-    for name in ("on_batch_start", "on_batch_end", "update_train_step_metrics"):
-        assert callable(getattr(connector, name))
 
 
-def test_start_at_epoch_begin() -> None:
+class Counts(Callback):
+    """Notes the counters in the middle of an epoch, and the order of its batches."""
+
+    def __init__(self, at_batch: int) -> None:
+        self.at_batch = at_batch
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if compat.batch_index(trainer) == self.at_batch and trainer.current_epoch == 1:
+            self.counts = [
+                compat.num_batches(trainer),
+                compat.epochs_begun(trainer),
+                compat.epochs_done(trainer),
+                compat.logged_step(trainer),
+            ]
+            self.state = {"loops": {"fit_loop": compat.fit_loop_state(trainer)}}
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of Lightning, about loaders and logs
+def test_the_counters_of_the_loop_and_of_its_state() -> None:
+    counts = Counts(at_batch=8)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=2,
+        accumulate_grad_batches=2,
+        callbacks=[counts],
+    )
+    trainer.fit(PlainModule(), PlainData())  # 19 batches, 10 steps an epoch
+    assert counts.counts == [19 + 9, 2, 1, 10 + 4]
+    saved = counts.state
+    assert compat.saved_batches(saved)["ready"] == 19 + 9
+    epochs = compat.saved_epochs(saved)["current"]
+    assert (epochs["ready"], epochs["processed"]) == (2, 1)
+    assert compat.saved_logged_step(saved) == 10 + 4
+    assert compat.epochs_done(trainer) == 2
+
+
+def test_skip_ended_epoch() -> None:
     trainer: Any = Trainer(accelerator="cpu", logger=False, max_epochs=-1, max_steps=2)
-    trainer.fit_loop.restarting = False
-    assert trainer.fit_loop.restarting  # as long as Lightning's issue 19617 is open
-    compat.start_at_epoch_begin(trainer)
-    assert not trainer.fit_loop.restarting
-    assert not trainer.fit_loop.epoch_loop.restarting
+    loop = trainer.fit_loop
+    loop.restarting = False
+    assert loop.restarting  # as long as Lightning's issue 19617 is open
+    compat.skip_ended_epoch(trainer)
+    assert loop.restarting  # the epoch has not ended
+    for progress in (loop.epoch_progress.total, loop.epoch_progress.current):
+        progress.ready = progress.started = progress.processed = 1
+    loop.update_restart_stage()
+    assert loop.restarted_on_epoch_end
+    compat.skip_ended_epoch(trainer)
+    assert not loop.restarting
+    assert not loop.epoch_loop.restarting
+    assert loop.epoch_progress.current.completed == 1
 
 
 def test_started_processes(monkeypatch: pytest.MonkeyPatch) -> None:

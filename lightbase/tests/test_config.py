@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule
 from paths import TINY, Train, argv, script
-from test_training import equal, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
+from written import equal, weights
 
-from lightbase.core.run import parse
+from lightbase.commands.train import parse
+from lightbase.core.spec import as_values
 
 HERE = "test_config"
 
@@ -53,7 +56,7 @@ def config(tmp_path: Path) -> str:
 
 def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
     """Model, network, loss and metrics of a command line."""
-    model: Any = parse(argv("--config", TINY, *args)).model
+    model: Any = parse(argv("--config", TINY, *args))[1]
     return model, model.net, model.criterion, dict(model.metrics)
 
 
@@ -168,3 +171,112 @@ def test_defaults_that_are_objects_are_left_to_their_class(
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
     train("--ckpt_path", "last", "--model.net", "test_config.Net")
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
+
+
+# arguments are what they are by their types, not by their names
+
+
+class Named(Classifier):
+    """Arguments whose names look like paths."""
+
+    def __init__(
+        self,
+        pretrained_model_name_or_path: str = "bert-base-uncased",
+        vocabulary_path: Path | None = None,
+        files: list[Path] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.name = pretrained_model_name_or_path
+        self.vocabulary = vocabulary_path
+        self.files = files
+
+
+class NamedData(SyntheticImages):
+    def __init__(
+        self,
+        hub_path: str = "stanfordnlp/imdb",
+        cache_dir: str | None = None,
+        server_uri: str = "rest/api",
+        label_column: str = "label",
+        table: Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.names = [hub_path, cache_dir, server_uri, label_column]
+        self.table = table
+
+
+NAMED = ("--model", f"{HERE}.Named", "--data", f"{HERE}.NamedData")
+
+
+def parsed(*args: object, config: str = TINY) -> tuple[Any, Any, Any]:
+    """Model, data and the content of config.yaml."""
+    spec, model, data = parse(argv("--config", config, *args))
+    return model, data, as_values(spec)
+
+
+def parsed_with(form: str, folder: Path, model: Any, data: Any) -> tuple[Any, Any, Any]:
+    """The same for tiny.yaml with Named and NamedData, and these arguments, as flags or
+    in a file."""
+    if form == "flags":
+        arguments = [f"--model.{key}={value}" for key, value in model.items()]
+        arguments += [f"--data.{key}={value}" for key, value in data.items()]
+        return parsed(*NAMED, *(flag.replace(" ", "") for flag in arguments))
+    content = yaml.safe_load(Path(TINY).read_text())
+    arguments = {"net": content["model"]["net"], **model}
+    content["model"] = {"class_path": f"{HERE}.Named", "init_args": arguments}
+    content["data"]["class_path"] = f"{HERE}.NamedData"
+    content["data"]["init_args"] |= data
+    file = folder / "named.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return parsed(config=str(file))
+
+
+def test_a_default_arrives_unchanged_whatever_its_name():
+    model, data, _ = parsed(*NAMED)
+    assert model.name == "bert-base-uncased"
+    assert data.names == ["stanfordnlp/imdb", None, "rest/api", "label"]
+
+
+@pytest.mark.parametrize("form", ["flags", "yaml"])
+def test_text_arrives_unchanged_whatever_its_name(tmp_path, form):
+    texts = {"hub_path": "org/set", "cache_dir": "cache", "server_uri": "a/b"}
+    texts["label_column"] = "Discs"
+    name = {"pretrained_model_name_or_path": "org/net"}
+    model, data, written = parsed_with(form, tmp_path, name, texts)
+    assert model.name == "org/net"
+    assert data.names == [*texts.values()]
+    assert written["data"]["init_args"].items() >= texts.items()
+    assert written["model"]["init_args"].items() >= name.items()
+
+
+@pytest.mark.parametrize("form", ["flags", "yaml"])
+def test_a_path_is_absolute_whatever_its_name(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    paths = {"vocabulary_path": "words.txt", "files": ["a.csv", "b/c.csv"]}
+    model, data, written = parsed_with(form, tmp_path, paths, {"table": "x.csv"})
+    assert model.vocabulary == tmp_path / "words.txt"
+    assert model.files == [tmp_path / "a.csv", tmp_path / "b" / "c.csv"]
+    assert data.table == tmp_path / "x.csv"
+    assert written["data"]["init_args"]["table"] == str(tmp_path / "x.csv")
+    arguments = written["model"]["init_args"]
+    assert arguments["vocabulary_path"] == str(tmp_path / "words.txt")
+    assert arguments["files"][1] == str(tmp_path / "b" / "c.csv")
+
+
+def test_only_an_argument_of_a_class_takes_a_bare_name(tmp_path):
+    args = ["--model.net=MLP", "--model.net.sizes=[192,4]", "--data.label_column=Discs"]
+    model, data, _ = parsed(*NAMED[2:], *args)
+    assert type(model.net).__name__ == "MLP"
+    assert data.names[-1] == "Discs"
+    _, data, _ = parsed("--data Discs --model.net.sizes [1024,2]")
+    assert data.image_shape == (1, 32, 32)
+    content = yaml.safe_load(Path(TINY).read_text())
+    content["model"]["net"]["class_path"] = "MLP"
+    content["data"]["class_path"] = "SyntheticImages"
+    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(content))
+    model, _, written = parsed(config=str(tmp_path / "bare.yaml"))
+    assert type(model.net).__name__ == "MLP"
+    net = written["model"]["init_args"]["net"]
+    assert net["class_path"] == "example.models.mlp.MLP"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attached import attach, inputs_of
 from example.classifier import Classifier
+from given import Given, OwnSplits
 from lightning import Trainer
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
@@ -34,24 +35,6 @@ def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
             return torch.arange(start, start + num), torch.zeros(num, dtype=torch.int64)
 
     return attach(Labelled(batch_size=batch_size, **options))
-
-
-class Numbers(BaseDataModule):
-    """What it is given: whatever `load` may return."""
-
-    def __init__(
-        self,
-        train: Any,
-        test: Any = None,
-        classes: tuple[str, ...] = (),
-        **options: Any,
-    ) -> None:
-        super().__init__(**{"batch_size": 8, "val_fraction": 0.2, **options})
-        self.loaded = {"train": train, "test": train if test is None else test}
-        self.classes = list(classes)
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        return self.loaded[split]
 
 
 class Jittered(Dataset[tuple[Tensor, float]]):
@@ -215,7 +198,7 @@ def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
 ):
     def loaders(num_workers: int) -> Any:
         torch.manual_seed(0)
-        return attach(Numbers(Jittered(), num_workers=num_workers))
+        return attach(Given(Jittered(), num_workers=num_workers))
 
     expected = loaders(0).train_dataloader()
     epochs = [as_lists(expected)]
@@ -273,11 +256,11 @@ WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
 
 @pytest.mark.parametrize(("loaded", "classes", "image_shape", "message"), WRONG)
 def test_data_that_does_not_fit_is_refused(loaded, classes, image_shape, message):
-    data = Numbers(loaded, classes=classes)
+    data = Given(loaded, classes=classes)
     data.image_shape = image_shape
     with pytest.raises(UserError, match=message) as caught:
         data.setup("fit")
-    assert str(caught.value).startswith("the train set of Numbers ")
+    assert str(caught.value).startswith("the train set of Given ")
     assert len(str(caught.value).splitlines()) <= 2
 
 
@@ -291,20 +274,6 @@ def test_splits_and_batches_that_are_larger_than_the_data_are_refused() -> None:
         labelled(50, num_folds=51, fold=0)
     with pytest.raises(UserError, match="only 45 training samples; try"):
         labelled(50, batch_size=64).train_dataloader()
-
-
-class OwnSplits(Numbers):
-    """100 training samples, 7 for validation, 20 for the test, as far as there are
-    such."""
-
-    def __init__(self, own_splits: tuple[str, ...], **options: Any) -> None:
-        super().__init__(None, **options)
-        self.own_splits = own_splits
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        assert split in self.own_splits
-        num = {"train": 100, "val": 7, "test": 20}[split]
-        return torch.rand(num, 3), torch.arange(num) % 2
 
 
 def test_an_own_validation_set_leaves_the_training_set_whole() -> None:

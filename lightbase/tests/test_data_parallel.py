@@ -16,11 +16,11 @@ from paths import TINY
 from torch import Tensor, nn
 from torch.nn.parallel import scatter_gather
 
-from lightbase.core.command_line import CommandLine
+from lightbase.commands.train import parse
+from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.errors import UserError
-from lightbase.core.training_cli import TrainingCLI
-from lightbase.extras import data_parallel as strategies
+from lightbase.extras import data_parallel
 from lightbase.extras.data_parallel import DataParallelStrategy
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def known_warnings() -> None:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "replicate", replicate_on_cpu)
+    monkeypatch.setattr(data_parallel, "replicate", replicate_on_cpu)
     chunks = SimpleNamespace(
         apply=lambda devices, _, dim, tensor: tensor.chunk(len(devices), dim)
     )
@@ -245,10 +245,8 @@ def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeyp
         fit(tmp_path, DataParallelStrategy([CPU, CPU]), compiled)
     # as if there were GPUs
     args = [*command(tmp_path), "--trainer.strategy", "dp"]
-    monkeypatch.setattr("lightbase.core.training_cli.check_devices", lambda *_: None)
-    strategy = (
-        TrainingCLI(CommandLine(args).parser_args).make_trainer(logger=False).strategy
-    )
+    monkeypatch.setattr("lightbase.core.build.check_devices", lambda *_: None)
+    strategy = make_trainer(*parse(args)[:2], logger=False).strategy
     assert isinstance(strategy, DataParallelStrategy)
 
 

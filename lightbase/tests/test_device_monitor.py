@@ -11,10 +11,10 @@ import pynvml
 import pytest
 import torch
 from example.models.mlp import MLP
-from test_training import curves
 from torch import Tensor
+from written import curves
 
-from lightbase.extras.device_monitor import DeviceMonitor
+from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 
 
 class Busy(MLP):
@@ -134,7 +134,8 @@ def test_a_gpu_has_four_curves() -> None:
         assert set(written[f"watch/device/{gpu}_power_watt"]) == {250}
         assert set(written[f"watch/device/{gpu}_temperature_celsius"]) == {51}
         assert set(written[f"watch/device/{gpu}_busy_percent"]) <= {40, 60}
-    assert monitor.busy_shares() == pytest.approx([0.5, 0.5], abs=0.1)
+    trainer: Any = SimpleNamespace(callbacks=[monitor])
+    assert busy_shares(trainer) == pytest.approx([0.5, 0.5], abs=0.1)
 
 
 def test_without_nvml_the_memory_is_that_of_this_process(refused, monkeypatch, capsys):
@@ -143,7 +144,8 @@ def test_without_nvml_the_memory_is_that_of_this_process(refused, monkeypatch, c
     monitor, written = watched([torch.device("cuda", 0)])
     assert {*written["watch/device/gpu0_memory_gib"]} == {2}
     assert "watch/device/gpu0_power_watt" not in written
-    assert monitor.busy_shares() == []
+    trainer: Any = SimpleNamespace(callbacks=[monitor])
+    assert busy_shares(trainer) == []
     assert (
         capsys.readouterr().out.count("of GPU 0 only this process's memory: NVML says")
         == 1

@@ -14,8 +14,19 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
 from lightbase.core import devices
+from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import check_devices
 from lightbase.core.errors import UserError
+
+
+def flags(
+    accelerator: str, devices: Any, num_nodes: int, strategy: str
+) -> SimpleNamespace:
+    """Flags of the Trainer."""
+    return SimpleNamespace(
+        accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
+    )
+
 
 NO_GPU = "accelerator gpu: no GPU was found.*use cpu"
 
@@ -44,14 +55,8 @@ def test_only_devices_that_are_there_may_be_used(
     expected = (
         pytest.raises(UserError, match=message) if message else contextlib.nullcontext()
     )
-    flags = {
-        "accelerator": accelerator,
-        "devices": requested,
-        "num_nodes": 1,
-        "strategy": strategy,
-    }
     with expected:
-        check_devices(SimpleNamespace(**flags))
+        check_devices(flags(accelerator, requested, 1, strategy))
 
 
 @pytest.mark.parametrize("requested", ["[1]", "0"])
@@ -93,26 +98,20 @@ def test_what_the_flags_leave_open_comes_from_the_launcher(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    trainer = SimpleNamespace(devices=given[0], num_nodes=given[1], strategy=given[2])
+    trainer = flags("auto", *given)
     devices.settle_devices(trainer)
     assert (trainer.devices, trainer.num_nodes, trainer.strategy) == settled
 
 
 def test_what_needs_a_launcher_is_refused_without_one_and_dp_with_one(monkeypatch):
     with pytest.raises(UserError, match="num_nodes 2: start it by torchrun or SLURM"):
-        check_devices(
-            SimpleNamespace(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp")
-        )
+        check_devices(flags("cpu", 1, 2, "ddp"))
     monkeypatch.setattr(devices, "num_gpus", lambda: 8)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    check_devices(
-        SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="ddp")
-    )
+    check_devices(flags("gpu", 3, 2, "ddp"))
     with pytest.raises(UserError, match="with torchrun or on CPUs use ddp"):
-        check_devices(
-            SimpleNamespace(accelerator="gpu", devices=3, num_nodes=2, strategy="dp")
-        )
+        check_devices(flags("gpu", 3, 2, "dp"))
 
 
 class LaunchedError(Exception):
@@ -144,18 +143,16 @@ def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
 def test_processes_are_not_forked_where_torch_has_to_start_cuda(monkeypatch, strategy):
     monkeypatch.setattr(devices, "num_gpus", lambda: 2)
     monkeypatch.setattr(devices, "counts_gpus_by_nvml", lambda: False)
-    flags = SimpleNamespace(
-        accelerator="gpu", devices=2, num_nodes=1, strategy=strategy
-    )
     with pytest.raises(UserError, match="torch finds no NVML\nuse ddp"):
-        check_devices(flags)
+        check_devices(flags("gpu", 2, 1, strategy))
 
 
 @pytest.mark.gpu
 def test_what_counts_the_gpus_leaves_them_to_forked_processes() -> None:
     """Only where it says so. On simulated GPUs NVML is there and is not."""
-    code = "import os, torch; from lightbase.core.compat import counts_gpus_by_nvml as by_nvml; "
-    code += "torch.cuda.device_count(); print(by_nvml(), flush=True); "
+    code = "import os, torch; from lightbase.core import compat; "
+    code += "torch.cuda.device_count(); "
+    code += "print(compat.counts_gpus_by_nvml(), flush=True); "
     code += "os.fork() or print(torch.ones(1, device='cuda').sum().item())"
     kinds = ["1", "0"] if "SIMGPU_FOLDER" in os.environ else ["1"]
     for nvml in kinds:
@@ -189,10 +186,10 @@ def test_an_error_of_a_device_is_two_lines(problem: str, way_out: str) -> None:
     links = "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
     with (
         pytest.raises(UserError, match=f"^{problem}\n.*{way_out}[^\n]*$"),
-        devices.short_device_errors(),
+        short_device_errors(),
     ):
         raise RuntimeError(problem + links)
-    with pytest.raises(RuntimeError, match="another"), devices.short_device_errors():
+    with pytest.raises(RuntimeError, match="another"), short_device_errors():
         raise RuntimeError("another")
 
 
@@ -211,7 +208,10 @@ def test_a_network_is_tried_in_the_precision_of_its_training(train):
 
 
 MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
-DRIVER = "The NVIDIA driver on your system is too old (found version 12020). Please update your"
+DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update "
+    "your"
+)
 COMPILER = (
     "In a subprocess:\nRuntimeError: Failed to find C compiler. Please specify via CC"
 )

@@ -31,11 +31,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lightbase.commands.train import main
 from lightbase.core import signals
 from lightbase.core.callbacks import StopOnSignal
 from lightbase.core.curves import run_folder
 from lightbase.core.data import BaseDataModule, Batch
-from lightbase.core.run import main
 
 RunRanks = Callable[..., Ranks]
 
@@ -174,20 +174,14 @@ def look(
 ) -> None:
     """Fit, test and predict Numbers, or PlainNumbers, by a Trainer made by hand; leaves
     seen_RANK.json."""
-    torch.manual_seed(
-        seed if seed is not None else random.SystemRandom().randrange(2**31)
-    )
-    devices = {
-        "accelerator": "cpu",
-        "devices": int(os.environ["WORLD_SIZE"]),
-        "strategy": "ddp",
-    }
-    trainer = Trainer(**devices, max_epochs=2, **QUIET)
-    data = (
-        PlainNumbers()
-        if data_options is None
-        else Numbers(batch_size=4, **data_options)
-    )
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**31)
+    torch.manual_seed(seed)
+    devices = {"devices": int(os.environ["WORLD_SIZE"]), "strategy": "ddp"}
+    trainer = Trainer(accelerator="cpu", **devices, max_epochs=2, **QUIET)
+    data: Any = PlainNumbers()
+    if data_options is not None:
+        data = Numbers(batch_size=4, **data_options)
     model = Seen()
 
     trainer.fit(model, data)
@@ -295,24 +289,18 @@ def run(
     return result.outputs
 
 
-METRICS = {"f1": "MulticlassF1Score", "auroc": "MulticlassAUROC"}
-METRICS = {
-    name: {"class_path": f"torchmetrics.classification.{METRICS[name]}"}
-    for name in METRICS
-}
-WITH_METRICS = ("--model.metrics", json.dumps(METRICS))
+WITH_METRICS = (
+    "--model.metrics",
+    "{f1: torchmetrics.classification.MulticlassF1Score, "
+    "auroc: torchmetrics.classification.MulticlassAUROC}",
+)
 TAGS = ("train/loss", "train/f1", "train/auroc", "val/loss", "val/f1", "val/auroc")
 
 
 @pytest.mark.slow
 def test_two_ranks_follow_one_process_with_twice_the_batch(on_ranks, tmp_path):
-    args = (
-        "--trainer.max_epochs",
-        3,
-        "--trainer.accumulate_grad_batches",
-        2,
-        *WITH_METRICS,
-    )
+    flags = "--trainer.max_epochs 3 --trainer.accumulate_grad_batches 2"
+    args = (*flags.split(), *WITH_METRICS)
     for num_ranks, batch_size in ((1, 32), (2, 16)):
         folder = tmp_path / str(num_ranks)
         run(on_ranks, num_ranks, folder, "--data.batch_size", batch_size, *args)
@@ -342,7 +330,8 @@ def test_one_folder_and_one_voice(on_ranks: RunRanks, tmp_path: Path) -> None:
         line.split(":")[0].split(" ")[0] for line in first.splitlines()
     ] == words.split()
     (folder,) = (tmp_path / "tiny").iterdir()
-    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt progress.json"
+    files = "checkpoints config.yaml environment.txt hparams.yaml metrics.json note.txt"
+    files += " progress.json"
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     assert names == {*files.split()}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
@@ -397,14 +386,9 @@ DROPOUT = (
 def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(
     on_ranks, tmp_path
 ):
-    watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1 --model.lr 1e-12"
-    flags = (
-        *watched.split(),
-        "--trainer.max_epochs",
-        1,
-        "--trainer.log_every_n_steps",
-        1,
-    )
+    watched = "--step_timer true --device_monitor true --figures_every_n_epochs 1"
+    rest = "--model.lr 1e-12 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
+    flags = (*watched.split(), *rest.split())
     pictures = []
     for num_ranks in (1, 2):
         folder = tmp_path / str(num_ranks)
@@ -472,12 +456,8 @@ def test_all_ranks_stop_together_at_a_signal(
     on_ranks, tmp_path, uninterrupted, terminated, number, name
 ):
     callback = ("--trainer.callbacks", "test_distributed.Terminate")
-    options = (
-        "--trainer.callbacks.ranks",
-        terminated,
-        "--trainer.callbacks.number",
-        int(number),
-    )
+    options = ("--trainer.callbacks.ranks", terminated)
+    options += ("--trainer.callbacks.number", int(number))
     outputs = run(
         on_ranks, 2, tmp_path, *DROPOUT, *callback, *options, status=128 + number
     )
@@ -583,7 +563,8 @@ def start_command(tmp_path: Path) -> Iterator[StartCommand]:
 
     def begin(*args: object, strategy: str = "ddp") -> subprocess.Popen[str]:
         script = (sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY)
-        flags = f"--trainer.strategy {strategy} --trainer.devices 2 --trainer.default_root_dir"
+        flags = f"--trainer.strategy {strategy} --trainer.devices 2"
+        flags += " --trainer.default_root_dir"
         process = programs.start(
             [*script, *flags.split(), str(tmp_path), *map(str, args)],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},

@@ -79,7 +79,7 @@ def test_a_failed_download_is_two_lines(
     first, second = capsys.readouterr().err.splitlines()
     reason = str(error) or "error"
     name = data if data == "Fetched" else "InParts"
-    what = f"{name} is not in {tmp_path / 'data'}, or damaged, and cannot be downloaded: {reason}"
-    assert first == f"error: {what}"
+    place = f"is not in {tmp_path / 'data'}, or damaged"
+    assert first == f"error: {name} {place}, and cannot be downloaded: {reason}"
     assert "without a network, put " in second
     assert not (tmp_path / "tiny").exists()

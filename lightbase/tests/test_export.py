@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from paths import argv, script
-from test_scripts import Plain, PlainImages, PlainWithStep, fails
+from example.models.mlp import MLP
+from paths import argv, fails, script
+from tasks import Plain, PlainImages, PlainWithStep
 from torch import Tensor, nn
 
 from lightbase.core.errors import UserError
-from lightbase.core.resume import load_run
+from lightbase.core.load import load_run
+from lightbase.extras.export import graph_file
 
 export = script("export")
 KINDS = ("onnx", "pt2")
@@ -77,12 +79,12 @@ def compare(
     classes in the file."""
     flags = ["--format", output.suffix[1:], "--output", str(output)]
     export.main(["--ckpt_path", str(checkpoint), *flags])
-    loaded: Any = load_run(checkpoint)
+    _, model, data = load_run(checkpoint)
     for size in (1, 2, 5):
         batch = inputs(size)
         with torch.no_grad():
-            x = loaded.datamodule.normalize(batch)
-            expected = loaded.model.eval().predict_step((x, None), 0)
+            x = data.normalize(batch)
+            expected = model.eval().predict_step((x, None), 0)
         outputs, classes = RUN[output.suffix[1:]](output, batch)
         assert outputs.shape == expected.shape
         assert (outputs - expected).abs().max() < 1e-5
@@ -123,20 +125,18 @@ def test_networks_of_every_kind(trained, tmp_path, name, kind, capsys):
 @pytest.mark.parametrize("model", [Plain, PlainWithStep])
 def test_a_plain_module_with_data_of_any_kind(trained, tmp_path, model):
     def outputs(data: Any, batch: Tensor) -> Tensor:
-        content, difference = export.graph_file(plain, data, "pt2")
+        content, difference = graph_file(plain, data, "pt2")
         assert difference == 0
         (tmp_path / "x.pt2").write_bytes(content)
         return run_pt2(tmp_path / "x.pt2", batch)[0]
 
     plain = model()
-    batch, data = (
-        images(3, 8, 8)(2),
-        load_run(trained()[0] / "checkpoints/best.ckpt").datamodule,
-    )
+    batch = images(3, 8, 8)(2)
+    _, _, data = load_run(trained()[0] / "checkpoints/best.ckpt")
     expected = plain(data.normalize(batch)) + (model is PlainWithStep)
     assert torch.equal(outputs(data, batch), expected)
     with pytest.raises(UserError, match=r"set self.example_input_array of Plain"):
-        export.graph_file(plain, PlainImages(), "pt2")
+        graph_file(plain, PlainImages(), "pt2")
     plain.example_input_array = torch.zeros(1, 3, 8, 8)
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(outputs(PlainImages(), x), plain(x) + (model is PlainWithStep))
@@ -153,6 +153,18 @@ def test_what_cannot_be_exported_leaves_no_file(trained, tmp_path, capfd, name, 
     command += ["--output", str(tmp_path / f"x.{kind}")]
     assert text in fails(capfd, 1, lambda: export.main(command))
     assert not list(tmp_path.iterdir())
+
+
+def test_exported_weights_give_the_same_outputs_in_plain_torch(trained, tmp_path):
+    best, output = trained()[0] / "checkpoints" / "best.ckpt", tmp_path / "tiny.pth"
+    ckpt = ["--ckpt_path", str(best)]
+    assert export.main([*ckpt, "--format", "pth", "--output", str(output)]) == output
+    net = MLP([192, 16, 4])
+    net.load_state_dict(torch.load(output, weights_only=True))
+    x = torch.rand(5, 3, 8, 8)
+    _, model, _ = load_run(best)
+    assert torch.equal(net(x), model.net.eval()(x))
+    assert export.main(ckpt) == best.with_suffix(".pth")
 
 
 def test_mistakes(trained, tmp_path, capsys, monkeypatch):

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from paths import ACCELERATOR, Train
-from test_steps import Plain
-from test_training import checkpoint
+from plain import PlainModule
 from torch import Tensor
-
-from lightbase.core.curves import MayMissSteps
+from written import checkpoint
 
 
 class Breaks(Classifier):
@@ -28,7 +26,7 @@ class Breaks(Classifier):
         return loss * self.value if breaks else loss
 
 
-class BreaksWeight(MayMissSteps):
+class BreaksWeight(Callback):
     """With finite losses: after the last step of the second epoch."""
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -36,8 +34,8 @@ class BreaksWeight(MayMissSteps):
             next(pl_module.parameters()).data[0] = torch.inf
 
 
-class PlainByHand(Plain):
-    """Manual optimisation, of which no loss is handed on: it is logged."""
+class PlainByHand(PlainModule):
+    """Optimizes by hand. Its step returns no loss, and logs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +110,7 @@ def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys):
 
 def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
     config = tmp_path / "plain.yaml"
-    config.write_text("model: test_finite.PlainByHand\ndata: test_steps.PlainData\n")
+    config.write_text("model: test_finite.PlainByHand\ndata: plain.PlainData\n")
     flags = f"--trainer.log_every_n_steps 5 --monitor val_loss --trainer.accelerator {ACCELERATOR}"
     with pytest.raises(SystemExit):
         train(flags, "--step_timer false --device_monitor false", config=str(config))

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from attached import attach
+from given import Given, OwnSplits
 from paths import TINY, script
 from PIL import Image
-from test_data import Numbers, OwnSplits
 from torch.utils.data import Dataset
 
-from lightbase.core.command_line import CommandLine
+import lightbase
+from lightbase.commands.train import parse
 from lightbase.core.errors import UserError
-from lightbase.core.training_cli import TrainingCLI
-from lightbase.extras.image_folder import ImageFolder
 
 EVALUATE = script("evaluate")
 
@@ -48,7 +47,7 @@ def splits(num_folds: int = 5, loaded: Any = None, **options: Any) -> list[Any]:
     loaded = table() if loaded is None else loaded
     options = {"classes": ("a", "b", "c"), "num_folds": num_folds, **options}
     return [
-        attach(Numbers(loaded, test=(), fold=fold, **options))
+        attach(Given(loaded, test=(), fold=fold, **options))
         for fold in range(num_folds)
     ]
 
@@ -87,7 +86,7 @@ def test_the_folds_follow_from_split_seed_alone() -> None:
 
 def test_more_folds_than_samples_are_refused() -> None:
     with pytest.raises(UserError, match="num_folds 54: there are only 53 samples"):
-        attach(Numbers(table(), num_folds=54, fold=0))
+        attach(Given(table(), num_folds=54, fold=0))
 
 
 def test_without_validation_samples_val_is_the_fold() -> None:
@@ -128,7 +127,8 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
         (tmp_path / "test" / "cow" / "broken.png").write_text("never read")
     options: Any = {"image_shape": (3, 8, 8), "num_workers": 0, "num_folds": 3}
     modules = [
-        attach(ImageFolder(str(tmp_path), fold=fold, **options)) for fold in range(3)
+        attach(lightbase.ImageFolder(str(tmp_path), fold=fold, **options))
+        for fold in range(3)
     ]
     counts = [
         Counter(target for _, target in data.splits["test"].dataset) for data in modules
@@ -150,7 +150,7 @@ def test_folders_of_images(tmp_path: Path, layout: str) -> None:
 )
 def test_wrong_folds_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        TrainingCLI(CommandLine(["--config", TINY, *flags]).parser_args)
+        parse(["--config", TINY, *flags])
     assert message in str(caught.value)
     assert caught.value.status == 2
     assert len(str(caught.value).splitlines()) <= 2

@@ -159,12 +159,14 @@ def test_a_checkpoint_of_a_gpu_is_that_of_a_cpu(tmp_path: Path, is_tied: bool) -
     assert shared[0] == shared[1] == len(states[0]) - is_tied
 
 
-@pytest.mark.parametrize("most", [metrics.KEEP, 40], ids=["on the CPU", "on the GPU"])
+@pytest.mark.parametrize(
+    "most", [metrics.MAX_NUMBERS, 40], ids=["on the CPU", "on the GPU"]
+)
 def test_metrics_of_a_gpu_have_the_values_of_a_cpu(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """`most` numbers wait for a transfer to the CPU; more are never taken there."""
-    monkeypatch.setattr(metrics, "KEEP", most)
+    monkeypatch.setattr(metrics, "MAX_NUMBERS", most)
 
     def values(device: str) -> dict[str, float]:
         accuracy = {"acc": MulticlassAccuracy(3, average="macro", validate_args=False)}

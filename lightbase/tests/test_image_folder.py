@@ -11,9 +11,10 @@ from attached import attach, read
 from paths import TINY
 from PIL import Image
 
+from lightbase.commands.train import main
 from lightbase.core.errors import UserError
-from lightbase.core.run import main
-from lightbase.extras.image_folder import ImageFolder, read_image
+from lightbase.core.images import read_image
+from lightbase.extras.image_folder import ImageFolder
 
 
 @pytest.fixture
@@ -146,17 +147,6 @@ def test_the_test_part_of_a_flat_folder_is_the_same_for_any_split_seed(
 
     assert test_files(0) == test_files(1)
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
-
-
-def test_hidden_folders_and_files_are_left_out(image_folder: Path) -> None:
-    red = image_folder / "train" / "red"
-    for folder in (image_folder / "train", red):
-        (folder / ".ipynb_checkpoints").mkdir()
-        shutil.copy(red / "0.png", folder / ".ipynb_checkpoints" / "0-checkpoint.png")
-    (red / "._1.jpg").write_bytes(b"of macOS")
-    data = ImageFolder(str(image_folder))
-    assert split_sizes(data) == {"train": 54, "val": 6, "test": 15}
-    assert data.classes == ["blue", "green", "red"]
 
 
 @pytest.mark.parametrize("folder", ["nowhere", ".", "train/a"])

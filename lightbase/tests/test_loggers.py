@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from test_training import curves
+from written import curves
 
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"

@@ -8,8 +8,13 @@ import torch
 from paths import argv
 from torch import Tensor
 
+from lightbase import (
+    crop_and_flip,
+    flip_where,
+    random_flip,
+    to_float,
+)
 from lightbase.core.data import BaseDataModule
-from lightbase.extras.transforms import crop_and_flip, flip_where, random_flip, to_float
 
 SHORT = argv(
     "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",

@@ -11,7 +11,6 @@ from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from paths import script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_training import curves
 from torch import Tensor
 from torch.optim import SGD
 from torchmetrics import MeanAbsoluteError, MetricCollection, MinMaxMetric
@@ -21,9 +20,10 @@ from torchmetrics.classification import (
     MultilabelAveragePrecision,
 )
 from torchmetrics.wrappers import BootStrapper, Running
+from written import curves
 
 from lightbase.core.errors import UserError
-from lightbase.core.metrics import Accumulator, collection, in_keys
+from lightbase.core.metrics import Accumulator, as_curve_names, collection
 
 HERE = "test_numbers"
 
@@ -68,7 +68,12 @@ def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys
 
 
 def test_names_of_classes_fit_into_names_of_curves() -> None:
-    assert in_keys(["a b", "a/b", "c", "Käse"]) == ["a_b_0", "a_b_1", "c", "Käse"]
+    assert as_curve_names(["a b", "a/b", "c", "Käse"]) == [
+        "a_b_0",
+        "a_b_1",
+        "c",
+        "Käse",
+    ]
 
 
 def test_top_k_over_the_number_of_classes_is_refused(train, capsys):
@@ -146,8 +151,11 @@ METRIC = "torchmetrics.classification.Multiclass"
 def test_wrappers_and_matrices_of_a_yaml_are_curves_files_and_pictures(
     train, tmp_path, capsys
 ):
-    recall = {"class_path": f"{METRIC}Recall", "init_args": {"average": "none"}}
-    f1, wrappers = f"{METRIC}F1Score", "torchmetrics.wrappers"
+    wrappers = "torchmetrics.wrappers"
+    # what the data knows is filled in one level deep
+    options = {"average": "none", "num_classes": 4}
+    recall = {"class_path": f"{METRIC}Recall", "init_args": options}
+    f1 = {"class_path": f"{METRIC}F1Score", "init_args": {"num_classes": 4}}
     metrics = {
         "acc": {"class_path": f"{METRIC}Accuracy", "init_args": {"average": "micro"}},
         "each": {

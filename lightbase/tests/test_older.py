@@ -8,7 +8,7 @@ import pytest
 import torch
 from paths import Train, script
 
-from lightbase.core.command_line import renamed
+from lightbase.core.config_files import renamed
 
 
 def read(path: Path) -> dict[str, Any]:

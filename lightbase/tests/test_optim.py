@@ -1,3 +1,5 @@
+"""Optimizers, schedules and parameter groups by name."""
+
 import math
 import os
 from typing import Any
@@ -5,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from written import checkpoint, refused
 
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.errors import UserError
@@ -86,16 +89,8 @@ def test_warmup_is_linear_then_the_cosine_ends_at_zero() -> None:
 
 
 def test_the_final_decay_is_constant_then_a_line_to_zero() -> None:
-    assert rates("FinalDecayLR", {"decay_fraction": 0.5}, 8) == [
-        1,
-        1,
-        1,
-        1,
-        1,
-        0.75,
-        0.5,
-        0.25,
-    ]
+    history = rates("FinalDecayLR", {"decay_fraction": 0.5}, 8)
+    assert history == [1] * 5 + [0.75, 0.5, 0.25]
     assert rates("FinalDecayLR", {}, 20) == pytest.approx([1] * 19 + [0.5])
 
 
@@ -105,10 +100,8 @@ def test_the_length_of_the_training_is_filled_in() -> None:
     assert rates("CosineAnnealingLR", {"T_max": 20}, 10)[5] == pytest.approx(0.853553)
     one_cycle = rates("OneCycleLR", {}, 10)
     assert max(one_cycle) == pytest.approx(1.0)
-    assert (
-        rates("OneCycleLR", {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}, 10)
-        == one_cycle
-    )
+    args = {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}
+    assert rates("OneCycleLR", args, 10) == one_cycle
 
 
 def test_the_highest_rate_is_the_learning_rate() -> None:
@@ -120,15 +113,18 @@ def test_the_highest_rate_is_the_learning_rate() -> None:
         rates("OneCycleLR", {"max_lr": 2.0}, 10)
 
 
-def test_schedulers_made_for_steps() -> None:
-    for name in ("torch.optim.lr_scheduler.CyclicLR", "WarmupCosineLR"):
-        assert (
-            BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "step"
-        )
-    for name in ("CosineAnnealingLR", None):
-        assert (
-            BaseModule(nn.Identity(), scheduler=name).step_scheduler_every() == "epoch"
-        )
+@pytest.mark.parametrize(
+    ("name", "interval"),
+    [
+        ("torch.optim.lr_scheduler.CyclicLR", "step"),
+        ("WarmupCosineLR", "step"),
+        ("CosineAnnealingLR", "epoch"),
+        (None, "epoch"),
+    ],
+)
+def test_schedulers_made_for_steps(name, interval) -> None:
+    model = BaseModule(nn.Identity(), scheduler=name)
+    assert model.step_scheduler_every() == interval
 
 
 @pytest.mark.parametrize(
@@ -230,3 +226,41 @@ def test_without_a_gpu_no_step_looks_for_one(monkeypatch, has_gpu, num):
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     quiet_lightning()
     assert int("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) == num
+
+
+# the length of a schedule by steps
+
+GRADUAL = (
+    "--trainer.callbacks lightning.pytorch.callbacks.GradientAccumulationScheduler",
+    *("--trainer.callbacks.scheduling", "{0: 1, 1: 4}"),
+)
+
+
+def last_schedule(folder: Any) -> Any:
+    """The state of the schedule at the end of the training."""
+    (schedule,) = checkpoint(folder / "tiny" / "version_0")["lr_schedulers"]
+    return schedule
+
+
+@pytest.mark.parametrize("name", ["OneCycleLR", "WarmupCosineLR", "FinalDecayLR"])
+def test_a_schedule_of_unknown_length_is_refused(train, tmp_path, capsys, name):
+    run = lambda: train("--model.scheduler", name, *GRADUAL)  # noqa: E731
+    assert "GradientAccumulationScheduler" in refused(capsys, tmp_path, run)
+    train("--model.scheduler", name, "--trainer.accumulate_grad_batches 4")
+    schedule = last_schedule(tmp_path)
+    assert schedule["last_epoch"] == schedule["total_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "num_steps"),
+    [
+        ("OneCycleLR", "{total_steps: 24}", 19 + 5),
+        ("StepLR", "{step_size: 1, gamma: 0.1}", 2),
+        ("CosineAnnealingLR", "{}", 2),
+    ],
+)
+def test_a_schedule_that_knows_its_length_trains(
+    train, tmp_path, name, arguments, num_steps
+):
+    train(*GRADUAL, "--model.scheduler", name, "--model.scheduler_args", arguments)
+    assert last_schedule(tmp_path)["last_epoch"] == num_steps

@@ -9,19 +9,19 @@ from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from paths import Train
+from tasks import Outputs, Task, flags_of, ious, outputs_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_training import curves, equal, weights
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.tensorboard._utils import figure_to_image
+from written import curves, equal, weights
 
-from lightbase.commands.predict import PALETTE
-from lightbase.core.data import BaseDataModule
-from lightbase.core.module import BaseModule
+from lightbase.core.predictions import PALETTE
 from lightbase.extras import figures
 from lightbase.extras.figures import spread
 
 ON = ("--figures_every_n_epochs", 2)
 KINDS = ("confusion_matrix", "predictions", "mistakes")
+HERE = "test_prediction_figures"
 ONE = ("--trainer.max_epochs", 1)
 
 
@@ -69,7 +69,7 @@ def test_classes_that_are_no_images_have_a_confusion_matrix(train, tmp_path):
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--steps_per_execution", 8), ("--trainer.accumulate_grad_batches", 2)],
+    [(), ("--trainer.accumulate_grad_batches", 2)],
 )
 @pytest.mark.slow
 def test_watching_changes_no_weight_and_no_metric(train, tmp_path, flags):
@@ -98,16 +98,18 @@ class Drawing:
         self.matrices: list[Any] = []
         self.grids: list[Any] = []
         self.bars: list[Any] = []
-        log = lambda _, tag, figure, __: self.figures.update({tag: figure})  # noqa: E731
-        monkeypatch.setattr(figures, "log_figure", log)
+        monkeypatch.setattr(figures, "log_figure", self.log_figure)
         for name, calls in (
             ("confusion_matrix", self.matrices),
             ("image_grid", self.grids),
             ("bars", self.bars),
         ):
             monkeypatch.setattr(
-                figures, name, lambda *args, calls=calls: calls.append(args)
+                figures, name, lambda *args, to=calls, **_: to.append(args)
             )
+
+    def log_figure(self, trainer: Trainer, tag: str, figure: Any) -> None:
+        self.figures[tag] = figure
 
 
 class Keep(Callback):
@@ -239,100 +241,6 @@ def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
     assert (points[0] == points[1]).all()
 
 
-class Scale(nn.Module):
-    """Outputs that are the inputs, as long as the learning rate is tiny."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
-class Task(BaseModule):
-    """A module of any task. Its steps return nothing."""
-
-    def __init__(self, net: nn.Module, task: Any = None, **system: Any) -> None:
-        super().__init__(net, nn.Identity(), **system)
-        self.task = task
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.net(batch[0]).square().mean()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.track("val", torch.zeros(()), self.net(batch[0]), batch[1])
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.track("test", torch.zeros(()), self.net(batch[0]), batch[1])
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = self.net(batch[0])
-        return outputs.argmax(2) if self.task == "text" else outputs
-
-
-class Parts(Task):
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = self.net(batch[0])
-        return {"mean": outputs.flatten(1).mean(1), "more": outputs + 1}
-
-
-class Outputs(BaseDataModule):
-    """Inputs that are the outputs, and targets, of a task."""
-
-    def __init__(self, task: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.task = task
-        self.image_shape = (3, 8, 8) if task == "segmentation" else None
-        self.classes = (
-            ["red", "green", "blue"] if task in ("multilabel", "segmentation") else []
-        )
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        generator = torch.Generator().manual_seed(len(split))
-        shapes = {"segmentation": (3, 8, 8), "text": (6, 5), "multilabel": (3,)}
-        x = torch.randn(40, *shapes.get(self.task, (2,)), generator=generator)
-        if self.task == "multilabel":
-            return x, (x + torch.randn(40, 3, generator=generator) > 0).float()
-        if self.task == "regression":
-            return x, x + torch.randn(40, 2, generator=generator)
-        y = x.argmax(2 if self.task == "text" else 1)
-        y[:, 0] = -100  # which the loss ignores
-        y[::3, 1] = 1
-        return x, y
-
-    def to_text(self, values: Tensor) -> str:
-        return "".join("abcde"[i] for i in values)
-
-    def read_inputs(self, path: Path) -> Any:
-        for i, line in enumerate(path.read_text().splitlines()):
-            yield f"{path.name}:{i}", torch.tensor([float(x) for x in line.split()])
-
-
-def flags_of(task: str, model: str = "Task") -> str:
-    """A training that leaves the network as it is."""
-    flags = (
-        f"--model test_prediction_figures.{model} --model.task {task} --model.lr 1e-30"
-    )
-    flags += " --model.net test_prediction_figures.Scale"
-    data = (
-        f"--data test_prediction_figures.Outputs --data.task {task} --data.batch_size 7"
-    )
-    return f"{flags} {data} --trainer.max_epochs 1 --monitor val/loss"
-
-
-def outputs_of(task: str) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of its test."""
-    return Outputs(task).load("test")  # type: ignore[no-any-return]
-
-
-def ious(x: Tensor, y: Tensor) -> list[float]:
-    counted = y >= 0
-    predicted, true = x.argmax(1)[counted], y[counted]
-    pairs = [(predicted == i, true == i) for i in range(x.shape[1])]
-    return [((a & b).sum() / (a | b).sum()).item() for a, b in pairs]
-
-
 def test_labels_have_bars_of_precision_and_recall(train, monkeypatch):
     drawing = Drawing(monkeypatch)
     train(*ON, flags_of("multilabel"))
@@ -394,7 +302,7 @@ def test_what_is_not_drawn_is_said(train: Train, tmp_path: Path, capsys: Any) ->
     tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
     assert "view/confusion_matrix/val" not in tags
     assert "view/confusion_matrix/test" in tags
-    line = "none of predictions of val: the outputs and targets that OnlyLoss gives track do not fit"
+    line = "none of predictions of val: the outputs and targets that OnlyLoss gives"
     assert capsys.readouterr().out.count(line) == 1
     train(*ON, flags_of("text"), "--model.task", "multilabel", "--name", "misfit")
     assert "that Task gives track do not fit task multilabel" in capsys.readouterr().out
@@ -436,14 +344,14 @@ class MaskOfDict(Task):
 def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(
     train, tmp_path, capsys
 ):
-    flags = flags_of("segmentation").replace("Outputs", "InDict")
+    flags = flags_of("segmentation", data=f"{HERE}.InDict")
     train(*ON, flags, "--name", "inputs")
     assert "no images: the inputs of InDict are no tensor" in capsys.readouterr().out
     assert events(tmp_path / "inputs" / "version_0").Tags()["images"] == [
         "view/iou/val",
         "view/iou/test",
     ]
-    flags = flags_of("segmentation", "MaskOfDict").replace("Outputs", "DictOfTargets")
+    flags = flags_of("segmentation", f"{HERE}.MaskOfDict", f"{HERE}.DictOfTargets")
     train(*ON, flags, "--name", "targets")
     tags = events(tmp_path / "targets" / "version_0").Tags()["images"]
     assert {"view/inputs/train", "view/iou/test", "view/predictions/test"} <= {*tags}

@@ -28,14 +28,14 @@ SHORT = rf"0:0\d left, train/loss {NUMBER}, before: val/acc {NUMBER}"
 WIDE = rf"[\d,]+ images/s, 0:0\d left, train/loss {NUMBER}, train/acc {NUMBER}, before: val/acc"
 
 
-@pytest.mark.parametrize(("columns", "steps", "text"), [(160, 1, WIDE), (80, 8, SHORT)])
+@pytest.mark.parametrize(("columns", "text"), [(160, WIDE), (80, SHORT)])
 def test_a_terminal_gets_a_bar_below_the_lines(
-    train, capfd, monkeypatch, columns, steps, text
+    train, capfd, monkeypatch, columns, text
 ):
     monkeypatch.setattr(
         os, "get_terminal_size", lambda *_: os.terminal_size((columns, 24))
     )
-    train(*BAR, "--steps_per_execution", steps, "--trainer.max_epochs", 3)
+    train(*BAR, "--trainer.max_epochs", 3)
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
     assert [line[6] for line in shown if re.match(r"Epoch \d of 3: ", line)] == [
         "1",

@@ -10,7 +10,7 @@ from lightbase.core.compat import quiet_lightning
 
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
-bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""  # noqa: E501
+bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
 
 
 def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):

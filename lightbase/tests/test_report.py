@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import argv, script
-from test_prediction_figures import flags_of, ious, outputs_of
-from test_scripts import fails
+from paths import argv, fails, script
+from tasks import flags_of, ious, outputs_of
 
 evaluate = script("evaluate").main
 

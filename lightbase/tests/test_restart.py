@@ -10,7 +10,7 @@ import yaml
 from paths import TINY, Train
 from test_training import checkpoint, curves, equal, weights
 
-from lightbase.core.run import main
+from lightbase.commands.train import main
 
 
 def config(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lightbase.core.errors import UserError
-from lightbase.core.folder import PROJECT, Run, root_of
+from lightbase.core.folder import Run, logs_folder_of
+from lightbase.core.project import PROJECT
 from lightbase.core.record import git_commit, hyper_parameters
 
 
@@ -45,10 +46,10 @@ def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(
     tmp_path: Path,
 ) -> None:
     last = tmp_path / "a" / "b" / "version_9" / "checkpoints" / "last.ckpt"
-    assert root_of(last, "a/b") == str(tmp_path)
-    assert root_of(last, "b") == str(tmp_path / "a")
+    assert logs_folder_of(last, "a/b") == str(tmp_path)
+    assert logs_folder_of(last, "b") == str(tmp_path / "a")
     for name in ("c", "", "..", "/a"):
-        assert root_of(last, name) is None
+        assert logs_folder_of(last, name) is None
 
 
 def test_hyper_parameters_are_flat_and_plain() -> None:
@@ -92,8 +93,6 @@ def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "first")
     commit = git("rev-parse", "HEAD").strip()
-    git_commit.cache_clear()
     assert git_commit() == commit
-    git_commit.cache_clear()
     (tmp_path / "new.py").write_text("y = 3\n")
     assert git_commit() == f"{commit}, with uncommitted changes"

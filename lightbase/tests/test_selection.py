@@ -10,9 +10,9 @@ from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningModule
 from paths import ACCELERATOR, argv
-from test_training import checkpoint, curves
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
+from written import checkpoint, curves
 
 from lightbase.core.checks import better
 
@@ -113,7 +113,9 @@ name: plain
 model: test_selection.Plain
 data:
   class_path: example.data.synthetic.SyntheticImages
-  init_args: {image_shape: [3, 8, 8], num_classes: 4, num_train: 350, num_test: 75, batch_size: 16}
+  init_args:
+    {image_shape: [3, 8, 8], num_classes: 4, num_train: 350, num_test: 75,
+     batch_size: 16}
 device_monitor: false
 step_timer: false
 figures_every_n_epochs: 0

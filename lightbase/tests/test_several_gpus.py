@@ -24,7 +24,7 @@ from ranks import Ranks, on_ranks
 from test_distributed import CLOSE, assert_none_left, children, wait_for, weights
 from torch import Tensor
 
-from lightbase.core.run import main
+from lightbase.commands.train import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.linux]
 simulated = pytest.mark.skipif(

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from attached import attach
+from given import Given
 from paths import argv, script
-from test_data import Numbers
-from test_training import equal, weights
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
+from written import equal, weights
 
 from lightbase import BaseDataModule, BaseModule, UserError
 from lightbase.core.batches import (
@@ -188,7 +188,7 @@ def test_a_training_on_batches_of_any_structure_goes_on_exactly(train, tmp_path,
         "--figures_every_n_epochs",
         "1",
     ]
-    flags += ["--steps_per_execution", "3", "--model.net.sizes", "[4,4]"]
+    flags += ["--model.net.sizes", "[4,4]"]
     result = train(*flags, "--name", "through")
     assert result["steps"] == 22
     assert result["test/num_samples"] == 21
@@ -250,9 +250,7 @@ def test_the_types_of_a_batch() -> None:
     batch = next(iter(attach(Kinds("named")).train_dataloader()))
     assert isinstance(batch, Named)
     assert batch.y.dtype == torch.int64
-    _, targets = (
-        attach(Numbers(([[1, 2]] * 50, np.arange(50.0)))).splits["train"].values
-    )
+    _, targets = attach(Given(([[1, 2]] * 50, np.arange(50.0)))).splits["train"].values
     assert targets.dtype == torch.float32
     masks = torch.zeros(50, 2, dtype=torch.uint8)
 

@@ -1,8 +1,10 @@
 """sweep.py: searches, grids and cross-validations, which continue after a kill without
 losing or repeating a trial."""
 
+import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -11,23 +13,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import programs
 import pytest
-from filelock import FileLock
 from optuna.distributions import FloatDistribution, IntDistribution
-from paths import HERE, TINY, script
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+from paths import HERE, TINY, fails, script
 
 from lightbase.commands import sweep as sweep_module
-from lightbase.commands.sweep import Sweep, Trial, describe_progress, main, read_search
+from lightbase.commands.sweep import main
+from lightbase.commands.train import main as train_main
 from lightbase.core.record import RunRecorder
-from lightbase.core.run import main as train_main
 from lightbase.core.signals import SIGNALS
+from lightbase.extras.sweep import read_search
 
 LR = "model.lr=log:1e-3..1e-1"
-Run = Callable[..., list[Trial]]
+Run = Callable[..., dict[str, FrozenTrial]]
 
 
 @pytest.mark.parametrize(
@@ -45,17 +48,12 @@ Run = Callable[..., list[Trial]]
     ],
 )
 def test_what_a_search_means(search: str, values: Any) -> None:
-    dimension = read_search(search)
-    assert dimension.flag == search.partition("=")[0].removeprefix("--")
-    assert values == (dimension.range or dimension.texts)
-
-
-def test_a_value_is_typed_with_all_its_digits() -> None:
-    assert read_search("model.lr=1e-3,0.1").argument("1e-3") == "--model.lr=1e-3"
-    assert (
-        read_search(LR).argument(0.0012345678901234567)
-        == "--model.lr=0.0012345678901234567"
-    )
+    flag, distribution = read_search(search)
+    assert flag == search.partition("=")[0].removeprefix("--")
+    if isinstance(values, list):
+        assert list(distribution.choices) == values
+    else:
+        assert distribution == values
 
 
 WRONG = [
@@ -97,120 +95,161 @@ def test_what_is_wrong_is_refused_before_a_trial(flags, message, tmp_path, capsy
 def sweep(tmp_path: Path) -> Run:
     """Runs sweep.py on tests/tiny.yaml in this process."""
 
-    def run(*flags: str, name: str = "tried") -> list[Trial]:
+    def run(*flags: str, name: str = "tried") -> dict[str, FrozenTrial]:
         where = ["--trainer.default_root_dir", str(tmp_path), "--name", name]
         return main(["--config", TINY, *where, *flags])
 
     return run
 
 
-def test_without_optuna_there_are_grids(sweep, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
-    with pytest.raises(SystemExit):
-        sweep("--search", LR, "--trials", "2")
-    assert 'Optuna: pip install -e ".[sweep]"' in capsys.readouterr().err
-    (trial,) = sweep(
-        "--search", "model.lr=0.1,0.2", "--trials", "1", "--trainer.max_epochs", "1"
+def states(trials: dict[str, FrozenTrial]) -> list[str]:
+    return [trial.state.name for trial in trials.values()]
+
+
+def results(trials: dict[str, FrozenTrial]) -> list[Any]:
+    return [(trial.params, trial.value) for trial in trials.values()]
+
+
+def metrics_of(folder: Path) -> dict[str, Any]:
+    """What the test of a trial's run has measured. folder: The trial's."""
+    metrics: dict[str, Any] = json.loads(
+        (folder / "version_0" / "metrics.json").read_text()
     )
-    assert (trial.state, trial.values) == ("finished", {"model.lr": "0.1"})
+    return metrics
+
+
+def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for module in ("commands", "extras"):
+        monkeypatch.delitem(sys.modules, f"lightbase.{module}.sweep")
+    path = str(HERE / "scripts" / "sweep.py")
+    error = fails(capsys, 1, lambda: runpy.run_path(path))
+    assert error.startswith("error: a sweep needs Optuna: ")
+    assert error.endswith('\npip install -c constraints.txt -e ".[sweep]"')
+
+
+def test_a_sweep_of_version_0_3_is_refused(sweep, tmp_path, capsys):
+    (tmp_path / "tried").mkdir()
+    (tmp_path / "tried" / "sweep.json").write_text("{}")
+    error = fails(capsys, 2, lambda: sweep("--search", "model.lr=0.1"))
+    assert "a sweep of version 0.3, which cannot continue\ngive another --name" in error
 
 
 class Interrupted(BaseException):
     """Like a kill: nothing is saved or recorded."""
 
 
-@pytest.mark.slow
-def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
-    sweep, tmp_path, capsys, monkeypatch
-):
-    search = ("--search", LR, "--search", "data.batch_size=16,32", "--trials", "3")
-    expected = [(trial.values, trial.best) for trial in sweep(*search, name="alone")]
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a sweep that is killed after the second epoch of trial_001."""
     write = RunRecorder.on_validation_end
 
     def kill(self: Any, trainer: Any, module: Any) -> None:
         write(self, trainer, module)
-        if (
-            self.run
-            and "trial_001" in str(self.run.folder)
-            and trainer.current_epoch == 1
-        ):
+        is_second = self.run and "trial_001" in str(self.run.folder)
+        if is_second and trainer.current_epoch == 1:
             raise Interrupted
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RunRecorder, "on_validation_end", kill)
-        with pytest.raises(Interrupted):
-            sweep(*search)
-    trials = sweep(*search)
-    assert [(trial.values, trial.best) for trial in trials] == expected
-    environment = tmp_path / "tried" / "trial_001" / "version_0" / "environment.txt"
-    assert environment.read_text().count("git commit: ") == 2  # starts
-    assert not list((tmp_path / "tried").glob("trial_*/version_1")), (
-        "the run continues in place"
-    )
+    def run(sweep: Run, *flags: str) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(RunRecorder, "on_validation_end", kill)
+            with pytest.raises(Interrupted):
+                sweep(*flags)
 
-    shutil.rmtree(tmp_path / "tried" / "trial_002")
-    # killed before its first checkpoint
-    first = tmp_path / "tried" / "trial_000"
-    (first / "version_0" / "metrics.json").unlink()
-    shutil.rmtree(first / "version_0" / "checkpoints")
-    Trial(first, Trial.read(first).values).write()
+    return run
+
+
+@pytest.mark.slow
+def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
+    sweep, killed, tmp_path, capsys, monkeypatch
+):
+    search = ("--search", LR, "--search", "data.batch_size=16,32", "--trials", "3")
+    expected = results(sweep(*search, name="alone"))
+    killed(sweep, *search)
+    folder = tmp_path / "tried"
+    with (folder / "study.journal").open("a") as journal:
+        journal.write('{"op_code":')  # as a full disk or a kill may leave it
+    assert results(sweep(*search)) == expected
+    environment = folder / "trial_001" / "version_0" / "environment.txt"
+    assert environment.read_text().count("git commit: ") == 2  # starts
+    assert not list(folder.glob("trial_*/version_1")), "the run continues in place"
+
+    shutil.rmtree(folder / "trial_002")  # to be repeated
     capsys.readouterr()
     trials = sweep(*search[:-1], "4")
-    assert [(trial.values, trial.best) for trial in trials[:3]] == expected
+    assert results(trials)[:3] == expected
     assert len(trials) == 4
-    best = max(trials, key=lambda trial: trial.best or 0)
+    best = max(trials, key=lambda name: trials[name].value or 0)
     flags, table = capsys.readouterr().out.splitlines()[-2:]
     again = train_main(
         [*shlex.split(flags.removeprefix("Best flags: ")), "--name", "again"]
     )
-    assert again["test/acc"] == best.result("metrics.json")["test/acc"]
+    assert again["test/acc"] == metrics_of(folder / best)["test/acc"]
     monkeypatch.chdir(tmp_path)
     script("runs").main(shlex.split(table.removeprefix("Tests and curves: "))[2:])
     assert capsys.readouterr().out.count("finished") == 4
     assert (tmp_path / "curves.png").exists()
-    for args, before in (
-        (
-            [*search[:2], "--trials", "4"],
-            "['model.lr=log:1e-3..1e-1', 'data.batch_size=16,32']",
-        ),
-        ([*search, "--trainer.max_epochs", "3"], "2"),
-    ):
-        with pytest.raises(SystemExit):
-            sweep(*args)
-        assert f"tried has {before}\ngive the same" in capsys.readouterr().err
+    other = ["--search", LR, "--trials", "4"]
+    error = fails(capsys, 2, lambda: sweep(*other))
+    before = "['model.lr=log:1e-3..1e-1', 'data.batch_size=16,32']"
+    assert f"tried has {before}\ngive the same" in error
+    error = fails(capsys, 2, lambda: sweep(*search, "--trainer.max_epochs", "3"))
+    assert "tried has 2\ngive the same" in error
+
+
+@pytest.mark.parametrize("left", ["nothing", "a result"])
+def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch, left):
+    """Before its first checkpoint, or after its end and before the study knew."""
+    grid = ("--search", "model.lr=0.1", "--trainer.max_epochs", "1")
+    expected = results(sweep(*grid, name="alone"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "tell", raise_interrupted)
+        with pytest.raises(Interrupted):
+            sweep(*grid)
+    run = tmp_path / "tried" / "trial_000" / "version_0"
+    if left == "nothing":
+        (run / "metrics.json").unlink()
+        shutil.rmtree(run / "checkpoints")
+    assert results(sweep(*grid)) == expected
+    assert [path.name for path in run.parent.glob("version_*")] == ["version_0"]
+
+
+def raise_interrupted(*_: Any, **__: Any) -> None:
+    raise Interrupted
 
 
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(
     sweep: Run, capsys: Any
 ) -> None:
-    nan, sound = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
-    assert [nan.state, sound.state] == ["failed", "finished"]
-    assert "NaN or infinite after step" in nan.reason
-    best, shown = f"{sound.best:.4f}", capsys.readouterr().out.splitlines()[-7:]
-    assert re.match(
-        r"Trial 1 of 2, 0:\d\d left; lr 1e30: failed, UserError: ", shown[0]
-    )
+    trials = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
+    assert states(trials) == ["FAIL", "COMPLETE"]
+    best, shown = f"{trials['trial_001'].value:.4f}", capsys.readouterr().out
+    shown = shown.splitlines()[-7:]
+    reason = "UserError: .* NaN or infinite after step .*"
+    assert re.match(rf"Trial 1 of 2, 0:\d\d left; lr 1e30: failed, {reason}", shown[0])
     assert shown[1] == f"Trial 2 of 2, best val/acc {best}, 0:00 left; lr 0.1: {best}"
     assert shown[3].split()[:4] == ["failed", "trial_000", "-", "1e30"]
+    assert "UserError: the training loss is NaN" in shown[3]
     assert shown[4].split() == ["best", "trial_001", best, "0.1", "finished"]
 
 
-def test_the_time_left_counts_the_trials_of_all_processes(tmp_path: Path) -> None:
-    sweep = Sweep([], [], 6, tmp_path, {"monitor": "val/loss", "monitor_mode": "min"})
-    for i, state in enumerate(
-        ("finished", "failed", "running", "running")
-    ):  # the last was killed
-        trial = Trial(tmp_path / f"trial_{i}", {"a": 0.12345678}, state)
-        trial.folder.mkdir()
-        trial.write()
-    with FileLock(tmp_path / "trial_2" / ".lock"):
-        line = describe_progress(sweep, trial, seconds=100.4)
-    assert line == "Trial 2 of 6, best val/loss -, 3:21 left; a 0.1235: -"
-    groups: Any = [
-        [SimpleNamespace(best=x) for x in pair] for pair in ((0.1, 0.9), (0.4, 0.4))
-    ]
-    assert sweep.best(groups) is groups[1], "the best mean"
+@pytest.mark.parametrize(("mode", "best"), [("max", "0.2"), ("min", "0.1")])
+def test_the_best_flags_have_the_best_mean(sweep, capsys, monkeypatch, mode, best):
+    """monitor values: 0.1, 0.9 for model.lr 0.1; 0.6, 0.6 for model.lr 0.2."""
+
+    def write(args: list[str]) -> None:
+        flags = dict(arg.removeprefix("--").split("=") for arg in args if "=" in arg)
+        run = Path(flags["trainer.default_root_dir"], flags["name"], "version_0")
+        run.mkdir()
+        value = {"0.1": {"1": 0.1, "2": 0.9}, "0.2": {"1": 0.6, "2": 0.6}}
+        progress = {"best": value[flags["model.lr"]][flags["seed_everything"]]}
+        (run / "progress.json").write_text(json.dumps(progress))
+        (run / "metrics.json").write_text("{}")
+
+    monkeypatch.setattr(sweep_module, "train_run", write)
+    searches = ("--search", "seed_everything=1,2", "--search", "model.lr=0.1,0.2")
+    sweep(*searches, "--monitor", "val/acc", "--monitor_mode", mode)
+    assert f"--model.lr={best}" in capsys.readouterr().out
 
 
 def test_a_signal_during_a_failed_trial_ends_the_sweep(
@@ -225,35 +264,25 @@ def test_a_signal_during_a_failed_trial_ends_the_sweep(
     with pytest.raises(SystemExit) as caught:
         sweep("--search", "model.lr=0.1,0.2")
     assert caught.value.code == 143
-    assert "Stopped by SIGTERM; the same command continues" in capsys.readouterr().err
-    (file,) = (tmp_path / "tried").glob("*/trial.json")
-    assert Trial.read(file.parent).reason == "AttributeError: a bug"
-    assert "Traceback" in (file.parent / "output.txt").read_text()
+    output, error = capsys.readouterr()
+    assert "Stopped by SIGTERM; the same command continues" in error
+    assert output.splitlines()[-1].endswith("lr 0.1: failed, AttributeError: a bug")
+    assert not (tmp_path / "tried" / "trial_001").exists()
+    assert "Traceback" in (tmp_path / "tried" / "trial_000" / "output.txt").read_text()
 
 
 @pytest.mark.slow
 def test_folds_are_a_grid_that_ends_with_mean_and_standard_error(
-    sweep: Run, capsys: Any
+    sweep: Run, tmp_path: Path, capsys: Any
 ) -> None:
-    flags = (
-        "--data.num_folds",
-        "3",
-        "--search",
-        "data.fold=0,1,2",
-        "--trainer.max_epochs",
-        "1",
-    )
-    trials = sweep(*flags, "--data.val_fraction", "0", "--search", "model.lr=0.01,0.1")
+    folds = ("--data.num_folds", "3", "--search", "data.fold=0,1,2")
+    flags = (*folds, "--trainer.max_epochs", "1", "--data.val_fraction", "0")
+    trials = sweep(*flags, "--search", "model.lr=0.01,0.1")
     shown = capsys.readouterr().out
-    assert [trial.values["data.fold"] for trial in trials] == [
-        "0",
-        "0",
-        "1",
-        "1",
-        "2",
-        "2",
-    ]
-    tests = [trial.result("metrics.json")["test/acc"] for trial in trials[1::2]]
+    order = [trial.params["data.fold"] for trial in trials.values()]
+    assert order == ["0", "0", "1", "1", "2", "2"]
+    names = list(trials)[1::2]
+    tests = [metrics_of(tmp_path / "tried" / name)["test/acc"] for name in names]
     spread = statistics.stdev(tests)
     row = next(line for line in shown.splitlines() if re.match(r"0\.1 +test/acc", line))
     expected = [statistics.fmean(tests), spread, spread / 3**0.5]
@@ -285,12 +314,10 @@ def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         assert "Best flags" in output
-    trials = [
-        Trial.read(tmp_path / "logs" / "grid" / f"trial_{i:03d}") for i in range(6)
-    ]
-    assert [trial.values["model.lr"] for trial in trials] == values
-    assert [trial.state for trial in trials] == ["finished"] * 6
-    for trial in trials[::3]:
-        alone = train("--trainer.max_epochs", 3, "--model.lr", trial.values["model.lr"])
-        loss = trial.result("metrics.json")["test/loss"]
-        assert alone["test/loss"] == pytest.approx(loss, abs=1e-7)
+    for i, value in enumerate(values):
+        row = f"trial_{i:03d} .* {re.escape(value)} +finished"
+        assert re.search(row, output), output
+    for i in (0, 3):
+        alone = train("--trainer.max_epochs", 3, "--model.lr", values[i])
+        trial = metrics_of(tmp_path / "logs" / "grid" / f"trial_{i:03d}")
+        assert alone["test/loss"] == trial["test/loss"]

@@ -13,12 +13,13 @@ from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Trainer, seed_everything
 from paths import ACCELERATOR, Train, script
-from test_training import Terminate, curves, equal, weights
+from stops import Terminate
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from written import curves, equal, weights
 
 from lightbase.core.batches import EpochBatchSampler
 
@@ -228,7 +229,7 @@ def test_hooks_may_be_overridden_without_super(train, tmp_path, monkeypatch):
         "--model",
         f"{HERE}.NoSuper",
         "--trainer.callbacks",
-        "test_training.Terminate",
+        "stops.Terminate",
     )
     monkeypatch.setattr(Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
@@ -282,7 +283,7 @@ def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
     }
     options |= {"accelerator": ACCELERATOR, "devices": 1, "enable_model_summary": False}
     options |= {"default_root_dir": tmp_path}
-    trainer = Trainer(max_epochs=2, **options)
+    trainer = Trainer(max_epochs=2, log_every_n_steps=5, **options)
     trainer.fit(model, data)
     assert {
         "train/loss",

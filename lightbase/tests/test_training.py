@@ -1,9 +1,8 @@
-"""Whole runs of tests/tiny.yaml through main(args)."""
+"""Whole runs of tiny.yaml through main(args)."""
 
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -26,8 +25,8 @@ from lightning import (
     seed_everything,
 )
 from paths import HERE, TINY, Train, Trained, argv, fails, script, words
+from stops import Interrupt, InterruptedRunError, Terminate
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import (
     EventMultiplexer,
 )
@@ -36,35 +35,9 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import backend_context
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from written import checkpoint, curves, equal, weights
 
 from lightbase.core.batches import EpochBatchSampler, ResumableLoader
-from lightbase.core.curves import MayMissSteps
-
-
-def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
-    path = folder / "checkpoints" / f"{name}.ckpt"
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
-    return checkpoint(folder, name)["state_dict"]
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """By the names that Lightning has. Sorted: files of one second may be read in
-    either order."""
-    events = EventAccumulator(str(folder)).Reload()
-    points = events.Scalars
-    return {
-        re.sub("^(view|watch)/(?=test|lr)", "", tag): sorted(
-            (e.step, e.value) for e in points(tag)
-        )
-        for tag in events.Tags()["scalars"]
-    }
 
 
 def test_a_run_learns_and_leaves_a_complete_folder(
@@ -128,7 +101,8 @@ def test_a_run_that_max_steps_has_ended_goes_on_where_it_was(
     train, trained, tmp_path, max_steps, later
 ):
     flags = argv(
-        "--trainer.max_epochs 3 --model.scheduler StepLR --model.scheduler_args.step_size 1"
+        "--trainer.max_epochs 3 --model.scheduler StepLR "
+        "--model.scheduler_args.step_size 1"
     )
     whole, _ = trained(*flags, "--trainer.max_steps", later)
     train(*flags, "--trainer.max_steps", max_steps)
@@ -187,7 +161,8 @@ RESUMES = [
     "--model.net test_training.Noisy --model.scheduler WarmupCosineLR "
     "--model.scheduler_interval step",
     "--model.scheduler ReduceLROnPlateau --model.scheduler_args.patience 0",
-    "--data.num_workers 2 --model.scheduler FinalDecayLR --model.scheduler_interval step",
+    "--data.num_workers 2 --model.scheduler FinalDecayLR "
+    "--model.scheduler_interval step",
     "--trainer.accumulate_grad_batches 3 --model.scheduler StepLR "
     "--model.scheduler_args.step_size 1 --model.scheduler_args.gamma 0.5",
     "--trainer.val_check_interval 0.3",
@@ -228,7 +203,8 @@ def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
 
 
 def test_a_schedule_that_knows_no_length_goes_on_for_longer(train, tmp_path):
-    flags = "--model.scheduler StepLR --model.scheduler_args.step_size 1 --trainer.max_epochs"
+    flags = "--model.scheduler StepLR --model.scheduler_args.step_size 1"
+    flags += " --trainer.max_epochs"
     train(flags, 1)
     train(flags, 2, "--ckpt_path last")
     train(flags, 2, "--name whole")
@@ -241,7 +217,8 @@ def test_the_length_of_the_schedule_heeds_max_steps(
     train: Train, tmp_path: Path
 ) -> None:
     flags = argv(
-        "--trainer.log_every_n_steps 1 --model.scheduler CosineAnnealingLR --trainer.max_epochs -1"
+        "--trainer.log_every_n_steps 1 --model.scheduler CosineAnnealingLR "
+        "--trainer.max_epochs -1"
     )
     train(*flags, "--trainer.max_steps", 38)
     rates = [value for _, value in curves(tmp_path / "tiny" / "version_0")["lr"]]
@@ -272,7 +249,7 @@ def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     whole = train(flags, "--trainer.max_epochs 4 --name whole")
     cut = (
         flags,
-        "--trainer.max_epochs 4 --name cut --trainer.callbacks test_training.Interrupt",
+        "--trainer.max_epochs 4 --name cut --trainer.callbacks stops.Interrupt",
     )
     monkeypatch.setattr(Interrupt, "at_epoch", 2)
     with pytest.raises(InterruptedRunError):
@@ -293,37 +270,6 @@ def progress(folder: Path) -> dict[str, Any]:
     return {**json.loads((folder / "progress.json").read_text()), "train_seconds": 0}
 
 
-class InterruptedRunError(Exception):
-    """Stands for whatever ends a process in the middle of an epoch."""
-
-
-class Interrupt(Callback):
-    at_epoch: int | None = None
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *_: Any
-    ) -> None:
-        if (
-            trainer.current_epoch == self.at_epoch
-            and trainer.fit_loop.epoch_loop.batch_idx == 7
-        ):
-            raise InterruptedRunError
-
-
-class Terminate(MayMissSteps):
-    """Sends SIGTERM, or another signal, to the own process when a batch of the second
-    epoch ends."""
-
-    at_batch: int | None = None
-    number = signal.SIGTERM
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *_: Any
-    ) -> None:
-        if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == self.at_batch:
-            signal.raise_signal(self.number)
-
-
 @pytest.mark.parametrize(
     ("at_batch", "number", "name"),
     [
@@ -339,7 +285,7 @@ class Terminate(MayMissSteps):
 def test_a_signal_keeps_the_state_between_two_batches(
     train, trained, tmp_path, monkeypatch, capsys, at_batch, number, name
 ):
-    flags = "--trainer.max_epochs 3 --trainer.callbacks test_training.Terminate"
+    flags = "--trainer.max_epochs 3 --trainer.callbacks stops.Terminate"
     whole, _ = trained(flags)
     monkeypatch.setattr(Terminate, "at_batch", at_batch)
     monkeypatch.setattr(Terminate, "number", number)
@@ -390,8 +336,9 @@ class OurLoader(LightningDataModule):
 def test_our_loader_goes_on_in_any_data_module_and_draws_no_number_of_others(
     train, tmp_path, monkeypatch
 ):
-    flags = "--data test_training.OurLoader --model.net test_training.Noisy --trainer.max_epochs 3"
-    flags += " --model.scheduler CosineAnnealingLR --trainer.callbacks test_training.Terminate"
+    flags = "--data test_training.OurLoader --model.net test_training.Noisy"
+    flags += " --trainer.max_epochs 3"
+    flags += " --model.scheduler CosineAnnealingLR --trainer.callbacks stops.Terminate"
     train(flags, "--name whole")
     monkeypatch.setattr(Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):
@@ -507,7 +454,7 @@ def test_a_training_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> No
 @pytest.mark.linux
 def test_sigterm_in_an_accumulation_waits_for_its_step(train, tmp_path, monkeypatch):
     flags = argv(
-        "--trainer.accumulate_grad_batches 4 --trainer.callbacks test_training.Terminate"
+        "--trainer.accumulate_grad_batches 4 --trainer.callbacks stops.Terminate"
     )
     train(*flags, "--name", "whole")
     monkeypatch.setattr(Terminate, "at_batch", 5)
@@ -528,7 +475,7 @@ def test_sigterm_in_the_last_validation_ends_the_run_before_its_test(
 ):
     monkeypatch.setattr(Terminate, "at_batch", 18)
     with pytest.raises(SystemExit) as caught:
-        train("--trainer.callbacks", "test_training.Terminate")
+        train("--trainer.callbacks", "stops.Terminate")
     assert caught.value.code == 143
     folder = tmp_path / "tiny" / "version_0"
     assert checkpoint(folder)["global_step"] == 38

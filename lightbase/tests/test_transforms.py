@@ -1,14 +1,23 @@
+import importlib
+
 import pytest
 import torch
 from torchvision.transforms import v2
 
-from lightbase.extras.transforms import (
+import lightbase
+from lightbase import (
     alternating_flip,
     crop_and_flip,
     random_crop,
     random_flip,
     to_float,
 )
+
+
+def test_the_path_of_version_0_3_has_the_same_functions() -> None:
+    older = importlib.import_module("lightbase.data.transforms")
+    for name in older.__all__:
+        assert getattr(older, name) is getattr(lightbase, name)
 
 
 def images(num: int = 50, channels: int = 3, size: int = 9) -> torch.Tensor:

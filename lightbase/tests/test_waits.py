@@ -16,14 +16,14 @@ import pytest
 import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
+from lightning import Callback
 from paths import Train, argv
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lightbase import crop_and_flip
 from lightbase.core import run
-from lightbase.core.curves import MayMissSteps
-from lightbase.extras.transforms import crop_and_flip
 
 HAS_GPU = torch.cuda.is_available()
 FLAGS = argv(
@@ -36,7 +36,6 @@ EXPECTED = ("self.scaler.step(",)
 if not HAS_GPU:  # the loader's seed, and numbers that Lightning keeps on the CPU
     EXPECTED += ("super().__iter__()", "return value.item()")
 RESIDENT = ("--data.resident", "true" if HAS_GPU else "null")
-SEVERAL = ("--steps_per_execution", 3)
 CROPS = (
     "--data",
     "test_waits.Cropped",
@@ -54,7 +53,7 @@ READS_VALUES = (
 )
 
 
-class Watch(MayMissSteps):
+class Watch(Callback):
     """Counts the waits that `tell` hears of: `found` in training steps that are no log
     steps and in the batches of a validation, `allowed` in log steps; those at the ends
     of epochs do not count. By stage, reason and line."""
@@ -62,7 +61,7 @@ class Watch(MayMissSteps):
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self.allowed: Counter[str] = Counter()
-        # since the last training step, or call of several, ended
+        # since the last training step ended
         self.newest: Counter[str] = Counter()
         self.stage: str | None = None
 
@@ -191,13 +190,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         pytest.param(
             (*RESIDENT, "--trainer.enable_progress_bar", "true"), marks=pytest.mark.slow
         ),
-        (*SEVERAL, *RESIDENT, "--model", "test_waits.Tells"),
+        (*RESIDENT, "--model", "test_waits.Tells"),
         (*CROPS, "--figures_every_n_epochs", 1),
         pytest.param(
             (*RESIDENT, "--trainer.precision", "16-mixed"), marks=pytest.mark.gpu
         ),
     ],
-    ids=["one step a call", "several steps a call", "pinned", "16-mixed"],
+    ids=["with a bar", "with a curve of a number", "pinned", "16-mixed"],
 )
 def test_only_log_steps_wait_for_the_gpu(train, watch, flags):
     train(*FLAGS, *flags)
@@ -206,7 +205,7 @@ def test_only_log_steps_wait_for_the_gpu(train, watch, flags):
 
 
 def test_a_line_that_waits_is_found(train: Train, watch: Watch) -> None:
-    train(*FLAGS, *SEVERAL, *RESIDENT, "--model", "test_waits.Waits")
+    train(*FLAGS, *RESIDENT, "--model", "test_waits.Waits")
     assert {line.partition(":")[0] for line in watch.unexpected()} == {
         "training",
         "validation",

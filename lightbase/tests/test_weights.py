@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from small import ConvNet
 from torch import Tensor, nn
 
+from lightbase.core.checkpoint import LEGACY
 from lightbase.core.errors import UserError
-from lightbase.core.transfer import LEGACY, load_weights
+from lightbase.core.transfer import load_weights
 
 
 def source() -> dict[str, Tensor]:
@@ -173,7 +174,7 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
         "second",
     )
     result = train(*flags, "--model.lr", 1e-9, "--trainer.max_epochs", 1)
-    text = f"Weights: 2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as initialised"
+    text = f"2 of 4 tensors are those of {tmp_path / 'start.ckpt'}; left as initialised"
     assert capsys.readouterr().out.count(text) == 1
     checkpoints = tmp_path / "second" / "version_0" / "checkpoints"
     saved = torch.load(checkpoints / "best.ckpt", weights_only=True)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from paths import ACCELERATOR, Train
-from test_steps import Plain
-from test_training import equal, weights
+from plain import PlainModule
+from written import equal, weights
 
 
-class Scheduled(Plain):
+class Scheduled(PlainModule):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
         return {
@@ -26,7 +26,7 @@ class Scheduled(Plain):
 def plain(tmp_path: Path, train: Train) -> Train:
     config = tmp_path / "plain.yaml"
     config.write_text(
-        "model: test_wiring.Scheduled\ndata: test_steps.PlainData\n"
+        "model: test_wiring.Scheduled\ndata: plain.PlainData\n"
         f"trainer: {{accelerator: {ACCELERATOR}}}"
     )
     quiet = (

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from paths import TINY
 
-from lightbase.core.run import main
+from lightbase.commands.train import main
 
 NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 25))
 SECONDS = 60  # more for one example is a hang
@@ -116,7 +116,6 @@ TABLE = """\
 name ; - ; x|über uns|a/b ; ../x|/tmp/x|.. ; |%d|null|1|nan|[1]|.|a b
 monitor ; - ; val/acc|val/loss|null|auto ; val/f1|acc|val|日本 ; |1|nan
 patience ; COUNT? ; 1000000
-steps_per_execution ; COUNT ; 20|1000
 ckpt_path ; - ; null ; last|best|nowhere.ckpt|/|.|日本|1 ; |[1]|nan
 model ; NAME ; example.classifier.Classifier ; example.clasifier.Classifier|Clasifier|\
 torch.nn.Linear|os.system|null|nan|5 ; example.regressor.Regressor|Classifier|Regressor

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from paths import TINY, argv, script
 
-from lightbase.core.run import main
+from lightbase.commands.train import main
 
 FLIPS = int(os.environ.get("FAULT_FLIPS", 9))
 SEED = int(os.environ.get("FAULT_SEED", 0))

@@ -15,9 +15,9 @@ import programs
 import pytest
 import yaml
 from paths import HERE, TINY
-from test_training import curves, equal, weights
+from written import curves, equal, weights
 
-from lightbase.core.run import main
+from lightbase.commands.train import main
 
 MODULES = ["Plateau", "Estimated"]
 PLAIN = ["PlainPlateau", "Adversarial"]

@@ -7,7 +7,7 @@ python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name 
 from lightbase.commands.script import starting
 
 with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.core.run import main
+    from lightbase.commands.train import main
 
 if __name__ == "__main__":
     main()

@@ -5,8 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightbase import BaseDataModule, Batch
-from lightbase.extras.transforms import to_float
+from lightbase import BaseDataModule, Batch, to_float
 
 
 class Discs(BaseDataModule):

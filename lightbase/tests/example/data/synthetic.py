@@ -7,8 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from lightbase import BaseDataModule, Batch
-from lightbase.extras.transforms import to_float
+from lightbase import BaseDataModule, Batch, to_float
 
 
 class SyntheticImages(BaseDataModule):
@@ -38,44 +37,45 @@ class SyntheticImages(BaseDataModule):
         self.image_shape: tuple[int, int, int] = image_shape
         self.classes = [f"stripes_{i}" for i in range(num_classes)]
         self.num_samples = {"train": num_train, "test": num_test}
-        self.noise, self.data_seed = noise, data_seed
+        self.noise = noise
+        self.data_seed = data_seed
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        num, (channels, height, width) = self.num_samples[split], self.image_shape
-        generator = torch.Generator().manual_seed(
-            2 * self.data_seed + (split == "test")
-        )
+        """Return images uint8 (N, *image_shape) and their classes int64 (N,)."""
+        num = self.num_samples[split]
+        num_classes = len(self.classes)
+        channels, height, width = self.image_shape
+        seed = 2 * self.data_seed
+        if split == "test":
+            seed += 1
+        generator = torch.Generator().manual_seed(seed)
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
             return torch.empty(num, *shape).uniform_(low, high, generator=generator)
 
-        num_classes = len(self.classes)
         targets = torch.randint(num_classes, (num,), generator=generator)
-        num_angles = (
-            num_classes + 1
-        ) // 2  # the first half of the classes has wide stripes
+        num_angles = (num_classes + 1) // 2
         angle = (targets % num_angles) * (math.pi / num_angles)
-        frequency = (
-            2 * math.pi / torch.where(targets < num_angles, 10.0, 5.0)
-        )  # radians a pixel
-        x, y = torch.arange(width).float(), torch.arange(height).float()
-        wave_x = x * (frequency * angle.cos())[:, None]  # (N, W)
-        wave_y = y * (frequency * angle.sin())[:, None]  # (N, H)
+        # the first half of the classes has wide stripes
+        pixels = torch.where(targets < num_angles, 10.0, 5.0)
+        frequency = 2 * math.pi / pixels  # in radians a pixel
+        x = torch.arange(width).float()
+        y = torch.arange(height).float()[:, None]
+        wave_x = x * (frequency * angle.cos())[:, None, None]  # (N, 1, W)
+        wave_y = y * (frequency * angle.sin())[:, None, None]  # (N, H, 1)
         radius = min(height, width) / 4
-        window_x = torch.exp(
-            -((x - uniform(0.3, 0.7, 1) * width) ** 2) / (2 * radius**2)
-        )
-        window_y = torch.exp(
-            -((y - uniform(0.3, 0.7, 1) * height) ** 2) / (2 * radius**2)
-        )
-        wave = wave_x[:, None, :] + wave_y[:, :, None]  # (N, H, W)
-        stripes = torch.sin(wave + uniform(0, 1.4 * math.pi, 1, 1))
-        stripes = stripes * window_x[:, None, :] * window_y[:, :, None]
-        colour = uniform(0.05, 0.3, 1, 1, 1) * uniform(0.5, 1, channels, 1, 1)
-        images = torch.randn(num, channels, height, width, generator=generator).mul_(
-            self.noise
-        )
-        images.addcmul_(stripes[:, None], colour).add_(0.5).clamp_(0, 1)
+        x_distance = x - uniform(0.3, 0.7, 1, 1) * width  # from the patch's middle
+        y_distance = y - uniform(0.3, 0.7, 1, 1) * height
+        window_x = torch.exp(-(x_distance**2) / (2 * radius**2))
+        window_y = torch.exp(-(y_distance**2) / (2 * radius**2))
+        phase = uniform(0, 1.4 * math.pi, 1, 1)
+        stripes = torch.sin(wave_x + wave_y + phase)  # (N, H, W)
+        stripes = stripes * window_x * window_y
+        contrast = uniform(0.05, 0.3, 1, 1, 1)
+        colour = contrast * uniform(0.5, 1, channels, 1, 1)
+        images = torch.randn(num, channels, height, width, generator=generator)
+        images.mul_(self.noise).addcmul_(stripes[:, None], colour)
+        images.add_(0.5).clamp_(0, 1)
         return images.mul_(255).to(torch.uint8), targets
 
     def normalize(self, inputs: Tensor) -> Tensor:

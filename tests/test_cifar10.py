@@ -1,16 +1,46 @@
+import hashlib
 import pickle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from attached import attach, refuse_network
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from lightbase.core.errors import UserError
+from lightbase import UserError
 
 module = pytest.importorskip("project.data.cifar10")
 CIFAR10 = module.CIFAR10
+
+
+@pytest.fixture
+def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with CIFAR-10's files: 5 x 60 training and 100 test images.
+    torchvision gets their checksums."""
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+
+    def write(name: str, content: dict[str, Any]) -> list[str]:
+        data = pickle.dumps(content, protocol=2)
+        (folder / name).write_bytes(data)
+        return [name, hashlib.md5(data).hexdigest()]
+
+    def write_images(name: str, num: int) -> list[str]:
+        images = rng.integers(0, 256, (num, 3072), dtype=np.uint8)
+        labels = rng.integers(0, 10, num).tolist()
+        return write(name, {"data": images, "labels": labels})
+
+    train = [write_images(f"data_batch_{i}", 60) for i in range(1, 6)]
+    test = [write_images("test_batch", 100)]
+    _, md5 = write("batches.meta", {"label_names": CIFAR10.classes})
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": md5}
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", test)
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -31,17 +61,15 @@ def test_cifar10_equals_torchvisions_own_pipeline(
 ):
     if packed_anew:  # one file is enough
         monkeypatch.setitem(module.SIZES["test"], "test_batch", 31_035_526)
-    data = attach(CIFAR10(data_dir=str(cifar10_dir)), "test")
-    assert (
-        "CIFAR10: not the published files, packed" in capsys.readouterr().out
-    ) == packed_anew
-    inputs, targets = next(iter(data.test_dataloader()))
+    data = CIFAR10(data_dir=str(cifar10_dir))
+    inputs, targets = data.load("test")
+    is_said = "CIFAR10: not the published files, packed" in capsys.readouterr().out
+    assert is_said == packed_anew
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     reference = datasets.CIFAR10(cifar10_dir, train=False, transform=transform)
-    torch.testing.assert_close(
-        data.normalize(inputs).cpu(), torch.stack([reference[i][0] for i in range(64)])
-    )
-    assert targets.tolist() == [reference[i][1] for i in range(64)]
+    expected = torch.stack([image for image, _ in reference])
+    torch.testing.assert_close(data.normalize(inputs), expected)
+    assert targets.tolist() == [label for _, label in reference]
 
 
 class RunsCode:
@@ -68,11 +96,10 @@ def test_a_damaged_or_foreign_file_is_not_trained_on(
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("published")
+@pytest.mark.usefixtures("published", "offline")
 def test_a_file_of_the_published_size_has_the_published_content(
-    cifar10_dir, monkeypatch
-):
-    refuse_network(monkeypatch)
+    cifar10_dir: Path,
+) -> None:
     file = cifar10_dir / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -1,12 +1,13 @@
 """The network whose first layer is computed from the data."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning import Trainer
-from pages import PACKAGE
+from torch import nn
 from torch.nn import functional
 
 module = pytest.importorskip("project.models.whitened_cnn")
@@ -84,9 +85,10 @@ def test_outside_training_it_averages_the_logits_of_mirrored_images(
 # a call inside Lightning 2.6
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> None:
-    synthetic = pytest.importorskip(f"{PACKAGE}.data.synthetic").SyntheticImages
-    classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
+def test_the_callback_whitens_before_a_new_training_only(
+    tmp_path: Path, channels: int, classifier: Any
+) -> None:
+    synthetic = pytest.importorskip("project.data.synthetic").SyntheticImages
     data = synthetic(
         image_shape=(channels, 32, 32), num_classes=4, num_train=1200, num_test=20
     )
@@ -95,14 +97,19 @@ def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> 
         weights: str | None = None, ckpt_path: str | None = None
     ) -> dict[str, torch.Tensor]:
         net = WhitenedCNN(4, channels, widths=[8, 8, 8])
-        model = classifier(net, num_classes=4, lr=0.001, weights=weights)
-        off = dict.fromkeys(
-            ("logger", "enable_checkpointing", "enable_progress_bar"), False
-        )
+        loss = nn.CrossEntropyLoss()
+        model = classifier(net, loss, num_classes=4, lr=0.001, weights=weights)
         trainer = Trainer(
-            accelerator="cpu", callbacks=[module.WhitenFirstLayer()], default_root_dir=tmp_path,
-            limit_train_batches=1, limit_val_batches=0, max_epochs=2, **off,
-        )  # fmt: skip
+            accelerator="cpu",
+            callbacks=[module.WhitenFirstLayer()],
+            default_root_dir=tmp_path,
+            limit_train_batches=1,
+            limit_val_batches=0,
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
         trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         return net.whiten.state_dict()
@@ -121,9 +128,10 @@ def test_the_callback_whitens_before_a_new_training_only(tmp_path, channels) -> 
         assert torch.equal(trained(**options)["weight"], first["weight"])
 
 
-def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(monkeypatch):
+def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(
+    monkeypatch: pytest.MonkeyPatch, classifier: Any
+) -> None:
     net = WhitenedCNN(10)
-    classifier = pytest.importorskip(f"{PACKAGE}.classifier").Classifier
     strategy = SimpleNamespace(root_device=torch.device("cuda"))
     monkeypatch.setattr(
         classifier, "trainer", SimpleNamespace(strategy=strategy), raising=False

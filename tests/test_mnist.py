@@ -1,21 +1,37 @@
 import gzip
+import struct
 from pathlib import Path
 
 import pytest
 import torch
-from attached import attach, refuse_network
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from lightbase.core.errors import UserError
+from lightbase import UserError
 
 module = pytest.importorskip("project.data.mnist")
-FILES, MNIST = module.FILES, module.MNIST
+MNIST, FILES = module.MNIST, module.FILES
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    """Return a folder with MNIST's four files: 300 training and 100 test images."""
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for prefix, num in (("train", 300), ("t10k", 100)):
+        generator = torch.Generator().manual_seed(num)
+        pixels = torch.randint(256, (num * 28 * 28,), generator=generator).tolist()
+        header = struct.pack(">4i", 0x803, num, 28, 28)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(pixels))
+        labels = torch.randint(10, (num,), generator=generator).tolist()
+        header = struct.pack(">2i", 0x801, num)
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(header + bytes(labels))
+    return tmp_path / "data"
 
 
 def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:
-    data = attach(MNIST(data_dir=str(mnist_dir), val_fraction=0), "test")
-    inputs, targets = next(iter(data.test_dataloader()))
+    data = MNIST(data_dir=str(mnist_dir))
+    inputs, targets = data.load("test")
     transform = v2.Compose(
         [
             v2.ToImage(),
@@ -24,10 +40,9 @@ def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:
         ]
     )
     reference = datasets.MNIST(mnist_dir, train=False, transform=transform)
-    torch.testing.assert_close(
-        data.normalize(inputs).cpu(), torch.stack([reference[i][0] for i in range(64)])
-    )
-    assert targets.tolist() == [reference[i][1] for i in range(64)]
+    expected = torch.stack([image for image, _ in reference])
+    torch.testing.assert_close(data.normalize(inputs), expected)
+    assert targets.tolist() == [label for _, label in reference]
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "long"])
@@ -41,7 +56,10 @@ def test_a_damaged_file_is_named(mnist_dir: Path, how: str) -> None:
         MNIST(data_dir=str(mnist_dir)).load("train")
 
 
-def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mnist_dir):
+@pytest.mark.usefixtures("offline")
+def test_an_mnist_file_of_the_published_size_must_have_the_published_content(
+    mnist_dir: Path,
+) -> None:
     name = "MNIST/raw/t10k-labels-idx1-ubyte"
     file, (size, _) = mnist_dir / name, FILES[name]
     file.write_bytes(
@@ -51,18 +69,20 @@ def test_an_mnist_file_of_the_published_size_must_have_the_published_content(mni
         MNIST(data_dir=str(mnist_dir)).load("test")
 
 
+@pytest.mark.usefixtures("offline")
 def test_without_a_network_the_message_says_which_file_goes_where(
-    tmp_path, monkeypatch
-):
-    refuse_network(monkeypatch)
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz") as caught:
         MNIST(data_dir=str(tmp_path)).load("train")
     assert str(tmp_path) in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_packed_mnist_files_put_by_hand_are_unpacked(mnist_dir, monkeypatch):
-    refuse_network(monkeypatch)
+@pytest.mark.usefixtures("offline")
+def test_packed_mnist_files_put_by_hand_are_unpacked(
+    mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for file in (mnist_dir / name for name in FILES):
         file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from attached import attach
 
 import lightbase
 from lightbase import UserError
@@ -14,13 +13,14 @@ Features = features.Features
 
 
 def test_generated_features_come_in_overlapping_clusters() -> None:
-    data = attach(Features(), "fit")
+    data = Features()
+    data.setup("fit")
     inputs, targets = data.splits["train"].inputs, data.splits["train"].targets
     assert inputs.shape[1] == 10
     centres = torch.stack([inputs[targets == c].mean(0) for c in (0, 1)])
     test_inputs, test_targets = data.load("test")
-    found = torch.cdist(test_inputs, centres).argmin(1)
-    accuracy = (found == test_targets).float().mean()
+    nearest = torch.cdist(test_inputs, centres).argmin(1)
+    accuracy = (nearest == test_targets).float().mean()
     assert 0.9 <= accuracy < 0.99
     normalised = data.normalize(inputs)
     torch.testing.assert_close(normalised.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
@@ -37,18 +37,18 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
     )
     path = write_csv(tmp_path / "x.csv", "a,kind,b,constant\n\n" + rows)
     data = Features(csv_path=path, label_column="kind", batch_size=4)
-    attach(data, "fit")
+    data.setup("fit")
     data.setup("test")
     assert data.classes == ["ant", "cat"]
     parts = [data.splits[name].inputs for name in ("train", "val", "test")]
     assert [len(part) for part in parts] == [72, 8, 20]
-    whole = torch.cat(parts)
-    assert sorted(whole[:, 0].tolist()) == list(range(100))
-    assert torch.equal(whole[:, 0], -whole[:, 1])
+    all_inputs = torch.cat(parts)
+    assert sorted(all_inputs[:, 0].tolist()) == list(range(100))
+    assert torch.equal(all_inputs[:, 0], -all_inputs[:, 1])
     targets = torch.cat(
         [data.splits[name].targets for name in ("train", "val", "test")]
     )
-    assert torch.equal(targets, whole[:, 0].long() % 2)
+    assert torch.equal(targets, all_inputs[:, 0].long() % 2)
     normalised = data.normalize(parts[0])
     assert normalised[:, 2].abs().max() < 0.1
     assert normalised[:, 0].std() == pytest.approx(1, rel=1e-3)
@@ -74,7 +74,8 @@ def test_another_file_keeps_the_classes_of_the_training(tmp_path: Path) -> None:
         csv_path=write_csv(tmp_path / "x.csv", "a,label\n" + "1,x\n2,y\n3,z\n" * 20),
         batch_size=4,
     )
-    attach(trained, "fit")
+    trained.setup("fit")
+    trained.shuffle_seed = 0  # as a Trainer draws it
     other = Features(
         csv_path=write_csv(tmp_path / "yz.csv", "a,label\n" + "2,y\n3,z\n" * 20)
     )
@@ -95,18 +96,23 @@ def test_classes_are_known_before_the_setup_and_the_file_is_read_once_and_must_b
     )
     assert data.classes == ["x", "y", "z"]
     path.unlink()
-    attach(data, "fit")
+    data.setup("fit")
     data = Features(csv_path=str(path))
     for read in (lambda: data.load("train"), lambda: data.num_classes):
         with pytest.raises(UserError, match=r"data.csv_path .*x\.csv cannot be read"):
             read()
 
 
-def test_predictions_for_rows_of_a_file_by_their_columns(tmp_path, capsys):
+@pytest.mark.usefixtures("classifier")
+def test_predictions_for_rows_of_a_file_by_their_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = "".join(f"{i % 2},{(i % 2) * 9 + i % 3},{'ab'[i % 2]}\n" for i in range(60))
     (tmp_path / "x.csv").write_text("p,q,label\n" + rows)
-    flags = f"--data project.data.features.Features --data.csv_path {tmp_path / 'x.csv'} --name rows"
-    flags += " --model project.classifier.Classifier --model.net torch.nn.Linear"
+    flags = f"--data project.data.features.Features --data.csv_path {tmp_path}/x.csv"
+    flags += (
+        " --name rows --model project.classifier.Classifier --model.net torch.nn.Linear"
+    )
     flags += " --model.net.in_features 2 --model.net.out_features 2 --model.lr 0.1"
     flags += " --trainer.max_epochs 4 --trainer.accelerator cpu --data.batch_size 16"
     root = f"--trainer.default_root_dir {tmp_path}".split()

@@ -19,9 +19,7 @@ def test_size_and_shape() -> None:
     )
 
 
-def test_no_activation_by_default_and_activation_adds_one_behind_each_layer_but_the_last() -> (
-    None
-):
+def test_an_activation_follows_each_layer_but_the_last_if_it_is_named() -> None:
     assert not any(isinstance(module, nn.ReLU) for module in CIFAR10CNN().modules())
     net = CIFAR10CNN(activation="ReLU")
     assert sum(isinstance(module, nn.ReLU) for module in net.modules()) == 4

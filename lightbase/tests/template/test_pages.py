@@ -1,0 +1,150 @@
+"""What README.md and docs/ tell to type works. Commands whose config or module has been
+deleted are left out."""
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from pages import PACKAGE, commands, files, is_gone, run, text_of, write_files
+from paths import script
+from PIL import Image
+
+MNIST_MLP = "python scripts/train.py --config configs/mnist_mlp.yaml"
+CIFAR10_CNN = "python scripts/train.py --config configs/cifar10_cnn.yaml"
+BEFORE = {
+    "docs/export.md": [MNIST_MLP, CIFAR10_CNN],
+    "docs/runs.md": [MNIST_MLP, MNIST_MLP, f"{MNIST_MLP} --name sweep/trial_1"],
+}
+"""Runs that the commands of a page take as given."""
+PAGES = ["README.md", "docs/data.md", "docs/export.md", "docs/extending.md"]
+PAGES += ["docs/flags.md", "docs/lightning.md", "docs/loggers.md", "docs/runs.md"]
+PAGES += ["docs/tensorboard.md", "docs/transfer.md"]
+# the processes of a sweep leave pipes open
+OPEN_PIPES = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture
+def folder(user_folder: Path, mnist_dir: Path, cifar10_dir: Path) -> Path:
+    """A working folder with the files that the pages speak of."""
+    rng = np.random.default_rng(0)
+    (user_folder / "data" / "arrays").mkdir()
+    for split, num in (("train", 200), ("test", 50)):
+        images = rng.integers(0, 256, (num, 3, 24, 24), dtype=np.uint8)
+        labels = rng.integers(0, 2, num)
+        path = user_folder / "data" / "arrays" / f"{split}.npz"
+        np.savez(path, images=images, labels=labels)
+        for i in range(num // 2):
+            file = user_folder / "photos" / split / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (i, 128, 128)).save(file)
+    rows = ["w,x,y,z,kind"]
+    for i in range(400):
+        rows.append(",".join([*map(str, rng.normal(size=4)), "abc"[i % 3]]))
+    (user_folder / "features.csv").write_text("\n".join(rows) + "\n")
+    (user_folder / "more_digits").mkdir()
+    for name in ("digit.png", "more_digits/1.png"):
+        Image.new("L", (40, 30), 128).save(user_folder / name)
+    shutil.copytree(mnist_dir / "MNIST", mnist_dir / "FashionMNIST")
+    torch.save(torchvision.models.resnet18().state_dict(), user_folder / "resnet18.pth")
+    return user_folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [*PAGES, pytest.param("docs/sweep.md", marks=OPEN_PIPES)]
+)
+def test_the_commands_of_a_page_run(page, folder, monkeypatch, capsys):
+    text = text_of(page)
+    write_files(text, folder, monkeypatch)
+    gone = []
+    for command in [*BEFORE.get(page, []), *commands(text)]:
+        if not command.startswith("python scripts/"):
+            continue
+        inner = re.search(r"\$\((.*)\)", command)
+        if inner:
+            capsys.readouterr()
+            if not is_gone(BEFORE[page][0], folder):
+                run(inner[1], folder)
+            printed = capsys.readouterr().out.strip()
+            command = command.replace(inner[0], printed or "logs/gone")
+        if is_gone(command, folder):
+            gone.append(command)
+            continue
+        result = run(command, folder)
+        if command.startswith("python scripts/train.py"):
+            assert np.isfinite([*result.values()]).all(), command
+            assert result["steps"] <= 6
+    if gone:
+        pytest.skip(f"config, module or run of {len(gone)} commands is deleted: {gone}")
+
+
+@pytest.mark.slow
+def test_programs_read_exported_files_without_the_package(folder, monkeypatch, capsys):
+    page = text_of("docs/export.md")
+    write_files(page, folder, monkeypatch)
+    for command in [*BEFORE["docs/export.md"], *commands(page)]:
+        if is_gone(command, folder):
+            pytest.skip("a config of the page is deleted")
+        run(command, folder)
+    rng = np.random.default_rng(0)
+    for name, shape in (("0.png", (50, 40)), ("1.png", (20, 33, 3))):
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(name)
+
+    def output_of(example: str, *args: str) -> list[str]:
+        assert PACKAGE not in files(page)[example]
+        monkeypatch.setattr("sys.argv", [example, *args])
+        capsys.readouterr()
+        runpy.run_path(example)
+        return capsys.readouterr().out.splitlines()
+
+    lines = [line.split() for line in output_of("with_onnx.py", "0.png", "1.png")]
+    from_run = " ".join(commands(page)[0].split()[2:4])
+    run(f"python scripts/predict.py {from_run} 0.png 1.png", folder)
+    _, _, rows = capsys.readouterr().out.partition("\nfile ")
+    table = [line.split() for line in rows.splitlines()[1:]]
+    assert [line[:2] for line in lines] == [row[:2] for row in table]
+    values = [float(line[2]) for line in lines]
+    assert values == pytest.approx([float(row[2]) for row in table], abs=2e-4)
+    assert len(output_of("with_pt2.py")) == 5
+    assert len(json.loads(output_of("with_pth.py")[0])) == 5
+
+
+def check_flags(args: list[str]) -> None:
+    """Let train.py parse these flags. It prints the config and ends with status 0."""
+    with pytest.raises(SystemExit) as caught:
+        script("train").main([*args, "--print_config"])
+    assert not caught.value.code, args
+
+
+@pytest.mark.slow
+def test_the_commands_for_several_devices_parse(folder, monkeypatch):
+    text = text_of("docs/devices.md")
+    write_files(text, folder, monkeypatch)
+    for command in commands(text):
+        _, _, flags = command.partition("scripts/train.py ")
+        if flags and not is_gone(command, folder):
+            check_flags(shlex.split(flags))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/flags.md"])
+def test_every_flag_of_a_table_is_one(page, folder, monkeypatch):
+    write_files("", folder, monkeypatch)
+    if is_gone(MNIST_MLP, folder):
+        pytest.skip("the config is deleted")
+    rows = re.findall(r"^\| `--[^|]*", text_of(page), re.M)
+    assert rows
+    for row in rows:
+        # the flags of a row go together: an argument of a class needs the class
+        flags = [flag for flag in re.findall(r"`(--[^`]+)`", row) if " " in flag]
+        line = " ".join(flag for flag in flags if not flag.startswith("--config"))
+        for placeholder, value in ((" N", " 1"), ("NAME", "x"), ("PATH", ".")):
+            line = line.replace(placeholder, value)
+        check_flags([*MNIST_MLP.split()[2:], *shlex.split(line)])

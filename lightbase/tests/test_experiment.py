@@ -1,0 +1,112 @@
+"""Which experiment a command trains, after a kill before the first checkpoint and
+without configs/default.yaml."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning import Callback
+from paths import TINY, argv, fails, script
+
+from lightbase.commands.arguments import help_of_train
+from lightbase.core.project import PROJECT
+
+ONE_EPOCH = "--trainer.max_epochs 1"
+LAST = "--ckpt_path last --trainer.default_root_dir"
+
+
+class KilledError(BaseException):
+    """As kill -9: nothing more happens."""
+
+
+class Kills(Callback):
+    hook = "setup"
+
+    def setup(self, trainer, pl_module, stage: str):
+        self.kill("setup")
+
+    def on_fit_start(self, trainer, pl_module):
+        self.kill("on_fit_start")
+
+    def kill(self, hook: str):
+        if hook == self.hook:
+            raise KilledError
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
+def test_a_run_that_is_killed_at_once_starts_again(train, tmp_path, monkeypatch, hook):
+    monkeypatch.setattr(Kills, "hook", hook)
+    with pytest.raises(KilledError):
+        train("--trainer.callbacks test_experiment.Kills --model.lr 0.02", ONE_EPOCH)
+    monkeypatch.setattr(Kills, "hook", "")
+    file = tmp_path / "tiny" / "version_0" / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    assert config["model"]["init_args"]["lr"] == 0.02
+    assert script("train").main(argv("--name tiny", LAST, tmp_path))["epochs"] == 1
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["version_0"]
+    again = yaml.safe_load(file.read_text())
+    assert (again["model"], again["data"]) == (config["model"], config["data"])
+
+
+@pytest.mark.parametrize(
+    "more", ["", "--model example.classifier.Classifier", "--model.lr 0.1"]
+)
+def test_a_folder_with_nothing_in_it_does_not_become_another_experiment(
+    train, tmp_path, capsys, more
+):
+    empty = tmp_path / "tiny" / "version_3"
+    empty.mkdir(parents=True)
+    words = argv("--name tiny", LAST, tmp_path, *more.split())
+    error = fails(capsys, 2, lambda: script("train").main(words))
+    assert "before it had a config or a checkpoint" in error
+    assert [*(tmp_path / "tiny").iterdir()] == [empty]
+    train("--name tiny --ckpt_path last", ONE_EPOCH)  # names its experiment
+
+
+@pytest.fixture
+def without_default(monkeypatch, tmp_path):
+    """A repository whose user has deleted configs/default.yaml."""
+    configs = tmp_path / "repository" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "mine.yaml").write_text(Path(TINY).read_text())
+    monkeypatch.setattr(PROJECT, "root", configs.parent)
+    return configs.parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        "train --trainer.max_epochs 1",
+        "train --model example.classifier.Classifier",
+        "train --data example.data.synthetic.SyntheticImages",
+        "train --ckpt_path last",
+        "tune",
+        "tune --find lr",
+        "sweep --search model.lr=0.1,0.2",
+    ],
+)
+def test_without_a_default_a_command_has_to_name_its_experiment(
+    without_default, capsys, command
+):
+    name, *words = command.split()
+    error = fails(capsys, 2, lambda: script(name).main(words))
+    assert "give --config FILE, or both --model CLASS and --data CLASS" in error
+    assert [path.name for path in without_default.iterdir()] == ["configs"]
+
+
+def test_without_a_default_an_unknown_run_has_two_lines(
+    without_default, tmp_path, capsys
+):
+    words = argv("--name x", LAST, tmp_path)
+    fails(capsys, 1, lambda: script("train").main(words))
+    (tmp_path / "x" / "version_0").mkdir(parents=True)
+    error = fails(capsys, 2, lambda: script("train").main(words))
+    assert "name the experiment with --config" in error
+
+
+def test_the_help_without_a_default_says_how_to_name_an_experiment(without_default):
+    text = help_of_train()
+    assert "Give --config FILE, or --model CLASS and --data CLASS." in text
+    assert "mine" in text
+    assert "default.yaml" not in text

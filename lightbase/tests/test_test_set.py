@@ -1,0 +1,130 @@
+"""The test set of data that has none is part of the training samples. No tool may test
+a checkpoint on samples of its training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from attached import attach
+from paths import ACCELERATOR, argv, fails, script
+from written import checkpoint_file
+
+from lightbase.core.data import BaseDataModule
+
+ME = "test_test_set"
+ONE_EPOCH = "--trainer.max_epochs 1"
+
+
+class OneFile(BaseDataModule):
+    """Data without a test set, whose inputs tell which sample they are."""
+
+    classes = ["even", "odd"]
+
+    def load(self, split):
+        part = self.seeded_part(100, split)
+        inputs = torch.zeros(100, 10)
+        inputs[:, 0] = torch.arange(100.0)
+        return inputs[part], torch.arange(100)[part] % 2
+
+
+ONE_FILE = (
+    "--model.net torch.nn.Linear --model.net.in_features 10 --model.net.out_features 2 "
+    f"--data {ME}.OneFile --data.batch_size 20"
+)
+TOOLS = ["evaluate"] + [
+    pytest.param(tool, marks=pytest.mark.slow) for tool in ("predict", "export")
+]
+
+
+def samples(data, split: str) -> set[float]:
+    return set(data.splits[split].inputs[:, 0].tolist())
+
+
+def error_of(capsys, tool: str, *args: object) -> str:
+    return fails(capsys, 2, lambda: script(tool).main(argv("--ckpt_path", *args)))
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_each_split_seed_has_the_same_test_samples(seed: int):
+    data = attach(OneFile(split_seed=seed))
+    data.setup("test")
+    first = attach(OneFile(), "test")
+    assert samples(data, "test") == samples(first, "test")
+    assert len(samples(data, "test")) == 20
+    parts = [samples(data, split) for split in ("train", "val", "test")]
+    assert set.union(*parts) == set(range(100))
+    assert sum(map(len, parts)) == 100
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--data.split_seed 2",
+        "--data.init_args.split_seed 2",
+        "--data.val_fraction 0.3",
+        "--data.num_folds 5 --data.fold 0",
+    ],
+)
+def test_a_checkpoint_keeps_its_split(trained, tmp_path, capsys, tool, flags):
+    folder, _ = trained(ONE_FILE, ONE_EPOCH)
+    names = {"evaluate": [], "predict": ["rows.csv"], "export": ["net.pth"]}
+    output = [word for name in names[tool] for word in ("--output", tmp_path / name)]
+    error = error_of(capsys, tool, checkpoint_file(folder), *output, flags)
+    assert "--data." in error
+    assert "test may not have samples of the training" in error
+    assert not [*tmp_path.iterdir()]
+
+
+def as_yaml(file: Path, **data) -> Path:
+    """An experiment on OneFile, as a user writes it."""
+    net = "{class_path: torch.nn.Linear, init_args: {in_features: 10, out_features: 2}}"
+    file.write_text(
+        f"model: {{net: {net}}}\n"
+        f"data: {{class_path: {ME}.OneFile, init_args: {data}}}\n"
+        f"trainer: {{accelerator: {ACCELERATOR}}}\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_config_of_another_split_is_refused(trained, tmp_path, capsys, tool):
+    folder, _ = trained(ONE_FILE, ONE_EPOCH)
+    flags = ["--config", as_yaml(tmp_path / "other.yaml", split_seed=2)]
+    if tool != "evaluate":
+        flags += ["--output", tmp_path / "net.pth"]
+    error = error_of(capsys, tool, checkpoint_file(folder), *flags)
+    assert "--data.split_seed 2" in error
+
+
+def test_a_config_without_the_folds_of_the_training_is_refused(
+    trained, tmp_path, capsys
+):
+    """They may have been flags. The fold is the only test set that this data has."""
+    folder, _ = trained(ONE_FILE, ONE_EPOCH, "--data.num_folds 5 --data.fold 1")
+    flags = ["--config", as_yaml(tmp_path / "same.yaml")]
+    error = error_of(capsys, "evaluate", checkpoint_file(folder), *flags)
+    assert "unknown argument" not in error
+
+
+def test_a_run_of_version_0_3_keeps_its_test_set_with_a_config(trained, tmp_path):
+    """There it followed from split_seed."""
+    folder, _ = trained(ONE_FILE, ONE_EPOCH, "--data.split_seed 2")
+    content = torch.load(checkpoint_file(folder), weights_only=True)
+    content["OneFile"].pop("test_seed", None)
+    older = tmp_path / "older.ckpt"
+    torch.save(content, older)
+    words = argv("--ckpt_path", older, "--trust_checkpoint")
+    expected = script("evaluate").main(words)
+    config = as_yaml(tmp_path / "same.yaml", split_seed=2)
+    assert script("evaluate").main([*words, "--config", str(config)]) == expected
+
+
+def test_after_a_fold_the_test_set_of_the_data_can_be_tested(trained, tmp_path):
+    folder, metrics = trained("--data.num_folds 5 --data.fold 1", ONE_EPOCH)
+    assert metrics["test/num_samples"] == 70
+    words = argv("--ckpt_path", checkpoint_file(folder), "--data.num_folds null")
+    assert script("evaluate").main(words)["test/num_samples"] == 75
+    output = tmp_path / "rows.csv"
+    script("predict").main([*words, "--output", str(output)])
+    assert len(output.read_text().splitlines()) == 1 + 75

@@ -1,0 +1,72 @@
+"""Your training steps learn in a short training, and a checkpoint repeats its test."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lightbase
+from lightbase.commands import evaluate
+
+FLAGS = (
+    "--model.optimizer Adam --model.lr 0.02 --trainer.max_epochs 3 "
+    "--trainer.accelerator cpu --trainer.log_every_n_steps 10 "
+    "--figures_every_n_epochs 0 --device_monitor false --name short"
+)
+
+
+def train(folder: Path, flags: str) -> dict[str, float]:
+    """Return the result of a training in `folder` whose checkpoint gives it again."""
+    root = ["--trainer.default_root_dir", str(folder)]
+    result = lightbase.main([*flags.split(), *FLAGS.split(), *root])
+    best = folder / "short" / "version_0" / "checkpoints" / "best.ckpt"
+    # samples.py is not in your package
+    flags = "--trainer.accelerator cpu --trust_checkpoint true"
+    again = evaluate.main(["--ckpt_path", str(best), *flags.split()])
+    tested = {name: result[name] for name in result if name.startswith("test/")}
+    assert again == tested
+    return result
+
+
+@pytest.mark.usefixtures("classifier")
+def test_the_classifier_learns(tmp_path: Path) -> None:
+    flags = "--model project.classifier.Classifier --data samples.Points"
+    flags += " --model.net torch.nn.Linear --model.net.in_features 10"
+    flags += " --model.net.out_features 2 --model.criterion torch.nn.CrossEntropyLoss"
+    result = train(tmp_path, flags)
+    assert result["test/acc"] > 0.9  # chance is 0.5
+
+
+@pytest.mark.usefixtures("regressor")
+def test_the_regressor_learns(tmp_path: Path) -> None:
+    flags = "--model project.regressor.Regressor --data samples.Numbers"
+    flags += " --model.net torch.nn.Linear --model.net.in_features 10"
+    flags += " --model.net.out_features 1 --data.batch_size 10"
+    result = train(tmp_path, flags)
+    assert result["test/mae"] < 0.8  # 1.7 without learning
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+
+
+@DTYPES
+def test_the_classifiers_loss_is_in_float32_or_float64(
+    dtype: torch.dtype, classifier: Any
+) -> None:
+    net = nn.Linear(3, 2, dtype=dtype)
+    model = classifier(net, nn.CrossEntropyLoss(), num_classes=2)
+    batch = torch.ones(2, 3, dtype=dtype), torch.tensor([0, 1])
+    loss = model.training_step(batch, 0)
+    assert loss.dtype == torch.promote_types(dtype, torch.float32)
+
+
+@DTYPES
+def test_the_regressors_loss_is_in_float32_or_float64(
+    dtype: torch.dtype, regressor: Any
+) -> None:
+    wide_dtype = torch.promote_types(dtype, torch.float32)
+    batch = torch.ones(2, 3, dtype=dtype), torch.ones(2, 2, dtype=wide_dtype)
+    loss = regressor(nn.Linear(3, 2, dtype=dtype)).training_step(batch, 0)
+    assert loss.dtype == wide_dtype
