@@ -1,14 +1,17 @@
-"""Measure the speed of training, beside other ways to train the same network.
+"""Measure the speed of training, and compare it with other ways to train the same
+network.
 
 python benchmarks/benchmark.py > docs/speed.md
 
-All train on the same generated images, with the network and the optimizer of a shipped
-YAML, for one epoch:
+Three contestants train for one epoch. They have the same generated images, and the
+network and the optimizer of a shipped YAML:
 
-tutorial: The loop of PyTorch's tutorial, over a data set that makes a PIL image and
-    applies a transform for each sample, as torchvision's do.
-raw: A loop by hand that logs nothing, over batches that are made on the device.
-ours: The YAML, with all that a run has but validation and test.
+tutorial: The loop of PyTorch's tutorial. Its data set makes a PIL image and applies a
+    transform for each sample, as the data sets of torchvision do.
+raw: A loop written by hand without logs. It makes its batches on the device.
+ours: A run of scripts/train.py with the YAML, without validation and test.
+
+Read the functions with these names first, and then `measure`, which calls them in turn.
 """
 
 from lightbase.commands.script import starting
@@ -50,46 +53,53 @@ EXPERIMENTS = {
     "mnist": ("mnist_mlp.yaml", "[1,28,28]"),
     "cifar": ("cifar10_cnn.yaml", "[3,32,32]"),
 }
-"""The YAML of each part, and the shape of its images."""
+"""{part of the benchmark: (file in configs/, shape of its images)}."""
 BATCH_SIZE = 64
 Rows = dict[str, list[float]]
-"""Seconds for 100 batches in each round, by contestant."""
+"""{contestant: seconds for 100 batches in each round}."""
 
 
 class SingleImages(Dataset[tuple[Tensor, int]]):
-    """Images as torchvision's data sets read them: a PIL image and a transform for each
-    sample.
+    """A data set that works as the data sets of torchvision: for each sample it makes a
+    PIL image, and applies a transform.
 
     Args:
         images: uint8 (N, C, H, W), where C is 1 or 3.
-        targets: int64 (N,).
+        targets: Class numbers, int64 (N,).
     """
 
     def __init__(self, images: Tensor, targets: Tensor) -> None:
-        # (N, H, W) if they are grey
+        # (N, H, W, 3), or (N, H, W) for grey images
         self.arrays = images.permute(0, 2, 3, 1).contiguous().squeeze(3).numpy()
         self.targets = targets.tolist()
-        normalize = transforms.Normalize([0.5], [0.25])  # as SyntheticImages
+        # the same mean and standard deviation as in SyntheticImages
+        normalize = transforms.Normalize([0.5], [0.25])
         self.transform = transforms.Compose([transforms.ToTensor(), normalize])
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image, float32 (C, H, W), and its class number."""
         image = Image.fromarray(self.arrays[index])
         return self.transform(image), self.targets[index]
 
 
 class StepClock(Callback):
-    """Times an epoch, from the end of its first step to its end."""
+    """Measures the time from the end of the first step of an epoch to the end of the
+    last step. The first step is left out, because it contains the costs of a start.
+
+    A loop by hand calls `mark`. In a run this object is a callback.
+    """
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, int]] = []  # seconds, and steps so far
 
     def mark(self, num_steps: int) -> None:
-        """Note the time after the first step, and again after the last one.
+        """Note the time. Call this twice: after the first step and after the last one.
+        On a GPU it waits until the queued work is done.
 
-        num_steps: Steps since the epoch began.
+        num_steps: The number of steps since the epoch began.
         """
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -97,24 +107,25 @@ class StepClock(Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds for 100 steps."""
+        """The time of 100 steps in seconds, after both calls of `mark`."""
         (start, first), (end, last) = self.marks
         return 100 * (end - start) / (last - first)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
+        """Note the time after the first and the last step of a run with one epoch."""
         if trainer.global_step == 1 or trainer.is_last_batch:
             self.mark(trainer.global_step)
 
 
 class Reference:
-    """The network, the optimizer and the flags of a shipped YAML, with generated images
-    in place of its data.
+    """The things that all contestants share: the network, the optimizer and the flags
+    of a shipped YAML, with generated images in place of its data.
 
     Args:
         part: A key of EXPERIMENTS.
-        num_batches: Training batches of BATCH_SIZE images.
+        num_batches: The number of training batches of BATCH_SIZE images.
         accelerator: "cpu" or "gpu".
     """
 
@@ -128,7 +139,7 @@ class Reference:
             f"--data.image_shape={image_shape}",
             f"--data.num_train={BATCH_SIZE * num_batches}",
             f"--data.num_test={BATCH_SIZE}",
-            "--data.val_fraction=0",
+            "--data.val_fraction=0",  # all generated images train
         ]
         loaded: Any = parse(self.flags)
         self.spec, self.model, self.data = loaded
@@ -136,19 +147,22 @@ class Reference:
 
 
 def tutorial(reference: Reference) -> float:
-    """Train by the loop of the tutorial."""
+    """Train with the loop of PyTorch's tutorial. Return the seconds of 100 steps."""
     samples = SingleImages(reference.images, reference.targets)
     net = copy.deepcopy(reference.model.net)
     return train_by_hand(reference, net, DataLoader(samples, BATCH_SIZE, shuffle=True))
 
 
 def raw(reference: Reference) -> float:
-    """Train by hand: batches made on the device, a fused optimizer, no logs."""
+    """Train with a fast loop: it makes the batches on the device, has a fused optimizer
+    and the memory layout channels_last, and logs nothing. Return the seconds of 100
+    steps."""
     layout: Any = torch.channels_last
     images = reference.images.to(reference.device)
     targets = reference.targets.to(reference.device)
 
     def batches() -> Iterator[Batch]:
+        """Yield the batches of an epoch in random order."""
         order = torch.randperm(len(images), device=reference.device)
         for index in order.split(BATCH_SIZE):
             inputs = reference.data.normalize(images[index])
@@ -164,7 +178,10 @@ def train_by_hand(
 ) -> float:
     """Train for one epoch. Return the seconds of 100 steps.
 
-    options: Further arguments of the optimizer.
+    reference: Has the device, the optimizer and the learning rate.
+    net: The network. Its weights change.
+    batches: Pairs of inputs and class numbers, on any device.
+    options: Other arguments of the optimizer.
     """
     net.to(reference.device)
     kind = getattr(torch.optim, reference.model.optimizer)
@@ -185,7 +202,8 @@ def train_by_hand(
 
 
 def ours(reference: Reference) -> float:
-    """Train as scripts/train.py does, with the progress bar."""
+    """Train as scripts/train.py does, with logs, checkpoints and the progress bar, in a
+    temporary folder. Return the seconds of 100 steps."""
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         flags = [
@@ -202,16 +220,19 @@ def ours(reference: Reference) -> float:
 
 
 CONTESTANTS = {"tutorial": tutorial, "raw": raw, "ours": ours}
-"""Each one trains one epoch and returns the seconds of 100 steps."""
+"""{name: function}. Each function trains one epoch and returns the seconds of 100
+steps."""
 
 
 def measure(part: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
-    """Call all contestants in turn. What they print is not shown.
+    """Call the contestants in turn, so that a change of the machine's speed affects all
+    of them. Return their times. Their output is not printed.
 
     Args:
         part: A key of EXPERIMENTS.
-        num_steps: Steps of each contestant in a round, after the first one.
-        rounds: Number of turns.
+        accelerator: "cpu" or "gpu".
+        num_steps: The steps that are timed in each round. One more comes before them.
+        rounds: How often each contestant is called.
     """
     reference = Reference(part, num_steps + 1, accelerator)
     rows: Rows = {name: [] for name in CONTESTANTS}
@@ -224,8 +245,9 @@ def measure(part: str, accelerator: str, num_steps: int, rounds: int) -> Rows:
 
 
 def print_table(title: str, rows: Rows) -> float:
-    """Print medians, lowest and highest values, and each median divided by the median
-    of ours. Return the median of ours."""
+    """Print a Markdown table. A row has the median of a contestant's rounds, the lowest
+    and the highest round, the images per second, and the median divided by the median
+    of "ours". Return the median of "ours"."""
     print(f"| {title} | s for 100 batches of {BATCH_SIZE} | images/s | / ours |")
     print("|---|---|---|---|")
     medians = {name: statistics.median(values) for name, values in rows.items()}
@@ -239,8 +261,11 @@ def print_table(title: str, rows: Rows) -> float:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measure the parts on the CPU, and on the GPU if there is one, and print the
-    tables."""
+    """Measure the parts on the CPU, and also on the GPU if there is one. Print the
+    tables, and the CPU's time divided by the GPU's time.
+
+    args: The words of the command line. By default they come from sys.argv.
+    """
     options, _ = arguments.benchmark().read(args)
     quiet_lightning()
     accelerators = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]

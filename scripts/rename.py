@@ -1,6 +1,10 @@
-"""Give your package another name: its folder, and each mention of it in the repository.
+"""Give your package another name: rename its folder, and change each mention of it in
+the repository.
 
 python scripts/rename.py my_project
+
+A mention is an import, a dotted path, a path of a file, or a string that is the name.
+The name as a word in a sentence stays. `mention` has the rules.
 """
 
 import importlib.util
@@ -15,13 +19,18 @@ from lightbase.core.errors import UserError
 from lightbase.core.project import PROJECT
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    pass  # it knows the folder of the repository now
+    pass  # PROJECT has the folder of the repository now
 
 SKIPPED = ("lightbase/", "CHANGELOG.md", "logs/", "data/")
+"""Beginnings of paths in which the name stays."""
 
 
 def main() -> None:
-    """Change the name in all files, then rename the folder, and print what is next."""
+    """Change the name in all files, then rename the folder. Print the number of changed
+    places, and the commands to run next.
+
+    A UserError is printed in two lines. It can only come before the first change.
+    """
     parser = ScriptParser("rename")
     parser.add_argument("name", help="the new name")
     old = PROJECT.package
@@ -39,7 +48,11 @@ def main() -> None:
 
 
 def replace_mentions(path: Path, old: str, new: str) -> int:
-    """Change the name in a file. Return the number of places: 0 if it is not a text."""
+    """Change each mention of the name in a file. Return the number of changed places. A
+    file that is not UTF-8, such as a picture, stays as it is.
+
+    Bytes are read and written, because text would lose the line ends of the file.
+    """
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
@@ -51,7 +64,9 @@ def replace_mentions(path: Path, old: str, new: str) -> int:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name cannot be the name of a new package."""
+    """Raise UserError if the name cannot be the name of a new package: it is no Python
+    name or it is a keyword, or it is the name of a folder or of a module that Python
+    can import."""
     if not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise UserError(
             f"{name!r} cannot name a package: take letters, digits and _", status=2
@@ -64,8 +79,8 @@ def check_name(name: str) -> None:
 
 
 def files() -> list[Path]:
-    """Return the files that git tracks or would add. Raise UserError outside of a
-    repository."""
+    """Return the files that git tracks, and new files that it does not ignore, without
+    SKIPPED. Raise UserError if the folder is no git repository."""
     git = ["git", "-C", str(PROJECT.root), "ls-files", "-coz", "--exclude-standard"]
     done = subprocess.run(git, capture_output=True, encoding="utf-8")
     if done.returncode:
@@ -78,12 +93,19 @@ def files() -> list[Path]:
 
 
 def mention(name: str, suffix: str) -> re.Pattern[str]:
-    """Return a pattern for the name where it means the package.
+    """Return a pattern that finds the name where it means the package.
 
-    suffix: The file's: in Python, a variable of that name has other attributes than
-        the package has modules.
+    The alternatives of the pattern are, in this order: from NAME import; import NAME; a
+    dotted path, NAME.module; a path of a file, NAME/; and a string in quotes that is
+    the name, also with an end such as .* or [extra]. A string is left out if it is a
+    key or an index.
+
+    name: The present name of the package. Its folder must exist.
+    suffix: The suffix of the file. In a Python file a variable may have the name, too,
+        and NAME.x is one of its attributes. So there x must be a module of the package.
     """
-    attribute = r"[a-zA-Z_]\w*(?![\w-]*\])"  # not in the tables of TOML
+    # not followed by "]": the header of a TOML table, such as [project.scripts]
+    attribute = r"[a-zA-Z_]\w*(?![\w-]*\])"
     if suffix == ".py":
         modules = [re.escape(path.stem) for path in (PROJECT.root / name).iterdir()]
         attribute = rf"(?:{'|'.join(modules)})\b"

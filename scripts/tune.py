@@ -1,5 +1,7 @@
-"""Find a batch size and a learning rate: python scripts/tune.py --config
-configs/mnist_mlp.yaml"""
+"""Find a batch size and a learning rate.
+
+python scripts/tune.py --config configs/mnist_mlp.yaml
+"""
 
 from lightbase.commands.script import starting
 

@@ -1,5 +1,13 @@
-"""The arguments of the scripts, checked before torch is imported, which takes
-seconds."""
+"""The flags of the scripts, checked before torch is imported, which takes seconds.
+
+`lightbase.commands.script.starting` calls `first_look` before the imports of a script,
+so --help and a mistyped flag are answered at once. Afterwards the script reads the same
+arguments again, with the parser from the function of its name: `evaluate`, `predict`,
+`export`, `tune`, `sweep` or `benchmark`.
+
+Read `ScriptParser.read` first. It divides the arguments between the script and
+train.py, whose flags are in lightbase/core/parser.py.
+"""
 
 import argparse
 import os
@@ -18,13 +26,22 @@ from lightbase.core.folder import versions
 from lightbase.core.project import PROJECT
 
 ALL_FLAGS = ("-",)
-# flags of train.py that scripts take which open a checkpoint
+# flags of train.py that a script takes if it opens a checkpoint
 CONFIG_FLAGS = ("--config", "--data.", "--trainer.")
 
 
 def first_look(script: str, args: Sequence[str]) -> None:
-    """Answer --help, and mistakes in the flags of a script that are not flags of
-    train.py. script: Its name, such as "train"."""
+    """Answer --help, and report a mistake in the flags of a script, before torch is
+    imported.
+
+    Of train.py only --help is answered here: the check of its other flags needs torch.
+    A script that is not in `PARSERS` is left alone.
+
+    script: The name of the script, such as "train".
+    args: The arguments of the command line.
+    Raise SystemExit after --help. Raise UserError for a flag that the script does not
+    take, and for a checkpoint that does not exist.
+    """
     if script == "train" and ("-h" in args or "--help" in args):
         print(help_of_train())
         raise SystemExit(0)
@@ -33,13 +50,25 @@ def first_look(script: str, args: Sequence[str]) -> None:
 
 
 def help_text(script: str) -> str:
-    """Return what --help of a script prints."""
+    """Return the text for --help of a script, from help/SCRIPT.txt.
+
+    argparse prints it between the usage and the list of flags. For train.py the text
+    holds all of this.
+
+    script: The name of the script, such as "evaluate".
+    """
     folder = Path(__file__).with_name("help")
     return (folder / f"{script}.txt").read_text("utf-8").rstrip()
 
 
 def help_of_train() -> str:
-    """Return help/train.txt with the YAMLs and the classes of the project."""
+    """Return the text for --help of train.py: help/train.txt, with the YAML files and
+    the classes of the project filled in.
+
+    The classes are read from the source code, because an import of them would import
+    torch. The text of the base classes tells what a class is. A class is not listed if
+    this text does not tell, as for a class of the project.
+    """
     networks, data, models = [], [], []
     for path, bases in users_classes():
         if bases.endswith("nn.Module"):
@@ -61,7 +90,11 @@ def help_of_train() -> str:
 
 
 def in_column(words: list[str]) -> str:
-    """Return the words with commas, broken into lines for the column of texts."""
+    """Return the words as text for the second column of help/train.txt.
+
+    The words are separated by commas, in lines of at most 80 characters. Each line but
+    the first begins with 30 spaces: the name of the flag is before the first one.
+    """
     indent = " " * 30
     text = textwrap.fill(
         ", ".join(words), 80, initial_indent=indent, subsequent_indent=indent
@@ -72,9 +105,9 @@ def in_column(words: list[str]) -> str:
 class ScriptParser(argparse.ArgumentParser):
     """The parser of a script. It takes no abbreviations, and mistakes are UserErrors.
 
-    name: The script, such as "evaluate".
-    passes_on: How the flags of train.py begin that the script takes, too. ALL_FLAGS:
-        all that it does not know are flags of train.py.
+    name: The script, such as "evaluate". Its help text is help/NAME.txt.
+    passes_on: The beginnings of the flags of train.py that the script takes, too. With
+        ALL_FLAGS, each flag that the script does not know is a flag of train.py.
     """
 
     def __init__(self, name: str, passes_on: tuple[str, ...] = ()) -> None:
@@ -88,10 +121,17 @@ class ScriptParser(argparse.ArgumentParser):
     def read(
         self, args: Sequence[str] | None, is_first_look: bool = False
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options, and the arguments that are passed on.
+        """Return the options of the script, and the arguments for the parser of
+        train.py.
 
-        args: The arguments; None: of the command line.
-        is_first_look: Print nothing.
+        If the script opens a checkpoint, `ckpt_path` becomes the path of the file, and
+        the options get `trust`, which is True or False.
+
+        args: The arguments. None means the arguments of the command line.
+        is_first_look: Print nothing. The script reads the arguments a second time, and
+            prints the path of the checkpoint then.
+        Raise UserError for an unknown flag, for a wrong value, and for a checkpoint
+        that does not exist.
         """
         if args is None:
             args = sys.argv[1:]
@@ -110,7 +150,11 @@ class ScriptParser(argparse.ArgumentParser):
         return options, passed_on
 
     def add_checkpoint_arguments(self) -> None:
-        """Add the flags of scripts that open a checkpoint."""
+        """Add the flags of scripts that open a checkpoint.
+
+        --config is here for the text of --help only. `read` gives it to the parser of
+        train.py before argparse looks at it.
+        """
         self.add_argument(
             "--ckpt_path",
             required=True,
@@ -132,14 +176,21 @@ class ScriptParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        """Raise a UserError with argparse's message. argparse would exit."""
         raise UserError(message, "see --help", 2)
 
 
 def split(
     args: Sequence[str], beginnings: tuple[str, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return all other arguments, and the flags that begin so with their values.
-    argparse would take a value for a file."""
+    """Divide the arguments into (others, flags). Both lists keep the order.
+
+    `flags` has each flag with one of the beginnings, and its value: the next word,
+    unless the flag has a "=" or the word begins with "--". argparse would take this
+    word for a file that predict.py reads.
+
+    beginnings: The beginnings of the flags, such as ("--data.", "--trainer.").
+    """
     others: list[str] = []
     flags: list[str] = []
     takes_value = False
@@ -157,20 +208,25 @@ def split(
 
 
 def runs_in(flags: Sequence[str]) -> str | None:
-    """Return the folder of runs that the flags name, or None."""
+    """Return the folder of runs that --trainer.default_root_dir names, or None without
+    this flag.
+
+    flags: The arguments for the parser of train.py.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trainer.default_root_dir")
+    parser.add_argument("--trainer.default_root_dir", nargs="?")
     options, _ = parser.parse_known_args(flags)
     return vars(options)["trainer.default_root_dir"]  # type: ignore[no-any-return]
 
 
 def checkpoint_file(text: str, root: str | None = None) -> Path:
-    """Return the checkpoint that --ckpt_path names.
+    """Return the path of the checkpoint that --ckpt_path names.
 
-    text: A file; `last` or `best` of the newest run of all; or a run's folder,
-        NAME/version_N or NAME for the best.ckpt of the run, NAME for its newest run.
-    root: The folder of runs; logs/ unless given.
-    Raises UserError if there is no such file.
+    text: The path of a file. `last` or `best` is the newest file of this name in all
+        runs. NAME/version_N, or the folder of a run, is the best.ckpt of this run. NAME
+        is the best.ckpt of its newest run.
+    root: The folder of all runs. None means logs/.
+    Raise UserError if there is no such file.
     """
     path = Path(text)
     logs = Path(root) if root else PROJECT.logs
@@ -180,6 +236,7 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
     elif not path.exists() or path.is_dir():
         if (logs / text).is_dir():
             path = logs / text
+        # the newest run of NAME comes last; without one, `path` is a run
         folders = [path, *versions(path).values()]
         path = folders[-1] / "checkpoints" / "best.ckpt"
     if not path.exists():
@@ -194,8 +251,11 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """Return the path of a file to write. Raises ArgumentTypeError if its folder is not
-    there."""
+    """Return the path of a file that a script will write. argparse calls this function
+    with the text of a flag.
+
+    Raise ArgumentTypeError if the path is a folder, or if its folder does not exist.
+    """
     if Path(text).is_dir() or not Path(text).parent.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} is a folder, or in none that is there"
@@ -204,7 +264,10 @@ def output_file(text: str) -> Path:
 
 
 def evaluate() -> ScriptParser:
-    """Return the parser of evaluate.py."""
+    """Return the parser of evaluate.py.
+
+    It passes on --config, --data.* and --trainer.*, which replace settings of the run.
+    """
     parser = ScriptParser("evaluate", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     text = "tables of the classes, as CSV too"
@@ -213,7 +276,10 @@ def evaluate() -> ScriptParser:
 
 
 def predict() -> ScriptParser:
-    """Return the parser of predict.py."""
+    """Return the parser of predict.py. It passes on the same flags as evaluate.py.
+
+    All arguments that are no flags are files. Without files a split is predicted.
+    """
     parser = ScriptParser("predict", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     add = parser.add_argument
@@ -232,7 +298,7 @@ def predict() -> ScriptParser:
 
 
 def export() -> ScriptParser:
-    """Return the parser of export.py."""
+    """Return the parser of export.py. It passes on the same flags as evaluate.py."""
     parser = ScriptParser("export", CONFIG_FLAGS)
     parser.add_checkpoint_arguments()
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
@@ -242,7 +308,8 @@ def export() -> ScriptParser:
 
 
 def tune() -> ScriptParser:
-    """Return the parser of tune.py."""
+    """Return the parser of tune.py. All flags that it does not know are flags of
+    train.py; they describe the experiment."""
     parser = ScriptParser("tune", ALL_FLAGS)
     both = ["batch_size", "lr"]
     add = parser.add_argument
@@ -259,7 +326,11 @@ def tune() -> ScriptParser:
 
 
 def sweep() -> ScriptParser:
-    """Return the parser of sweep.py."""
+    """Return the parser of sweep.py. All flags that it does not know are flags of
+    train.py; each trial has them.
+
+    --worker is not for users: a sweep starts its further processes with it.
+    """
     parser = ScriptParser("sweep", ALL_FLAGS)
     add = parser.add_argument
     add(
@@ -285,7 +356,8 @@ def sweep() -> ScriptParser:
 
 
 def benchmark() -> ScriptParser:
-    """Return the parser of benchmarks/benchmark.py."""
+    """Return the parser of benchmarks/benchmark.py, which takes no flags of
+    train.py."""
     parser = ScriptParser("benchmark")
     add = parser.add_argument
     add("--parts", nargs="+", choices=["mnist", "cifar"], default=["mnist", "cifar"])

@@ -19,7 +19,12 @@ from lightbase.core.spec import RunSpec
 
 def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
     """Return the record of the run, the model with the weights of --ckpt_path, and the
-    data. options, flags: What the script's parser has read."""
+    data.
+
+    options, flags: What `ScriptParser.read` has returned.
+    Raise UserError if the file is no sound checkpoint, is not the user's, or does not
+    fit today's code. See `load_run`.
+    """
     quiet_lightning()
     return load_run(options.ckpt_path, flags, options.trust)
 
@@ -28,8 +33,14 @@ def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
 def trainer_of(
     spec: RunSpec, model: LightningModule, callbacks: Sequence[Callback]
 ) -> Iterator[Any]:
-    """Yield a Trainer without logger and checkpoints. Within the context, errors of a
-    device have two lines."""
+    """Yield a Trainer for a test or a prediction, without logger and checkpoints.
+
+    Within the context, the flag --num_threads of the run counts, and an error of a
+    device is a UserError of two lines.
+
+    spec: The record of the run. Its flags of the Trainer are used.
+    callbacks: The callbacks of the script. The progress display is added.
+    """
     register_strategies()
     callbacks = [*callbacks, progress(spec)]
     trainer = make_trainer(

@@ -1,6 +1,7 @@
 """Test a checkpoint again, on the data and with the settings of its run.
 
-Nothing is written unless --report is given: see ClassReport.
+The metrics are printed as a table, and as JSON in the last line. Files are written only
+with --report: see ClassReport.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,14 @@ from lightbase.extras.figures import ClassReport
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """Test the checkpoint, and print the metrics as a table and as JSON.
 
-    args: The arguments of the script; those of the process if not given.
+    Before the test, the network tries two samples. If they do not fit, the error has
+    two lines. The settings of the run may have switched this off (--try_network false),
+    and a plain LightningDataModule is not tried.
+
+    args: The arguments of the script. None means the arguments of the command line.
     Return the metrics by name, such as test/acc.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
     """
     with short_errors():
         options, flags = arguments.evaluate().read(args)
@@ -62,9 +69,12 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def report_folder(typed: str, checkpoint: Path) -> Path:
-    """Return the folder for --report. Raise UserError if there is no such folder.
+    """Return the folder for --report.
 
-    typed: The value of the flag. If it is empty, the report goes to the run's folder.
+    typed: The value of the flag. If it is empty, the report goes to the run's folder,
+        or beside a checkpoint that lies in no run.
+    checkpoint: The path of the checkpoint.
+    Raise UserError if there is no such folder.
     """
     folder = Path(typed)
     if not typed:

@@ -1,4 +1,8 @@
-"""Write a trained network to a file that other programs load."""
+"""Write a trained network to a file that other programs load.
+
+This file reads the flags and writes the result. The formats are in
+lightbase/extras/export.py.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,22 +17,32 @@ from lightbase.extras.export import graph_file, weights_file
 
 
 def main(args: Sequence[str] | None = None) -> Path:
-    """Write the file, and return its path.
+    """Write the file, print what it holds, and return its path.
 
-    args: The arguments of the script; those of the process if not given.
+    Without --output the file lies beside the checkpoint: best.ckpt gives best.pth,
+    best.onnx or best.pt2. An existing file is replaced.
+
+    args: The arguments of the script. None means the arguments of the command line.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
     """
     with short_errors():
         options, flags = arguments.export().read(args)
-        checkpoint, suffix = options.ckpt_path, f".{options.format}"
+        checkpoint = options.ckpt_path
+        suffix = f".{options.format}"
         output: Path = options.output or checkpoint.with_suffix(suffix)
         if output.suffix != suffix or output.resolve() == checkpoint.resolve():
-            way_out = f"give another {suffix} file, or --format"
-            raise UserError(f"--output {output}: {way_out}", status=2)
+            raise UserError(
+                f"--output {output}: give another {suffix} file, or --format", status=2
+            )
         _, model, data = open_checkpoint(options, flags)
         print(f"Exporting {checkpoint}", flush=True)
-        net = model.net if isinstance(model, BaseModule) else model
+        net = model
+        if isinstance(model, BaseModule):
+            net = model.net
         if options.format == "pth":
-            content, note = weights_file(net), "weights"
+            content = weights_file(net)
+            note = "weights"
         else:
             content, difference = graph_file(model, data, options.format)
             note = f"outputs at most {difference:.1g} off the checkpoint's"

@@ -1,5 +1,9 @@
 """The extras of a training, put together. An extra that is deleted loses its lines
-here, and nothing else changes."""
+here, and nothing else changes.
+
+The import of this file adds the flags of the extras to train.py. It has to come before
+`lightbase.core.parser.make_parser` is called.
+"""
 
 import sys
 from typing import Any
@@ -27,12 +31,17 @@ EXTRA_FLAGS[:] = [
 
 
 def register_strategies() -> None:
-    """Let --trainer.strategy have the names of the extras' strategies."""
+    """Let --trainer.strategy have the names of the extras' strategies. Call this before
+    the Trainer is made; a second call has no effect."""
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
 def extra_callbacks(spec: RunSpec) -> list[Callback]:
-    """Return the callbacks of the extras for a training."""
+    """Return the callbacks of the extras for a training. They only watch: the weights
+    are the same without them.
+
+    spec: The record of the run. Its flags say which extras are used.
+    """
     config = spec.config
     callbacks: list[Callback] = [PredictionFigures(config.figures_every_n_epochs)]
     if config.step_timer:
@@ -43,8 +52,15 @@ def extra_callbacks(spec: RunSpec) -> list[Callback]:
 
 
 def progress(spec: RunSpec) -> Callback:
-    """Return a progress bar, or the printer of a line for each epoch if there is no
-    terminal or the settings have another bar."""
+    """Return the progress display of a run: a progress bar, or the printer of a line
+    for each epoch.
+
+    --trainer.enable_progress_bar decides. Without this flag there is a bar in a
+    terminal and in a notebook. If --trainer.callbacks has another bar, only the lines
+    are added to it.
+
+    spec: The record of the run, after `build`.
+    """
     is_wanted = spec.config.trainer.enable_progress_bar
     if is_wanted is None:
         is_wanted = sys.stdout.isatty() or is_interactive()
@@ -55,5 +71,9 @@ def progress(spec: RunSpec) -> Callback:
 
 
 def advice_after(trainer: Any) -> str:
-    """Return a finding about the training and what to try; "" if there is none."""
+    """Return a finding about the time of a training and what to try. Return "" if there
+    is none.
+
+    trainer: The Trainer, after the training.
+    """
     return advice(trainer, busy_shares(trainer))

@@ -2,6 +2,9 @@
 
 Lightning's own loop predicts the samples of files or of a split. The writers of tables,
 masks and arrays are in lightbase/extras/predict.py.
+
+Read `main` first. `FileBatches` or `loader_of_split` gives the batches, `predict` runs
+the loop, and a `Collector` keeps the outputs until all of them are written.
 """
 
 import sys
@@ -44,29 +47,44 @@ STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Write or print the predictions. Exit with status 1 if a file cannot be read."""
+    """Write or print the predictions. Exit with status 1 if a file cannot be read.
+
+    --output decides the form. FILE.npz holds all tensors. For a segmentation any other
+    path is a folder for masks. For other tasks it is a CSV file; without --output the
+    table is printed.
+
+    args: The arguments of the script. None means the arguments of the command line.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
+    """
     with short_errors():
         options, flags = arguments.predict().read(args)
         spec, model, data = open_checkpoint(options, flags)
         config = spec.config.trainer
         check_one_device(config)
-        output, task = options.output, task_of(model, data)
+        output = options.output
+        task = task_of(model, data)
+        # a file .npz may hold the probabilities of each pixel, too
         is_npz = output is not None and output.suffix == ".npz"
         has_masks = task == "segmentation" and not is_npz
         check_output(output, has_masks)
         if options.files:
             batches: Any = FileBatches(data, options.files)
-            # both get their entries while the files are read
-            names, unreadable = batches.names, batches.unreadable
+            # both lists get their entries later, while the files are read
+            names = batches.names
+            unreadable = batches.unreadable
         else:
             batches = loader_of_split(data, options.split)
-            names, unreadable = [str(i) for i in range(len(batches.dataset))], []
+            names = [str(i) for i in range(len(batches.dataset))]
+            unreadable = []
         collector = Collector(has_masks)
         with trainer_of(spec, model, [collector]) as trainer:
             predict(trainer, model, data, batches)
         outputs = collector.outputs
         if config.fast_dev_run or config.limit_predict_batches is not None:
-            names = names[: len(next(iter(outputs.values()), []))]
+            # the Trainer has left out the batches after a limit
+            first_rows: Any = next(iter(outputs.values()), [])
+            names = names[: len(first_rows)]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(NO_ROWS)
         if is_npz:
@@ -88,8 +106,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def task_of(model: LightningModule, data: Any) -> str | None:
-    """Return the task of the module. A plain LightningModule has none; its outputs are
-    taken as classes if the data has names for them."""
+    """Return the task of the module, such as "multiclass". It decides how the outputs
+    are written.
+
+    A plain LightningModule has no task. Its outputs are taken as classes if the data
+    has names for the classes; otherwise the result is None.
+    """
     if isinstance(model, BaseModule):
         return model.task
     if isinstance(data, BaseDataModule) and data.classes:
@@ -98,7 +120,11 @@ def task_of(model: LightningModule, data: Any) -> str | None:
 
 
 def check_output(output: Path | None, is_folder: bool) -> None:
-    """Raise UserError if --output cannot be written. is_folder: It has to be one."""
+    """Raise UserError if --output cannot be written, before the prediction begins.
+
+    output: The path. None prints a table.
+    is_folder: The outputs are masks, which need a folder.
+    """
     if is_folder:
         if output is None or output.suffix or output.is_file():
             problem = "masks are no table: give --output FOLDER or FILE.npz"
@@ -109,10 +135,12 @@ def check_output(output: Path | None, is_folder: bool) -> None:
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
-    """Return batches of the samples of a split, in the order of the data set. A plain
-    LightningDataModule gives them in the order of its loader.
+    """Return batches of the samples of a split, in the order of the data set.
 
-    split: "train", "val" or "test". Raise UserError if the data has no such split.
+    A plain LightningDataModule gives its own loader, in the order of this loader.
+
+    split: "train", "val" or "test".
+    Raise UserError if a BaseDataModule has no such split.
     """
     data.prepare_data()
     data.setup(STAGES[split])
@@ -130,12 +158,13 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
 
 
 class FileBatches:
-    """Batches of what files hold. The data module reads the files and makes batches of
-    their samples.
+    """Batches of the inputs in files. The data module reads the files and makes batches
+    of their samples. Use it for one loop: a second one would add each name again.
 
     paths: Files, and folders of images.
     names: The names of the samples so far; reading adds to them.
     unreadable: The paths that cannot be read, with the reason; reading adds to them.
+    Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
     """
 
     def __init__(self, data: Any, paths: list[Path]) -> None:
@@ -150,8 +179,11 @@ class FileBatches:
         self.files, self.unreadable = find_images(paths)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches of at most BATCH_SIZE samples. A batch of inputs alone becomes
-        a pair without targets."""
+        """Yield batches of at most BATCH_SIZE samples.
+
+        A batch that is one tensor has no targets. It becomes the pair (inputs, None),
+        which predict_step takes.
+        """
         samples = self.samples()
         while waiting := list(islice(samples, BATCH_SIZE)):
             self.names += [name for name, _ in waiting]
@@ -161,8 +193,8 @@ class FileBatches:
             yield batch
 
     def samples(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and the content of each sample. A file that cannot be read is
-        noted, and the others follow."""
+        """Yield (name, sample) for each sample in the files. A file that cannot be read
+        is added to `unreadable`, and the next file follows."""
         for file in self.files:
             try:
                 yield from self.data.read_inputs(file)
@@ -171,10 +203,14 @@ class FileBatches:
 
 
 class Collector(Callback):
-    """Keeps what predict_step returns, and the targets if they are one tensor, for each
-    sample and on the CPU.
+    """Keeps the outputs of predict_step, and the targets, for each sample and on the
+    CPU.
 
-    has_masks: Keep the class of each pixel, not its probabilities.
+    has_masks: Keep the class of each pixel. Its probabilities, one for each class,
+        would take more memory.
+    outputs: The outputs of all samples so far, by the names of `rows_by_name`.
+    true: The targets of all samples so far. It is empty if the targets of a batch are
+        not one tensor.
     """
 
     def __init__(self, has_masks: bool) -> None:
@@ -185,7 +221,7 @@ class Collector(Callback):
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep a batch. Raise UserError if its outputs have no row for each sample."""
+        """Keep a batch. Raise UserError if its outputs are no tensors with rows."""
         for name, rows in rows_by_name(outputs).items():
             if self.has_masks and isinstance(rows, Tensor) and rows.dim() == 4:
                 rows = predicted_masks(rows)
@@ -197,9 +233,11 @@ class Collector(Callback):
 
 def predict(trainer: Any, model: Any, data: Any, batches: Any) -> None:
     """Predict the batches by Lightning's loop, in the precision in which evaluate.py
-    tests.
+    tests. A `Collector` among the Trainer's callbacks gets the outputs.
 
     model, data: Some of their hooks are replaced: the loop takes the batches from them.
+        Do not use them for anything else afterwards.
+    batches: A loader, or any object that can be iterated.
     """
     # Lightning's own predict_step hands the batch to forward
     if not is_overridden("predict_step", model):
@@ -212,9 +250,15 @@ def predict(trainer: Any, model: Any, data: Any, batches: Any) -> None:
 
 
 def rows_by_name(outputs: Any) -> dict[str, Any]:
-    """Return the tensors (N, ...) of what predict_step returns for a batch, by their
-    names in a dict or tuple. A list of dicts has a dict for each sample. Raise
-    UserError for anything else."""
+    """Return the outputs for a batch as {name: rows}. Rows are a tensor (N, ...), or a
+    list with a value for each sample.
+
+    outputs: What predict_step returns. A single tensor gets the name "prediction". The
+        tensors of a dict keep their names. The tensors of a tuple or list are named
+        "0", "1" and so on. A list of dicts has a dict for each sample, as detectors
+        return it.
+    Raise UserError for anything else, such as a tensor without dimensions.
+    """
     rows: dict[str, Any] = {"prediction": outputs}
     if isinstance(outputs, dict):
         rows = outputs
@@ -229,7 +273,12 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
 
 
 def write_table(output: Path | None, columns: dict[str, list[str]]) -> None:
-    """Write a CSV file, or print a table. columns: The texts by the columns' names."""
+    """Write a CSV file, or print a table if there is no file. Without samples the file
+    is empty, and nothing is printed.
+
+    output: The path of the file, or None.
+    columns: The texts of each column by its name. All columns have the same length.
+    """
     rows = list(zip(*columns.values(), strict=True))
     table = [tuple(columns), *rows] if rows else []
     if output is not None:

@@ -1,4 +1,7 @@
-"""`lightbase.train` and `lightbase.load`, for scripts and notebooks."""
+"""`lightbase.train` and `lightbase.load`, for scripts and notebooks.
+
+`train` does what scripts/train.py does, with a config file or with objects.
+"""
 
 import inspect
 import json
@@ -36,10 +39,11 @@ def load(
     """Return the module and the data of a checkpoint, with its weights, on the CPU.
 
     module, data: Objects that take the weights and the state of the checkpoint. Unless
-        both are given, they are built from the config in it, which names classes: the
-        file has to be in your folder of runs.
-    trust: Take another file for one of yours.
-    Raises UserError for a file that is no sound checkpoint, is somebody else's, or fits
+        both are given, they are built from the config in it. The config names classes,
+        so the file has to be in your folder of runs.
+    trust: Open a file from anywhere. Use it only for a file that you would run as a
+        program.
+    Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
     other classes.
     """
     find_project()
@@ -72,22 +76,24 @@ def train(
     flags: Flags of train.py by their last names, and arguments of Lightning's Trainer:
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
         callbacks=[EMA()].
-    Raises UserError for a mistake; after Ctrl-C, when the state is saved,
+    Raise UserError for a mistake. After Ctrl-C save the state, then raise
     KeyboardInterrupt.
     """
     find_project()
     quiet_lightning()
     way_out = '; the same call with ckpt_path="last" goes on'
+    flags = {"trust_checkpoint": trust, **flags}
     with python_errors(way_out), short_device_errors():
         if isinstance(module, str | Path):
-            settings = data if isinstance(data, dict) else {}
-            args, objects = as_arguments(settings | by_flag(flags))
+            if not isinstance(data, dict | None):
+                raise UserError("lightbase.train takes settings with a config file")
+            args, objects = as_arguments((data or {}) | by_flag(flags))
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
             return command.train(spec, model, data)
         if not isinstance(data, LightningDataModule):
             raise UserError("lightbase.train takes a module and its data module")
-        flags = {"name": type(module).__name__, "trust_checkpoint": trust, **flags}
+        flags = {"name": type(module).__name__, **flags}
         args, objects = as_arguments(by_flag(flags))
         line = CommandLine(args)
         restart = find_restart(line)
@@ -104,15 +110,27 @@ def train(
 
 
 def by_flag(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of `train` by the names of flags: max_epochs is
-    trainer.max_epochs."""
-    names = inspect.signature(Trainer).parameters
-    return {f"trainer.{x}" if x in names else x: value for x, value in flags.items()}
+    """Return keyword arguments of `train` by the names of flags: an argument of
+    Lightning's Trainer, such as max_epochs, becomes trainer.max_epochs. Other names
+    stay."""
+    trainer_arguments = inspect.signature(Trainer).parameters
+    settings = {}
+    for name, value in flags.items():
+        if name in trainer_arguments:
+            name = f"trainer.{name}"
+        settings[name] = value
+    return settings
 
 
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return the settings as arguments of a command, and the objects among them, by
-    the names of the Trainer's arguments. A command line cannot hold these."""
+    """Return (arguments of a command line, objects).
+
+    A value that JSON can hold becomes an argument such as "--model.lr=0.01". A command
+    line cannot hold other values, such as callbacks. They are returned by the names of
+    the Trainer's arguments.
+
+    settings: The values by the names of flags.
+    """
     args: list[str] = []
     objects: dict[str, Any] = {}
     for name, value in settings.items():
@@ -121,12 +139,13 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         elif isinstance(value, str | Path):
             args.append(f"--{name}={value}")
         else:
-            args.append(f"--{name}={json.dumps(value)}")
+            args.append(f"--{name}={json.dumps(value, default=str)}")
     return args, objects
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether JSON can hold a value."""
+    """Return whether a value, with all values inside it, can be an argument of a
+    command line: a number, a text, a path, None, or a list or dict of them."""
     if isinstance(value, list):
         return all(is_plain(inner) for inner in value)
     if isinstance(value, dict):

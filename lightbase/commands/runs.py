@@ -1,5 +1,11 @@
 """Runs side by side: their progress, their results, and the settings in which they
-differ."""
+differ.
+
+torch is not imported, and matplotlib and TensorBoard are for --plot only, so the table
+appears at once. Read `main` first. It reads the folders of the runs (`find_runs`,
+`read_run`), makes a row for each run (`as_rows`), and then prints the rows or writes a
+file.
+"""
 
 import fnmatch
 import io
@@ -25,20 +31,18 @@ from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table
 
-# No torch here, and matplotlib and TensorBoard for --plot only: the table appears at
-# once.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 RUN_FILES = ("progress.json", "environment.txt", ".lock")  # one of them is in each run
 Row = dict[str, Any]
 
 
 class RunInfo(NamedTuple):
-    """What a run has written into its folder.
+    """What a run has written into its folder. Parts that it has not written are empty.
 
     path: NAME/version_N.
     progress: The content of progress.json; `best` is the best value of `monitor`.
-    results: The first columns of the table.
-    settings: The config by flag.
+    results: The first columns of the table, from name to the test metrics.
+    settings: The config by flag, without the flags that say where the run is.
     """
 
     folder: Path
@@ -49,12 +53,21 @@ class RunInfo(NamedTuple):
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
-    """Return the runs that one of the names selects, or all. Raise UserError for a
-    name without a run."""
+    """Return the runs that one of the names selects, or all. They have the order of
+    `run_paths`.
+
+    root: The folder of all runs.
+    names: NAME, NAME/version_N, a folder of runs, or a pattern such as "sweep/*".
+    Raise UserError for a name without a run.
+    """
     paths = run_paths(root)
     selected = set()
     for name in names or ["*"]:
-        matching = [x for x in paths if fnmatch.fnmatchcase(f"{x}/", f"{name}/*")]
+        # the slashes let a name select whole folders: net selects net/version_0, and
+        # not net2/version_0
+        matching = [
+            path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")
+        ]
         if not matching:
             near = did_you_mean(name, [path.rpartition("/")[0] for path in paths])
             reason = f" is named {name}{near}"
@@ -67,7 +80,10 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
 
 def run_paths(root: Path) -> list[str]:
     """Return NAME/version_N of all runs below a folder, sorted by NAME, oldest first.
-    Folders of other programs are left out."""
+    Folders of other programs are left out.
+
+    root: The folder of all runs. NAME may have several parts, as in sweep/trial_000.
+    """
     paths = []
     for parent, folders, _ in os.walk(root):
         for run in versions(Path(parent)).values():
@@ -82,6 +98,9 @@ def run_paths(root: Path) -> list[str]:
 
 def read_run(root: Path, path: str) -> RunInfo:
     """Read the files of a run. Missing and damaged files are empty.
+
+    A run is finished if it has metrics.json and no process trains it. `epochs` and
+    `minutes` are from metrics.json if it is there, and from progress.json before.
 
     root: The folder of all runs.
     path: NAME/version_N.
@@ -113,7 +132,11 @@ def read_run(root: Path, path: str) -> RunInfo:
 
 
 def read_yaml(text: str) -> Any:
-    """Return the content of a YAML file, without building objects."""
+    """Return the content of a YAML file, without building objects.
+
+    Raise YAMLError if it is not valid, and ValueError if it is nested too deep or has
+    too many values.
+    """
     return checked(yaml.load(text, LOADER))
 
 
@@ -121,7 +144,9 @@ def read_file(path: Path, load: Callable[[str], Any]) -> Row:
     """Return the content of a file. It is empty for a missing file and, after a note,
     for a damaged one.
 
-    load: Reads the text; raises ValueError or YAMLError if it is damaged.
+    path: The file.
+    load: The function that reads the text. It raises ValueError or YAMLError for a
+        damaged text.
     """
     try:
         content = load(read_text(path))
@@ -136,8 +161,12 @@ def read_file(path: Path, load: Callable[[str], Any]) -> Row:
 
 
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
-    """Return best.ckpt of the run with the best validation, never by the test. Raises
-    UserError if the runs do not have one monitored metric."""
+    """Return best.ckpt of the run with the best validation, never by the test.
+
+    Runs without a best value, such as new ones, are left out.
+
+    Raise UserError if the runs do not have one monitored metric.
+    """
     measured = [run for run in runs if run.progress.get("best") is not None]
     goals = {"{monitor} ({mode})".format_map(run.progress) for run in measured}
     if len(goals) != 1:
@@ -166,27 +195,34 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
 
 def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
     """Return the settings in which runs differ. Settings that all runs have come first,
-    and among them settings of the model and the data."""
+    and among them settings of the model and the data.
+
+    A run without a config, such as a damaged one, is left out of the comparison.
+    """
     configs = [run.settings for run in runs if run.settings]
-    columns: Row = {}  # the place of each
+    sort_keys: Row = {}  # False comes before True
     for key in dict.fromkeys(itertools.chain(*configs)):
         if len({repr(config.get(key)) for config in configs}) > 1:
             is_missing = any(key not in config for config in configs)
-            columns[key] = (is_missing, not key.startswith(("model", "data")))
-    return sorted(columns, key=columns.__getitem__)
+            sort_keys[key] = (is_missing, not key.startswith(("model", "data")))
+    return sorted(sort_keys, key=sort_keys.__getitem__)
 
 
 def sort_rows(rows: list[Row], column: str) -> list[Row]:
     """Return rows by a column: the best metric or the smallest value first, rows
-    without a value last. Raise UserError for an unknown column.
+    without a value last.
 
     rows: At least one.
+    column: The name of a column, as the table shows it.
+    Raise UserError for an unknown column.
     """
     if column not in rows[0]:
         columns = ", ".join(rows[0])
         raise UserError(f"--sort {column}: the columns are {columns}", status=2)
 
     def place(row: Row) -> Any:
+        """Return a key for sorting. It keeps numbers and texts apart, because Python
+        cannot compare them."""
         value = row[column]
         if isinstance(value, int | float):
             return (0, value)
@@ -200,6 +236,8 @@ def as_text(value: Any, column: str = "") -> str:
     """Return a cell for people: metrics with four decimals, classes without their
     module, at most 50 characters.
 
+    value: None becomes "-". A float that is no metric has four significant digits, and
+        so has a very small or large metric.
     column: The name of the column. The name of a metric has a slash.
     """
     if value is None:
@@ -224,11 +262,16 @@ def print_table(rows: Sequence[Row]) -> None:
     if not rows:
         return
     first, *others = rows[0]
-    columns = {x: [as_text(row[x], x) for row in rows] for x in (first, *others)}
+    columns = {}
+    for column in (first, *others):
+        columns[column] = [as_text(row[column], column) for row in rows]
     width = sys.maxsize
     if sys.stdout.isatty():
         width = os.get_terminal_size().columns
-    equal = [x for x in others if len(set(columns[x])) == 1 < len(rows)]
+    equal = []
+    for column in others:
+        if len(rows) > 1 and len(set(columns[column])) == 1:
+            equal.append(column)
     for column in [*equal, *reversed(others)]:
         if max(map(len, table_lines(columns))) > width:
             columns.pop(column, None)
@@ -239,13 +282,19 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def table_lines(columns: dict[str, list[str]]) -> list[str]:
-    """Return the lines of a table. columns: The cells by the name of the column."""
+    """Return the lines of a table, with the names of the columns in the first one.
+
+    columns: The cells by the name of the column.
+    """
     return as_table([list(columns), *zip(*columns.values(), strict=True)])
 
 
 def read_curves(run: RunInfo) -> dict[tuple[str, str], Any]:
-    """Return the curves in TensorBoard's files: the steps and the values by metric and
-    stage. The stage is train or val."""
+    """Return the curves in TensorBoard's files, {(metric, stage): (steps, values)}, for
+    the stages train and val.
+
+    The curves of single classes, such as val_acc/cat, are left out.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # it warns of points before a resume
@@ -264,22 +313,30 @@ def read_curves(run: RunInfo) -> dict[tuple[str, str], Any]:
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
-    """Draw a chart for each metric, with a color for each run. Raise UserError if there
-    are no curves, or if the file has another suffix than .png, .pdf or .svg.
+    """Draw a chart for each metric, with a color for each run.
 
-    file: It is replaced if it exists.
+    A run is left out if one of its TensorBoard files is not a regular file. The legend
+    has the first three settings in which the runs differ.
+
+    file: A path that ends with .png, .pdf or .svg. An existing file is replaced.
+    Raise UserError if there are no curves, or if the path ends otherwise.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     # TensorBoard would wait for a pipe
-    runs = [x for x in runs if all(map(Path.is_file, x.folder.glob("*tfevents*")))]
+    runs = [
+        run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))
+    ]
     curves = [read_curves(run) for run in runs]
     metrics = sorted({metric for metric, _ in itertools.chain(*curves)})
     if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
-        needs = "runs with curves train/ or val/ in TensorBoard's files"
-        way_out = "and a file .png, .pdf or .svg"
-        raise UserError(f"--plot {file} needs {needs},", way_out, 2)
+        raise UserError(
+            f"--plot {file} needs runs with curves train/ or val/ in TensorBoard's "
+            "files,",
+            "and a file .png, .pdf or .svg",
+            2,
+        )
     size = (9, 3 * len(metrics) + 0.2 * len(runs))
     figure = Figure(size, dpi=100, layout="constrained")
     charts = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
@@ -287,15 +344,16 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     for metric, axes in zip(metrics, charts, strict=True):
         axes.set(ylabel=metric, xlabel="step", ymargin=0.3)
         for stage, style in (("val", ".-"), ("train", "--")):
-            for number, of_run in enumerate(curves):
-                if (metric, stage) in of_run:
-                    axes.plot(*of_run[metric, stage], style, color=colors(number))
+            for number, run_curves in enumerate(curves):
+                if (metric, stage) in run_curves:
+                    steps, values = run_curves[metric, stage]
+                    axes.plot(steps, values, style, color=colors(number))
             # the axis fits val: the first values of train/loss may be large
             if axes.dataLim.width > 0:
                 axes.set_ylim(axes.get_ylim())
     columns = setting_columns(runs)[:3]
     for number, run in enumerate(runs):
-        settings = [f"{x} {as_text(run.settings.get(x))}" for x in columns]
+        settings = [f"{key} {as_text(run.settings.get(key))}" for key in columns]
         label = printable(", ".join([run.path, *settings]))
         charts[0].plot([], [], color=colors(number), label=label)
     figure.legend(title="solid: val, dashed: train", loc="outside upper left")
@@ -306,7 +364,8 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
 
 
 def make_parser() -> ScriptParser:
-    """Return the parser of runs.py."""
+    """Return the parser of runs.py. It is not in arguments.py, because this file can be
+    imported without torch. --best and --csv exclude each other."""
     parser = ScriptParser("runs")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="which runs; all unless given"
@@ -345,7 +404,9 @@ def make_parser() -> ScriptParser:
 def main(args: Sequence[str] | None = None) -> None:
     """Print the table, or the path of the best checkpoint, or write files.
 
-    args: The flags; None: of the command line.
+    args: The arguments of the script. None means the arguments of the command line.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
     """
     parser = make_parser()
     with short_errors():

@@ -1,5 +1,8 @@
-"""What all scripts share: a start in which Ctrl-C and mistakes end in one or two
-lines."""
+"""What all scripts share: a start in which Ctrl-C and mistakes end in one or two lines.
+
+Read `starting` and `short_errors` first. `starting` is around the imports of each
+script, and `short_errors` is around its main function.
+"""
 
 import atexit
 import contextlib
@@ -41,6 +44,8 @@ class LastingOutput(io.FileIO):
     """
 
     def write(self, data: Any) -> int:
+        """Write bytes, and return their number. If nobody can read them any more, drop
+        them, and lead later output to /dev/null."""
         try:
             return super().write(data)
         except OSError as error:
@@ -51,8 +56,8 @@ class LastingOutput(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Let this process continue when its output is closed. Output that a test captures
-    stays."""
+    """Let this process continue when its output is closed. A stream that a test has
+    replaced to capture the output stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
@@ -68,7 +73,8 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     """Start a script, around its imports, which take seconds.
 
     Ctrl-C ends them in one line. --help, and mistakes in the flags of the script, are
-    answered before them.
+    answered before them. Unless torch was there before, the garbage collector of Python
+    does not run during the imports, and never searches the imported objects.
 
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
@@ -76,7 +82,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     PROJECT.root = Path(script).resolve().parents[1]
     PROJECT.default_model = default_model
     name = Path(script).stem
-    # it may be imported, by find_project or by a process that a training has started
+    # find_project and the processes that a training starts only import the script
     main_file = getattr(sys.modules["__main__"], "__file__", None) or ""
     is_command = Path(main_file).resolve() == Path(script).resolve()
     # in a notebook gc.freeze would keep what the user has made
@@ -98,14 +104,15 @@ def starting(script: str, default_model: str) -> Iterator[None]:
 
 def find_project() -> None:
     """Outside of a script, such as in a notebook, run scripts/train.py. It names the
-    project."""
+    project, and trains nothing: it is not run as the main program."""
     script = PROJECT.root / "scripts" / "train.py"
     if not PROJECT.default_model and script.is_file():
         runpy.run_path(str(script))
 
 
 def is_interactive() -> bool:
-    """Return whether this is a notebook or a prompt of Python."""
+    """Return whether this is a notebook or a prompt of Python. Only there sys.ps1
+    exists."""
     return hasattr(sys, "ps1")
 
 
@@ -114,7 +121,8 @@ def python_errors(way_out: str = "") -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
     KeyboardInterrupt. UserError and other errors pass.
 
-    way_out: How to continue, in place of the command.
+    way_out: How to continue, in place of the command that the training suggests. It is
+        printed only if the training can be continued.
     """
     try:
         with SIGNALS.handled():
@@ -132,6 +140,9 @@ def short_errors() -> Iterator[None]:
     """Run a script. Print a UserError, or an error of the disk, in two lines and exit.
 
     Other errors keep their traceback. In a notebook all errors stay what they are.
+
+    Raise SystemExit with the status of the UserError, 1 for an error of the disk, and
+    128 plus the number of the signal after a signal such as Ctrl-C.
     """
     if is_interactive():
         with python_errors():
@@ -139,8 +150,8 @@ def short_errors() -> Iterator[None]:
         return
     outlive_terminal()
     hook = threading.excepthook
-    # TensorBoard's writing thread hands an error of the disk on to the next call of the
-    # main thread
+    # No traceback is printed for an error of the disk in TensorBoard's writing thread:
+    # the next call of the main thread raises it again.
     threading.excepthook = lambda args: is_of_disk(args.exc_value) or hook(args)
     try:
         with SIGNALS.handled():
@@ -167,7 +178,10 @@ def short_errors() -> Iterator[None]:
 
 
 def print_error(text: str) -> None:
-    """Print an error, with the rank if this is not the first process."""
+    """Print an error to stderr, with the rank if this is not the first process.
+
+    text: One or two lines, without the word "error".
+    """
     if rank() > 0:
         # if the first process has the same error, this process ends with it
         time.sleep(2)
@@ -176,5 +190,6 @@ def print_error(text: str) -> None:
 
 
 def is_of_disk(error: BaseException | None) -> bool:
-    """Return whether an error is about a disk that is full or cannot be written."""
+    """Return whether an error is about a disk that is full or cannot be written.
+    `DISK_ERRORS` lists the numbers of these errors."""
     return isinstance(error, OSError) and error.errno in DISK_ERRORS

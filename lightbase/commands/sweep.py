@@ -1,4 +1,8 @@
-"""Search the flags of train.py. Each trial is a run; lists alone are a grid."""
+"""Search the flags of train.py. Each trial is a run; lists alone are a grid.
+
+This file checks the flags, starts further processes and prints the results. The trials
+and their order are in lightbase/extras/sweep.py. Read `main` first.
+"""
 
 import contextlib
 import json
@@ -40,15 +44,11 @@ from lightbase.extras.sweep import (
     read_search,
 )
 
-NOT_SEARCHED = (
-    *RUN_LOCATION_KEYS,
-    "monitor",
-    "monitor_mode",
-)  # the monitor compares the trials
+NOT_SEARCHED = (*RUN_LOCATION_KEYS, "monitor", "monitor_mode")
+"""Flags that no trial may change: the place of the runs, and the metric that compares
+the trials."""
 REPEATS = ("data.fold", "seed_everything")
-"""Flags that repeat a training: the mean of their values counts."""
-
-
+"""Flags that repeat a training: the mean over their values counts."""
 STATES = {
     TrialState.RUNNING: "running",  # also after a kill
     TrialState.COMPLETE: "finished",
@@ -57,7 +57,16 @@ STATES = {
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
-    """Train the trials. Return them by the names of their folders."""
+    """Train the trials, print the results, and return the trials by the names of their
+    folders.
+
+    The same command continues a sweep that was interrupted. After a signal the message
+    says so.
+
+    args: The arguments of the script. None means the arguments of the command line.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
+    """
     with short_errors():
         args = sys.argv[1:] if args is None else args
         options, flags = arguments.sweep().read(args)
@@ -84,17 +93,22 @@ def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
 
 
 def train_run(args: list[str]) -> None:
-    """Train a trial, or continue it. args: The arguments of train.py."""
+    """Train a trial, or continue it.
+
+    args: The arguments of train.py.
+    """
     spec, model, data = parse(args)
     train(spec, model, data)
 
 
 def count_trials(searches: dict[str, Any], limit: int | None) -> int:
-    """Return how many trials a sweep has. Raise UserError if its flags do not tell,
-    or if one of its flags cannot be searched.
+    """Return how many trials a sweep has: the combinations of a grid, at most --trials,
+    or --trials if a flag has a range.
 
     searches: The distributions by flag.
     limit: The value of --trials; None if it is not given.
+    Raise UserError if a range has no --trials, if a flag cannot be searched, or if a
+    fold or a seed is searched together with a range.
     """
     for flag in searches:
         if flag in NOT_SEARCHED:
@@ -111,12 +125,13 @@ def count_trials(searches: dict[str, Any], limit: int | None) -> int:
 
 
 def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
-    """Check all values, prepare the data, and open the study. Raise UserError if a
-    value or a flag is wrong, before anything is written.
+    """Check all values, prepare the data, and open the study.
 
     options: The flags of sweep.py.
     flags: The flags of train.py.
     searches: The distributions by flag.
+    Raise UserError if a value or a flag is wrong, before anything is written. Raise it
+    too if an earlier start of this sweep had other settings.
     """
     spec, model, data = check_values(searches, flags)
     monitor = choose_monitor(spec.config, model, data)
@@ -138,14 +153,25 @@ def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
 
 
 def check_values(searches: dict[str, Any], flags: list[str]) -> Any:
-    """Parse commands that have each value of the lists and both ends of the ranges.
-    Return what `parse` returns for the first values. Raise UserError."""
+    """Parse commands that have each value of the lists and both ends of the ranges. A
+    mistake is found here, before the first training.
+
+    There are as many commands as the longest list has values; the two ends of a range
+    count as a list. Shorter lists start again at their beginning, so not every
+    combination is parsed.
+
+    searches: The distributions by flag.
+    flags: The flags of train.py that all trials have.
+    Return what `parse` returns for the first values. Raise UserError for a wrong value,
+    and if a trial would use several devices.
+    """
     values: dict[str, Any] = {}
     for flag, distribution in searches.items():
         if isinstance(distribution, Choices):
             values[flag] = distribution.choices
         else:
             values[flag] = (distribution.low, distribution.high)
+    # in reverse order: the first values come last and are returned
     for i in reversed(range(max(map(len, values.values())))):
         chosen = {flag: choices[i % len(choices)] for flag, choices in values.items()}
         parsed = parse([*flags, *as_flags(chosen)])
@@ -158,9 +184,11 @@ def workers(args: Sequence[str], num: int) -> Iterator[None]:
     """While this lasts, `num` more processes share the trials. Each gets the next GPU,
     if there are any, and its part of the CPU.
 
-    An error or a signal ends the processes, too. They save their states first.
+    An error or a signal ends the processes, too. They save their states first. Without
+    an error, the context ends when all processes have ended.
 
     args: The arguments of this process.
+    num: The number of further processes; 0 starts none.
     """
     script = str(PROJECT.root / "scripts" / "sweep.py")
     command = [sys.executable, script, *args, "--worker", "--num_workers=1"]
@@ -185,8 +213,11 @@ def workers(args: Sequence[str], num: int) -> Iterator[None]:
 
 
 def best_of(sweep: Sweep, groups: Iterable[list[FrozenTrial]]) -> list[FrozenTrial]:
-    """Return the group of finished trials with the best mean of the monitored metric;
-    nothing without groups or without a metric."""
+    """Return the group of finished trials with the best mean of the monitored metric.
+    Return an empty list without groups or without a metric.
+
+    groups: Lists of trials with the same values, apart from the fold and the seed.
+    """
     if sweep.monitor is None:
         return []
     if sweep.study.direction == StudyDirection.MAXIMIZE:
@@ -195,12 +226,18 @@ def best_of(sweep: Sweep, groups: Iterable[list[FrozenTrial]]) -> list[FrozenTri
 
 
 def mean_value(trials: list[FrozenTrial]) -> float:
-    """Return the mean of the best values of the monitored metric."""
+    """Return the mean of the best values of the monitored metric.
+
+    trials: Finished trials, at least one.
+    """
     return fmean(trial.value or 0.0 for trial in trials)
 
 
 def end_of(sweep: Sweep, name: str) -> str:
-    """Return why a trial failed, or its state."""
+    """Return the state of a trial as text, or the error if the trial failed.
+
+    name: The name of the trial's folder.
+    """
     state = STATES[sweep.trials()[name].state]
     if state == "failed":
         return str(sweep.study.user_attrs.get(name, state))
@@ -218,9 +255,11 @@ def make_report(sweep: Sweep, num_trials: int) -> Callable[[str], None]:
     num_before = count_ended(sweep)
 
     def report(name: str) -> None:
+        """Print the line of a trial. name: The name of its folder."""
         num_ended = count_ended(sweep)
         # a trial that is repeated had ended before
         seconds = (time.monotonic() - start) / max(1, num_ended - num_before)
+        # h:mm:ss; the text below leaves out hours and a ten of minutes that are zero
         left = str(timedelta(seconds=round(seconds * (num_trials - num_ended))))
         text = f"Trial {num_ended} of {num_trials}"
         finished = sweep.study.get_trials(states=[TrialState.COMPLETE])
@@ -228,8 +267,10 @@ def make_report(sweep: Sweep, num_trials: int) -> Callable[[str], None]:
             text += f", best {sweep.monitor} {as_text(best.value, '/')}"
         text += f", {left.removeprefix('0:').removeprefix('0')} left; "
         trial = sweep.trials()[name]
-        values = trial.params.items()
-        text += ", ".join(f"{x.rpartition('.')[2]} {as_text(y)}" for x, y in values)
+        values = []
+        for flag, value in trial.params.items():
+            values.append(f"{flag.rpartition('.')[2]} {as_text(value)}")
+        text += ", ".join(values)
         result = as_text(trial.value, "/")
         if trial.state == TrialState.FAIL:
             result = f"failed, {end_of(sweep, name)}"
@@ -245,7 +286,13 @@ def count_ended(sweep: Sweep) -> int:
 
 def show_results(sweep: Sweep) -> None:
     """Print the trials, the means over folds or seeds, the best flags, and the next
-    command."""
+    command.
+
+    Trials with the same values are a group. Only the fold or the seed differs within a
+    group, and groups are compared by their means.
+
+    Raise UserError if no trial has finished.
+    """
     compared = [flag for flag in sweep.searches if flag not in REPEATS]
     groups: dict[Any, list[FrozenTrial]] = {}
     for trial in sweep.trials().values():
@@ -276,7 +323,8 @@ def show_results(sweep: Sweep) -> None:
 
 
 def print_trials(sweep: Sweep, best: list[FrozenTrial]) -> None:
-    """Print a table with a row for each trial.
+    """Print a table with a row for each trial: its values, its best value of the
+    monitored metric, and its state.
 
     best: Trials that are marked as the best.
     """
@@ -298,13 +346,18 @@ def print_means(
     """Print mean, standard deviation and standard error of each test metric of each
     group. A metric with a single value has no row.
 
+    The standard deviation has the divisor n - 1, and the standard error is the standard
+    deviation divided by the root of n. The training sets of folds overlap, so the true
+    error of a mean over folds may be larger (Bengio and Grandvalet, 2004: No unbiased
+    estimator of the variance of k-fold cross-validation).
+
     groups: Finished trials that differ in the fold or the seed only.
     flags: The flags that have the same values within a group.
     """
     rows = []
     for trials in groups:
         folders = [sweep.folder / trial.user_attrs["folder"] for trial in trials]
-        tests = [read_json(x / "version_0" / "metrics.json") for x in folders]
+        tests = [read_json(folder / "version_0" / "metrics.json") for folder in folders]
         for name in tests[0]:
             numbers = [test[name] for test in tests if test.get(name) is not None]
             is_metric = name.startswith("test/") and name != "test/num_samples"

@@ -1,4 +1,8 @@
-"""Train a network: from the command line to the test result."""
+"""Train a network: from the command line to the test result.
+
+`main` parses the flags and builds the model and the data (`parse`), then trains and
+tests them (`train`). sweep.py, tune.py and lightbase/commands/python.py call the parts.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -35,7 +39,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """
     find_project()
     if args is None:
-        args = [] if is_interactive() else sys.argv[1:]  # a notebook has its kernel's
+        args = sys.argv[1:]
+        if is_interactive():
+            args = []  # sys.argv has the flags of the notebook's kernel
     if "--help" in args or "-h" in args:
         print(help_of_train())
         raise SystemExit(0)
@@ -48,8 +54,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def parse(args: Sequence[str]) -> Loaded:
-    """Return the record, the model and the data of a command line. A resumed run is
-    rebuilt from its saved config."""
+    """Return the record, the model and the data of a command line.
+
+    With --ckpt_path they are the model and the data of a saved run: its config counts,
+    and the flags may change some settings. Without an experiment in the flags, the
+    default experiment is used, and two lines say so.
+
+    args: The flags of train.py.
+    Raise UserError for a mistake in the flags, the config files or the checkpoint.
+    """
     line = CommandLine(args)
     restart = find_restart(line)
     if restart is None:
@@ -77,7 +90,8 @@ def train(
     spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> dict[str, Any]:
     """Train and test what `parse` has returned, with all extras. Return the content of
-    metrics.json."""
+    metrics.json. If the step timer has a finding about the speed, print it as
+    advice."""
     register_strategies()
     with cpu_threads(spec.config.num_threads):
         metrics, trainer = run.train(spec, model, data, extra_callbacks(spec))

@@ -1,4 +1,9 @@
-"""Find a batch size and a learning rate for an experiment before training it."""
+"""Find a batch size and a learning rate for an experiment before training it.
+
+The searches are made by Lightning's Tuner. Each one has a new Trainer and begins with
+the same weights, because the Tuner restores them. Nothing is changed in the config: the
+user adds the suggested flags to the next command.
+"""
 
 import contextlib
 from argparse import Namespace
@@ -29,7 +34,12 @@ from lightbase.core.spec import RunSpec
 def main(args: Sequence[str] | None = None) -> list[str]:
     """Print and return the suggested flags, such as ["--model.lr", "0.012"].
 
-    args: The flags of tune.py and train.py; None: of the command line.
+    The batch size is searched first, and the learning rate is searched with the new
+    batch size. The picture lr.png is in the folder NAME_tune/version_N.
+
+    args: The flags of tune.py and train.py. None means the flags of the command line.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
     """
     with short_errors():
         options, flags = arguments.tune().read(args)
@@ -58,11 +68,12 @@ def main(args: Sequence[str] | None = None) -> list[str]:
 
 
 def flag_of(group: str, config: Any, *names: str) -> str:
-    """Return the flag of the first of `names` that the class of a group takes. Raise
-    UserError if the class takes none of them.
+    """Return the flag of the first of `names` that the class of a group takes.
 
     group: "model" or "data".
     config: The settings of the run, with the class of each group.
+    names: Names of arguments, such as "lr" and "learning_rate".
+    Raise UserError if the class takes none of them.
     """
     for name in names:
         if name in config[group].get("init_args", {}):
@@ -72,9 +83,11 @@ def flag_of(group: str, config: Any, *names: str) -> str:
 
 
 def make_endless_trainer(spec: RunSpec, model: Any, folder: Path) -> Trainer:
-    """Return a Trainer that only a finder ends. It writes only the weights that the
-    finder restores afterwards.
+    """Return a Trainer that only a finder ends. It does not validate, and it writes
+    only the weights that the finder restores afterwards.
 
+    spec: The record of the run. Its flags of the Trainer count, except for the ones
+        below.
     folder: The finder writes the weights there, and deletes the file at its end.
     """
     return make_trainer(
@@ -93,10 +106,15 @@ def make_endless_trainer(spec: RunSpec, model: Any, folder: Path) -> Trainer:
 
 
 def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
-    """Return the largest size that fits into memory, up to --max_batch_size. The search
-    doubles `options.batch_size`. The data then has the new size.
+    """Return the largest size that fits into memory, up to --max_batch_size. The data
+    has this size afterwards.
+
+    The search begins with the size of the experiment, and doubles it until the memory
+    is full or the limit is reached. The limit is never above the number of training
+    samples.
 
     trainer: See `make_endless_trainer`; each search needs a new one.
+    options: --max_batch_size, and `batch_size`, which `main` has taken from the config.
     """
     limit = options.max_batch_size or 8192
     if options.max_batch_size is None and trainer.strategy.root_device.type == "cpu":
@@ -119,11 +137,16 @@ def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace)
 
 
 def find_lr(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
-    """Return the rate at which the loss falls fastest, and draw the losses as lr.png in
-    the Trainer's folder. Raise UserError if there is no such rate.
+    """Return the learning rate at which the loss falls fastest, and draw the losses as
+    lr.png in the Trainer's folder.
+
+    The rate grows from --min_lr to --max_lr in --num_steps training steps. Lightning
+    smooths the losses, and ends the search early if the loss is above four times its
+    lowest value.
 
     trainer: See `make_endless_trainer`; each search needs a new one.
     options: The flags --min_lr, --max_lr and --num_steps.
+    Raise UserError if too few losses are finite.
     """
     finder: Any = Tuner(trainer).lr_find(
         model,

@@ -1,5 +1,10 @@
-"""Batches of any structure: which samples they hold, how the samples are read, and a
-DataLoader that can resume within an epoch."""
+"""Batches of any structure: which samples they have, how the samples are read, and a
+DataLoader that can resume within an epoch.
+
+Read three classes first. `EpochBatchSampler` chooses the indices of each batch.
+`TensorBatches` or `DatasetSamples` makes the batch of these indices. `ResumableLoader`
+connects them. The functions at the beginning take batches apart and convert them.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -21,28 +26,32 @@ from torch.utils.data import (
 )
 
 Batch = Any
-"""What the data gives: tensors, or tuples, lists and dicts of them."""
+"""A batch: a tensor, or tuples, lists and dicts of tensors, also nested."""
 NESTED = (Tensor, np.ndarray, tuple, dict)
+"""A list with a value of these types is a structure. Other lists have numbers."""
 MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
-MAX_BYTES_AT_ONCE = 8 * 2**20
+MAX_BYTES_AT_ONCE = 8 * 2**20  # 8 MiB
 
 
 def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
-    """Return `values`, of any structure, with the function's result in place of each
-    tensor."""
+    """Return `values` with each tensor replaced by the function's result. `values` may
+    have any structure; values that are no tensors stay."""
     return apply_to_collection(values, Tensor, function)
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """Return all tensors in `values`, of any structure, in their order."""
+    """Return all tensors in `values`, which may have any structure, in their order."""
     tensors: list[Tensor] = []
     map_tensors(tensors.append, values)
     return tensors
 
 
 def to_host(values: Any) -> Any:
-    """Return `values`, of any structure, with the tensors on the CPU. The host waits
-    only once for each GPU: the copies go to page-locked memory."""
+    """Return `values` with all tensors on the CPU. `values` may have any structure.
+
+    `tensor.cpu()` would wait for the GPU once for each tensor. Here the copies are
+    queued, to page-locked memory, and the host waits only once for each GPU.
+    """
     moved = map_tensors(lambda x: x.to("cpu", non_blocking=x.is_cuda), values)
     for device in {x.device for x in tensors_in(values) if x.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -50,8 +59,9 @@ def to_host(values: Any) -> Any:
 
 
 def as_tensors(values: Any) -> Any:
-    """Return `values` with tensors in place of arrays and lists of numbers. A list
-    that holds arrays, tuples or dicts becomes a tuple."""
+    """Return `values` with arrays, numbers and lists of numbers converted to tensors.
+    Tuples and dicts keep their structure. A list that holds tensors, arrays, tuples or
+    dicts becomes a tuple."""
     if isinstance(values, dict):
         return {key: as_tensors(value) for key, value in values.items()}
     is_nested = isinstance(values, tuple)
@@ -63,29 +73,33 @@ def as_tensors(values: Any) -> Any:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the first part of a tuple or list, and any other batch itself."""
+    """Return the inputs of a batch: the first part of a tuple or list. Any other batch
+    is the inputs itself."""
     if isinstance(batch, tuple | list) and batch:
         return batch[0]
     return batch
 
 
 def targets_of(batch: Any) -> Any:
-    """Return the second part of a pair, or None if the batch is not a pair."""
+    """Return the targets of a batch: the second part of a tuple or list with two parts.
+    Return None if the batch is not such a pair."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[1]
     return None
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
-    """Return a tuple of the parts. It is a named tuple if `batch` is one."""
+    """Return a tuple of the parts. If `batch` is a named tuple, the result has the same
+    type."""
     if is_namedtuple(batch):
         return type(batch)(*parts)
     return parts
 
 
 def convert_types(batch: Any) -> Any:
-    """Return the batch with float32 in place of float64. The targets of a pair, if they
-    are one tensor, become float32 or int64."""
+    """Return the batch with dtypes that networks and losses take. float64 becomes
+    float32. If the batch is a pair and its targets are one tensor, float targets become
+    float32, and integers and bools become int64."""
     batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
     targets = targets_of(batch)
     if not isinstance(targets, Tensor):
@@ -95,34 +109,39 @@ def convert_types(batch: Any) -> Any:
 
 
 class Indices(list[int]):
-    """The indices of a batch's samples. `seed`, in [0, 2**63), seeds the random
-    transforms of this batch."""
+    """The indices of the samples in a batch. `seed` is the seed of the random
+    transforms of this batch, in [0, 2**63)."""
 
     seed: int
 
 
 @dataclass(eq=False)
 class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
-    """Batches of sample indices. Their order and their seeds depend on (seed, epoch)
-    only; without `shuffle` they are the same in every epoch.
+    """Yields the indices of each batch of this process.
 
-    Batch i of all ranks together is batch i of one process with `num_ranks` times the
-    batch size. Every sample comes once, without padding. `even` and `drop_last` leave
-    some samples out.
+    With `shuffle` the order of the samples depends only on `seed` and the epoch.
+    Without it the order and the seeds of the batches are the same in every epoch.
 
-    Because of its base classes Lightning replaces it neither by a DistributedSampler
-    nor, for `overfit_batches`, by a SequentialSampler.
+    Rank r gets the samples r, r + num_ranks, r + 2 num_ranks, ... of the order. So
+    batch i of all ranks together has the same samples as batch i of one process with
+    `num_ranks` times the batch size. No sample comes twice in an epoch, unlike with
+    torch's DistributedSampler, which repeats some to make the ranks equal.
+
+    The base classes have no function here. Without them Lightning would replace this
+    sampler: by a DistributedSampler, and for `overfit_batches` by a SequentialSampler.
 
     Args:
-        num_samples: Number of all samples, at least `num_ranks`.
-        batch_size: Samples a batch, on each rank.
-        shuffle: Take a new order in every epoch.
+        num_samples: The number of all samples, at least `num_ranks`.
+        batch_size: Samples in a batch, on each rank.
+        shuffle: Whether every epoch has a new order.
         even: Give all ranks the same number of samples. Up to num_ranks - 1 samples
             are left out.
         drop_last: Make full batches only, and the same number on all ranks.
+        seed: The seed of the orders and of the random transforms.
         rank: The rank of this process, in [0, num_ranks).
-        batches_at_once: Yield the indices of so many batches as one list. `len()` and
-            `first_batch` still count batches.
+        num_ranks: The number of processes.
+        batches_at_once: Yield the indices of this number of batches as one list.
+            `len()` and `first_batch` still count batches.
     """
 
     num_samples: int
@@ -143,21 +162,25 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         if self.drop_last:
             self.num_on_rank -= self.num_on_rank % self.batch_size
         self.epoch = 0
-        # of the next pass; above 0 if a run resumes within an epoch
+        # where the next pass begins; above 0 if a run resumes within an epoch
         self.first_batch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass."""
+        """Set the epoch of the next pass. Lightning calls this before each epoch."""
         if epoch != self.epoch:
-            # it was meant for the earlier epoch, which had no batch left
+            # the value was for the earlier epoch, which had no batch left
             self.first_batch = 0
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self.num_on_rank // self.batch_size)
+        """Return the number of batches in a whole epoch, on this rank."""
+        return -(-self.num_on_rank // self.batch_size)  # rounded up
 
     def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
-        first_batch, self.first_batch = self.first_batch, 0
+        """Yield the indices of the batches of an epoch, from `first_batch` on. The pass
+        after it begins at batch 0 again."""
+        first_batch = self.first_batch
+        self.first_batch = 0
         epoch = 0
         order = torch.arange(self.num_samples)
         if self.shuffle:
@@ -176,11 +199,12 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
 
 class TensorBatches(Dataset[Batch]):
-    """Samples in memory.
+    """Samples that are in memory, as tensors. A batch is made by one copy of its rows.
 
     Args:
-        values: Tensors (N, ...) in tuples, lists or dicts, or a single tensor.
-        index: int64 (M,). If given, only these samples count. Nothing is copied.
+        values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
+        index: The positions of the samples that belong to this object, int64 (M,). The
+            tensors are shared, not copied. By default all samples belong to it.
     """
 
     def __init__(self, values: Any, index: Tensor | None = None) -> None:
@@ -193,20 +217,24 @@ class TensorBatches(Dataset[Batch]):
 
     @property
     def values(self) -> Batch:
+        """All samples as one batch. With an index this is a copy."""
         if self.index is None:
             return self.all_values
         return self._select(self.index)
 
     @property
     def inputs(self) -> Any:
+        """The inputs of all samples, see `inputs_of`."""
         return inputs_of(self.values)
 
     @property
     def targets(self) -> Any:
+        """The targets of all samples, or None, see `targets_of`."""
         return targets_of(self.values)
 
     def _select(self, index: Tensor) -> Batch:
-        # it copies row by row: for small images seven times as fast as indexing
+        # index_select copies whole rows. For small images it is seven times as fast as
+        # x[index].
         return map_tensors(lambda x: x.index_select(0, index), self.all_values)
 
     def __len__(self) -> int:
@@ -215,10 +243,10 @@ class TensorBatches(Dataset[Batch]):
         return len(self.index)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """Return the values of these samples, (len(indices), ...)."""
+        """Return the batch of these samples, (len(indices), ...)."""
         chosen = torch.from_numpy(np.array(indices, dtype=np.int64))
         if self.device.type != "cpu":
-            # from pinned memory the copy does not wait for the GPU
+            # a copy from pinned memory does not wait for the GPU
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
         if self.index is not None:
             chosen = self.index[chosen]
@@ -234,23 +262,29 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(self.all_values, index)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Return how many batches one call of __getitems__ should read: the fastest
-        number."""
+        """Return how many batches one call of __getitems__ should read. Each call has a
+        fixed cost, so several small batches are read together: at most
+        MAX_BATCHES_AT_ONCE, and not more than MAX_BYTES_AT_ONCE, which fit into the
+        cache of the CPU. docs/performance.md has the measurements."""
         batch_bytes = max(1, batch_size * self.sample_bytes)
         return max(1, min(MAX_BATCHES_AT_ONCE, int(MAX_BYTES_AT_ONCE / batch_bytes)))
 
     def to(self, device: torch.device) -> "TensorBatches":
+        """Return a copy of the samples on this device."""
         return TensorBatches(map_tensors(lambda x: x.to(device), self.values))
 
 
 @dataclass(eq=False)
 class DatasetSamples(Dataset[Any]):
-    """A map-style Dataset, read batch by batch. Without `collate` a batch is a list of
-    samples.
+    """Samples of a map-style Dataset, read batch by batch. Random transforms do not
+    depend on the number of workers, and they repeat after a resume.
 
-    The seed of each batch seeds the global generators of torch, Python and numpy. So
-    random transforms do not depend on the number of workers, and repeat after a resume.
-    The generators get their state back after each batch.
+    For this the global generators of torch (on the CPU), Python and numpy get the seed
+    of the batch before it is read. After the batch they get their old state back.
+
+    Args:
+        dataset: The Dataset.
+        collate: Makes a batch of a list of samples. Without it a batch is the list.
     """
 
     dataset: Any
@@ -258,15 +292,16 @@ class DatasetSamples(Dataset[Any]):
 
     @property
     def targets(self) -> Any:
-        """The targets of all samples, if the Dataset has them as torchvision's sets do.
-        Otherwise None. No sample is read."""
+        """The attribute `targets` of the Dataset, which most sets of torchvision have,
+        or None. No sample is read."""
         return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """Return the batch of these samples."""
+        """Return the batch of these samples. Without an Indices object, which has a
+        seed, the first index is the seed."""
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
         with isolate_rng(include_cuda=False):
             # torch.manual_seed would seed the GPUs, too
@@ -279,7 +314,7 @@ class DatasetSamples(Dataset[Any]):
             return convert_types(self.collate(samples))
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        """Return the samples at these positions, int64 (M,)."""
+        """Return the samples at these positions, int64 (M,), without reading them."""
         return DatasetSamples(Subset(self.dataset, index.tolist()), self.collate)
 
 
@@ -287,14 +322,14 @@ Samples = TensorBatches | DatasetSamples
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """Return float16 and bfloat16 outputs, of a network in half precision, as float32
-    for the loss. float64 stays."""
+    """Return the outputs of a network as float32 for the loss, if they are float16 or
+    bfloat16. In 16 bits a loss would be inexact. float32 and float64 stay."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
-    """Return the inputs as float64 if the weights are float64, as with precision
-    64-true. Integers, and inputs of other networks, stay."""
+    """Return the inputs as float64 if a weight of the network is float64, as with
+    precision 64-true. Otherwise they stay as they are; so do integers."""
     is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
     if is_double and inputs.is_floating_point():
         return inputs.double()
@@ -302,17 +337,20 @@ def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that can resume within an epoch: Lightning saves its `state_dict()`
-    in checkpoints. The global random state does not change.
+    """A DataLoader that can resume within an epoch. Lightning saves the result of
+    `state_dict` in each checkpoint, and gives it back to `load_state_dict`.
+
+    The loader has its own random generator: a pass does not change the global one.
 
     Args:
-        dataset: Samples, or any map-style Dataset.
-        options: Further arguments of DataLoader.
+        dataset: TensorBatches, DatasetSamples, or any map-style Dataset.
+        batch_sampler: Chooses the samples of each batch.
+        options: Other arguments of DataLoader, such as num_workers.
     """
 
     dataset: TensorBatches | DatasetSamples
     batch_sampler: EpochBatchSampler
-    num_batches = 0  # yielded in this pass
+    num_batches = 0  # yielded in this epoch, also before a resume
 
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
@@ -321,11 +359,12 @@ class ResumableLoader(DataLoader[Any]):
             dataset = DatasetSamples(dataset)
         options = {"generator": torch.Generator(), **options}
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
-        # Lightning looks at the type of `sampler`
+        # Lightning looks at the type of `sampler`, which DataLoader does not let us set
         self.__dict__["sampler"] = batch_sampler
 
     # torch's annotation names its iterator class
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
         for fetched in super().__iter__():
             for batch in self._split(fetched):
@@ -333,7 +372,8 @@ class ResumableLoader(DataLoader[Any]):
                 yield batch
 
     def _split(self, fetched: Any) -> Iterator[Batch]:
-        """Yield the batches that one call of __getitems__ has read together."""
+        """Divide the samples that one call of __getitems__ has read, and yield the
+        batches."""
         if self.batch_sampler.batches_at_once == 1:
             yield fetched
             return
@@ -342,26 +382,28 @@ class ResumableLoader(DataLoader[Any]):
             yield map_tensors(itemgetter(slice(i, i + size)), fetched)
 
     def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and the number of its batches that have been yielded."""
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next pass continue where `state_dict` was called."""
         epoch, first_batch = state["epoch"], state["num_batches"]
         if first_batch == len(self):  # the epoch is over
             epoch, first_batch = epoch + 1, 0
-        # The data module may have set a later epoch: it knows `limit_train_batches`,
-        # too.
+        # The data module may have set a later epoch: with `limit_train_batches` an
+        # epoch is over before the loader has yielded all batches.
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch
 
 
 def share_from_worker(batch: Any) -> Any:
-    """The collate function for batches that the samples have made already. Return the
-    batch itself.
+    """Return the batch unchanged. This is the `collate_fn` of loaders, because the
+    samples already are a batch.
 
-    A worker process moves its tensors to shared memory here. If that memory is too
-    small, this raises an error; torch's queue would lose the batch without one, and
-    the training would wait for it for ever.
+    In a worker process this function moves the tensors of the batch to shared memory.
+    If that memory is full, it raises an error here. Otherwise torch would move them
+    later, in a thread: it would lose the batch, and the training would wait for ever.
     """
     if torch.utils.data.get_worker_info():
         map_tensors(Tensor.share_memory_, batch)

@@ -1,4 +1,9 @@
-"""From the record of a run to its data, its model and its Trainer."""
+"""Builds the data, the model and the Trainer that the record of a run describes.
+
+Read `build` first, which makes the data and then the model: the model needs numbers
+that only the data knows, such as the number of classes. `make_trainer` is called later,
+when the folder, the callbacks and the loggers of the run exist.
+"""
 
 import inspect
 import pkgutil
@@ -27,8 +32,14 @@ from lightbase.core.spec import RunSpec, arguments, entries, validate
 
 
 def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
-    """Return the model and the data of a run. The settings of a new run get what the
-    data knows."""
+    """Return the model and the data of a run. The data is built but not loaded.
+
+    For a new run, the facts of the data are added to `spec.config`. The callbacks and
+    other objects of the Trainer's arguments are put into `spec.trainer`. The random
+    generators are seeded with `seed_everything` first.
+
+    Raises UserError if a setting does not fit its type, or an object cannot be built.
+    """
     config = spec.config
     settle_devices(config.trainer)
     # Lightning would take 0 for null
@@ -47,8 +58,12 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
-    """Build the objects of `config`, and keep the Trainer's arguments in the record.
-    The loggers are left out: they are made when the run has a folder."""
+    """Return the objects of `config`, and keep the Trainer's arguments in
+    `spec.trainer`. The loggers are left out, because they need the folder of the run.
+
+    config: The settings without the data. `logger` is set to None in a copy of its
+        `trainer`, so the settings of the run do not change.
+    """
     config.trainer = config.trainer.clone()
     config.trainer.logger = None
     objects = instantiate(spec, config)
@@ -57,13 +72,18 @@ def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
 
 
 def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
-    """Return the objects of `config`, which is a part of the settings.
+    """Return the objects that a part of the settings describes.
 
-    A mistake of the user raises UserError. A bug in the user's code raises its error.
+    config: A part of the settings, such as Namespace(data=...). The result has the same
+        keys, and the objects as their values.
+    Raises UserError if the settings are wrong: an argument is missing or has a wrong
+    type, a package or file is missing, or the class itself raises a ValueError or
+    similar. Any other error is a bug in the user's code, and is raised as it is.
     """
     failures: list[Exception] = []
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+        """Return an object of a class, and keep the error if its __init__ fails."""
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError
@@ -95,7 +115,10 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
-    """Return what the data knows, by the names of the arguments that take it."""
+    """Return the facts that the data knows before it is loaded, by the names of the
+    arguments that take them: num_classes, image_shape [C, H, W], and the number of
+    channels, in_channels and in_chans. A fact that the data does not know is missing.
+    """
     facts: dict[str, Any] = {}
     num_classes = getattr(data, "num_classes", None)
     if num_classes:
@@ -108,9 +131,13 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
 
 
 def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
-    """Give the model, and each network, loss and metric among its arguments, the facts
-    that it takes and that the user has not given. Deeper objects keep their
-    defaults."""
+    """Add facts of the data to the settings, where the user has given no value.
+
+    The model gets them, and each network, loss and metric among its arguments, if it
+    has an argument of that name. Objects inside these keep their defaults.
+
+    facts: {name of an argument: value}, see `facts_of`.
+    """
     model = spec.config.model
     fill_class(spec, "model", model, facts)
     for name, value in [*arguments(model).items()]:
@@ -126,9 +153,10 @@ def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
 
 
 def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> None:
-    """Fill in one {class_path: ..., init_args: {...}}.
+    """Add facts to one {class_path: ..., init_args: {...}}, in place. Any other value
+    is left as it is.
 
-    key: Its name, such as "model.net".
+    key: The name of this setting, such as "model.net".
     """
     if "class_path" not in entries(node):
         return
@@ -155,23 +183,32 @@ def make_trainer(
     first: Sequence[Callback] = (),
     **options: Any,
 ) -> Trainer:
-    """Return the Trainer of a run's settings.
+    """Return the Trainer that the settings of a run describe.
 
-    callbacks: They are added to those of the settings.
-    first: Callbacks that stand before all others.
-    options: Further arguments of the Trainer, which replace those of the settings.
-        `plugins` are added to those of the settings.
+    callbacks: Callbacks that are called after the callbacks of the settings.
+    first: Callbacks that are called before all others. The callback that logs the
+        curves of a BaseModule comes directly after them.
+    options: Further arguments of the Trainer. They replace the arguments of the
+        settings, except `plugins`, which are added.
+    Raises UserError if devices are missing, or if the Trainer refuses its arguments.
     """
     check_devices(spec.config.trainer)
-    chosen = spec.trainer | options
-    chosen["plugins"] = [*as_list(spec.trainer["plugins"]), *options.get("plugins", [])]
-    chosen["callbacks"] = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
+    trainer_options = spec.trainer | options
+    trainer_options["plugins"] = [
+        *as_list(spec.trainer["plugins"]),
+        *options.get("plugins", []),
+    ]
+    trainer_options["callbacks"] = [
+        *first,
+        *as_list(spec.trainer["callbacks"]),
+        *callbacks,
+    ]
     if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
-        chosen["callbacks"].insert(len(first), model.curves_callback)
-    if chosen["enable_progress_bar"] is None:
-        bars = [x for x in chosen["callbacks"] if isinstance(x, ProgressBar)]
-        chosen["enable_progress_bar"] = bool(bars)
-    if chosen["val_check_interval"] == 0:
+        trainer_options["callbacks"].insert(len(first), model.curves_callback)
+    if trainer_options["enable_progress_bar"] is None:
+        bars = [x for x in trainer_options["callbacks"] if isinstance(x, ProgressBar)]
+        trainer_options["enable_progress_bar"] = bool(bars)
+    if trainer_options["val_check_interval"] == 0:
         raise UserError(
             "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
             "least",
@@ -185,14 +222,15 @@ def make_trainer(
         RuntimeError,
     )
     try:
-        return Trainer(**chosen)
+        return Trainer(**trainer_options)
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
         raise UserError(problem, status=2) from error
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list as it is, None as an empty list, and any other value in a list."""
+    """Return a list unchanged, None as an empty list, and any other value as a list of
+    one. trainer.callbacks and trainer.logger may have any of these forms."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -1,5 +1,9 @@
-"""The callbacks of a run, its end at a NaN or a signal, and how its processes end
-together."""
+"""The callbacks of a run, and the ways in which a training ends early.
+
+Read `make_callbacks` first, which lists the callbacks in their order. `StopOnNan`,
+`StopWithoutLoss` and `StopOnSignal` end a training. With several processes, all of them
+have to end at the same step: a process that waits for another one would wait forever.
+"""
 
 import functools
 import multiprocessing
@@ -50,6 +54,7 @@ TRY = (
     "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
     "32-true; --stop_on_nan false goes on all the same"
 )
+"""The way out for a loss or a weight that is NaN or infinite."""
 
 
 def make_callbacks(
@@ -59,13 +64,17 @@ def make_callbacks(
     monitor: Monitor | None,
     extras: Sequence[Callback],
 ) -> list[Callback]:
-    """Build the callbacks of a run in the order in which Lightning calls them. The
-    Trainer adds the callbacks of the config.
+    """Build the callbacks of a run, in the order in which Lightning calls them, and
+    write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
+    the config.
 
-    folder: Where checkpoints are written; Lightning gives all processes the folder of
+    folder: The folder of the checkpoints. Lightning gives all processes the folder of
         the first one.
-    run: None in a fast_dev_run, and in all processes but the first.
-    extras: Callbacks that only watch.
+    run: The run's folder, or None in a process that writes nothing.
+    monitor: The metric that compares epochs, or None. Patience needs it.
+    extras: Callbacks that watch the training and do not change it.
+    Raises UserError if the config has a callback that does not go with a run, or if it
+    cannot be read again from YAML.
     """
     config = spec.config
     check_callbacks(spec.trainer["callbacks"])
@@ -102,15 +111,18 @@ def make_callbacks(
 def checkpoint_callbacks(
     config: Any, folder: Path, monitor: Monitor | None
 ) -> list[Callback]:
-    """Build the callbacks that write checkpoints. best.ckpt is written before
-    last.ckpt, which then holds the best value so far."""
+    """Build the callbacks that write checkpoints, in the order in which they write.
+
+    best.ckpt comes before last.ckpt, so last.ckpt holds the best value so far. With a
+    monitor, best.ckpt may be written after each validation, also within an epoch.
+    Without one, it is the newest epoch.
+    """
     every_n_epochs: int | None = 1
     if monitor:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
-            every_n_epochs = (
-                None  # after every validation, also in the middle of an epoch
-            )
+            # after every validation, also in the middle of an epoch
+            every_n_epochs = None
     name, mode = monitor or (None, "min")
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
     callbacks: list[Callback] = [PlateauFirst(), best]
@@ -120,11 +132,12 @@ def checkpoint_callbacks(
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Raise UserError for a ModelCheckpoint of the config that would write over
-    best.ckpt or last.ckpt, and for a finder, which trains with other settings than the
-    run records.
+    """Raise UserError for callbacks of the config that do not go with a run.
 
-    callbacks: the value of trainer.callbacks, an object, a list or None.
+    A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
+    size or a learning rate would train with other settings than the run records.
+
+    callbacks: The value of trainer.callbacks: a callback, a list of them, or None.
     """
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
@@ -145,12 +158,13 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 class StopOnNan(Callback):
-    """Stops all processes together when a loss of training or a weight is NaN or
-    infinite, before a checkpoint of it is written.
+    """Stops all processes together when a training loss or a weight is NaN or infinite,
+    before such a weight gets into a checkpoint.
 
-    It checks the loss of log steps, and the weights at the end of each epoch and before
-    each checkpoint. One process with a GPU does not wait for the loss: it looks at it
-    after a later batch, when it has arrived.
+    It checks the loss on log steps, at least every 1,000 steps, and the weights at the
+    end of each epoch and before each checkpoint. To read a value from the GPU, a
+    process has to wait for the GPU. So a single process with a GPU copies the result in
+    the background, and reads it after a later batch, when the copy has arrived.
     """
 
     def __init__(self) -> None:
@@ -160,9 +174,13 @@ class StopOnNan(Callback):
         self.arrival: torch.cuda.Event | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count log steps from the step at which this start begins."""
         self.step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
+        """Check the loss on a log step, or start its copy, and check a loss whose copy
+        has arrived. In one batch, global_step may grow by more than one, because it
+        counts the steps of each optimizer."""
         every = min(trainer.log_every_n_steps or 1000, 1000)
         is_log_step = trainer.global_step // every > self.step // every
         self.step = trainer.global_step
@@ -172,6 +190,7 @@ class StopOnNan(Callback):
             self._check_arrived(trainer)
 
     def _check_loss(self, trainer: Trainer, loss: Any) -> None:
+        """Stop if the loss is not finite, or start to copy this fact from the GPU."""
         is_finite = torch.tensor(True)
         if isinstance(loss, Tensor):  # with manual optimization it may be anything
             is_finite = loss.isfinite().all()
@@ -182,10 +201,13 @@ class StopOnNan(Callback):
             stop_if(not is_finite, trainer, "the training loss is")
 
     def _check_arrived(self, trainer: Trainer) -> None:
+        """Stop if the loss that was copied last is not finite."""
         self.arrival = None
         stop_if(not self.is_finite, trainer, "the training loss is")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop if a weight is not finite. Frozen weights and weights without a shape
+        yet are not checked."""
         are_finite = [
             weight.isfinite().all()
             for weight in pl_module.parameters()
@@ -199,14 +221,15 @@ class StopOnNan(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
     ) -> None:
+        """Check the weights before they are written."""
         self.on_train_epoch_end(trainer, pl_module)
 
 
 class StopWithoutLoss(Callback):
-    """Stops if training_step has returned None in each batch of an epoch: nothing was
-    trained.
+    """Stops if training_step has returned None for all batches of an epoch, because
+    nothing was trained. A model with manual optimization is not checked.
 
-    None for single batches skips these batches, as in Lightning.
+    If training_step returns None for some batches, Lightning skips these batches.
     """
 
     has_loss = True
@@ -223,11 +246,12 @@ class StopWithoutLoss(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
     ) -> None:
-        # in the middle of the first epoch: of weights that nothing has trained
+        """In the first epoch, write no checkpoint of weights that were not trained."""
         if trainer.current_epoch == 0:
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if no process has had a loss in this epoch."""
         if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
             step = f"training_step of {type(pl_module).__name__}"
             batches = f"all batches of epoch {trainer.current_epoch + 1}"
@@ -238,7 +262,8 @@ class StopWithoutLoss(Callback):
 
 
 def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
-    """Raise UserError in all processes if `is_bad` in one of them.
+    """Raise UserError in all processes if `is_bad` is true in one of them. All
+    processes have to call this function.
 
     subject: The beginning of the message, such as "a weight is".
     """
@@ -252,10 +277,17 @@ def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
 
 
 def end_with_parent(is_worker: bool = False) -> None:
-    """Let a process that the first one, torchrun or (is_worker) a sweep has started end
-    with it, even after kill -9."""
+    """End this process when the process that started it has ended, even by kill -9.
+
+    This holds for a process with a rank above 0, and for any process of torchrun or of
+    a sweep. A thread looks twice a second. Other processes are not watched: a script
+    may outlive the shell that has started it.
+
+    is_worker: Whether a sweep has started this process.
+    """
 
     def watch() -> None:
+        """Wait until the system gives this process another parent."""
         while os.getppid() == STARTED_BY:
             time.sleep(0.5)
         os._exit(1)  # the main thread may be waiting for the process that has gone
@@ -265,29 +297,36 @@ def end_with_parent(is_worker: bool = False) -> None:
 
 
 class StopOnSignal(Callback):
-    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two steps, where the state can be
-    saved.
+    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
+    can be saved. `lightbase.core.signals` keeps the signal until then.
 
-    Several processes stop before the same batch, whichever of them got the signal.
+    A single process stops after the next optimizer step. Several processes exchange
+    every 10 steps whether one of them got a signal. All stop before the same batch.
 
-    It takes the place of Lightning 2.6's own handling, which also stops between two
-    batches of an accumulation and within a validation. With several processes Lightning
-    communicates in the signal handler, even while another exchange is running, and
-    before every batch, which waits for the GPU.
+    This replaces the signal handling of Lightning 2.6, which also stops between two
+    batches of an accumulation and within a validation. With several processes,
+    Lightning communicates in the signal handler, even while another exchange is
+    running. It also communicates before every batch, and each time waits for the GPU.
     """
 
     every_n_steps = 10
     """How often several processes exchange whether one got a signal."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if multiprocessing.parent_process() is not None:  # of ddp_spawn
+        """Keep signals from now on if this is a training. Leave out Lightning's log
+        lines in a process of ddp_spawn."""
+        if multiprocessing.parent_process() is not None:
             quiet_lightning()
+            # In a forked process torch makes its pool of threads again. It aborts if the
+            # threads of two GPUs do it at once in the first backward.
+            torch.set_num_threads(torch.get_num_threads())
         if stage == "fit":
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 
     def on_sanity_check_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
+        """Set the signal handlers again: Lightning has set other ones before."""
         SIGNALS.install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -299,6 +338,7 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any
     ) -> None:
+        """Stop a single process after an optimizer step if a signal has come."""
         # After the last batch of an epoch the validation comes first: Lightning cannot
         # continue with a validation.
         if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
@@ -307,6 +347,8 @@ class StopOnSignal(Callback):
             stop_after_batch(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop if a signal came before the test. From now on a signal ends the process
+        at once."""
         self._stop_if_received(trainer)
         SIGNALS.waits = False  # there is nothing to save
         SIGNALS.install()
@@ -314,32 +356,37 @@ class StopOnSignal(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        # a process of ddp_spawn ends here and not at the end of the script
+        """End the process group in a process of ddp_spawn, which ends here and not at
+        the end of the script."""
         if multiprocessing.parent_process() is not None:
             leave(trainer)
 
     def _stop_together(self, trainer: Trainer) -> None:
+        """Before a batch, exchange every 10 optimizer steps whether to stop."""
         every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
         if (batch_index(trainer) + 1) % every_n_batches == 0:
             self._stop_if_received(trainer)
 
     def _stop_if_received(self, trainer: Trainer) -> None:
-        number = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
+        """Raise SIGTERMException if any process got a signal. All processes have to
+        call this function. Lightning saves the state then."""
+        signal = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
         if dist.is_initialized():
-            dist.all_reduce(number, dist.ReduceOp.MAX)
-        SIGNALS.received = int(number.item())
+            dist.all_reduce(signal, dist.ReduceOp.MAX)
+        SIGNALS.received = int(signal.item())
         if SIGNALS.received:
             raise SIGTERMException
 
 
 def leave(trainer: Trainer) -> None:
-    """End the process group; raise UserError if a process that this one started has
-    failed."""
+    """End the process group of torch.distributed, and wait for the processes that this
+    one has started. Raises UserError if one of them has failed."""
     if dist.is_initialized():
         # the first one holds the store that the others still use
         trainer.strategy.barrier()
         dist.destroy_process_group()
-    for process in started_processes(trainer):  # those of ddp_spawn have ended already
+    # processes of ddp_spawn have ended already
+    for process in started_processes(trainer):
         if status := process.wait():
             raise UserError(
                 f"process {process.pid} of this run ended with status {status}"
@@ -347,12 +394,14 @@ def leave(trainer: Trainer) -> None:
 
 
 class Patience(EarlyStopping):
-    """Early stopping that holds in a resumed run: a stopped run does not start again
-    unless the patience has been raised."""
+    """Early stopping that also holds in a resumed run. A run that early stopping has
+    ended trains on only if the patience has been raised."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the checkpoint, but keep the patience of this start."""
         super().load_state_dict({**state_dict, "patience": self.patience})
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Stop at once if the patience was used up before the resume."""
         if self.wait_count >= self.patience:
             trainer.should_stop = True

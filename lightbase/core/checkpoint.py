@@ -1,8 +1,11 @@
 """The checkpoint files of a run: when they are written, and how.
 
-A file is whole or not there at all: it is written under another name, and then renamed.
-Reading a file runs no code: it gives tensors and plain values only, and each record has
-to have the right checksum.
+A file is complete or not there at all: it is written under another name, and then
+renamed. Reading a file runs no code of the file: the result holds tensors and plain
+values only, and the checksum of each record must be right.
+
+`RunCheckpoint` decides when a file is written, `AtomicCheckpointIO` writes it, and
+`load_checked` reads it.
 """
 
 import copy
@@ -33,10 +36,11 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target and moves it there, so that a file with
-    that name is always whole. Lightning's move may be a copy, which a crash cuts short.
+    """Writes a checkpoint to a temporary file in the same folder and renames it. So a
+    file with the final name is always complete. Lightning may copy the file instead,
+    and a crash would leave a part of it.
 
-    validated: Checks the weights in best.ckpt before it is written; None checks
+    validated: Checks the weights in best.ckpt before it is written. None checks
         nothing.
     """
 
@@ -47,9 +51,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Any, path: Any, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint to `path`. Raises UserError if it cannot be written, for
-        instance because the disk is full, and if best.ckpt would hold weights that no
-        validation has measured. An earlier file is whole then."""
+        """Write a checkpoint to `path`.
+
+        Raise UserError if the file cannot be written, for instance because the disk is
+        full, or if best.ckpt would hold weights that no validation has measured. An
+        earlier file of this name is unchanged then.
+        """
         for key in ("hyper_parameters", "datamodule_hyper_parameters"):
             if key in checkpoint:
                 # for a person who reads the file: runs are rebuilt from their config
@@ -64,15 +71,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_whole(path, buffer.getbuffer(), way_out)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return the content of a checkpoint. Raises UserError as `load_checked`."""
+        """Return the content of a checkpoint. Raise UserError as `load_checked`
+        does."""
         return load_checked(Path(path))  # type: ignore[no-any-return]
 
 
 def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint with weights and optimizer states of a GPU on the CPU.
+    """Return the checkpoint with the weights and the states of the optimizers on the
+    CPU.
 
-    The host waits once; torch.save would wait for each tensor. Tensors that share
-    memory are left to torch.save.
+    All tensors are copied at once, so the host waits once. torch.save would wait for
+    each tensor. The checkpoint is returned as it is if it is large (see MAX_PINNED), or
+    if tensors share memory: copies would lose the sharing.
     """
     keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
     parts = {key: checkpoint[key] for key in keys}
@@ -90,8 +100,8 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a value that safe loading accepts: objects in it that it would refuse,
-    such as paths, become text."""
+    """Return a copy of `value` that safe loading accepts. Objects that it would refuse,
+    such as paths, become text; a tuple becomes a list."""
     if isinstance(value, dict):
         return {str(key): as_plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -106,32 +116,37 @@ def as_plain(value: Any) -> Any:
 
 
 def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any:
-    """Return the content of a file of torch.save, on the CPU. No code of it is run.
+    """Return the content of a file that torch.save has written. Tensors are on the CPU.
+    No code in the file is run.
 
-    name: The name of such files in messages.
-    way_out: The way out for a file with objects.
-    Raises UserError if the file is damaged, or holds more than tensors and plain
-    values.
+    name: What messages call such a file.
+    way_out: What the user can do if the file holds objects.
+
+    Raise UserError if the file cannot be read, is damaged, or holds more than tensors
+    and plain values.
     """
     try:
         check_readable(path, psutil.virtual_memory().total)
         check_records(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        problem = f"{name} {path} holds objects: not safe to load"
-        raise UserError(problem, way_out) from error
+        raise UserError(
+            f"{name} {path} holds objects: not safe to load", way_out
+        ) from error
     except OSError as error:
-        problem = f"{name} {path} cannot be read: {error.strerror or error}"
-        place = "checkpoints are in logs/NAME/version_N/checkpoints"
-        raise UserError(problem, place) from error
+        raise UserError(
+            f"{name} {path} cannot be read: {error.strerror or error}",
+            "checkpoints are in logs/NAME/version_N/checkpoints",
+        ) from error
     except (zipfile.BadZipFile, EOFError, RuntimeError, KeyError, ValueError) as error:
-        problem = f"{name} {path} is damaged or no checkpoint"
-        raise UserError(f"{problem}: {first_line(error)}") from error
+        raise UserError(
+            f"{name} {path} is damaged or no checkpoint: {first_line(error)}"
+        ) from error
 
 
 def check_records(path: Path) -> None:
-    """Raise BadZipFile for a record with a wrong CRC-32, which torch.load does not
-    check. Files of an old torch have no records."""
+    """Raise BadZipFile for a record with a wrong checksum (CRC-32), which torch.load
+    does not check. Files of torch before 1.6 have no records and are not checked."""
     with path.open("rb") as file:
         if file.read(len(LEGACY)) == LEGACY:
             return
@@ -153,8 +168,8 @@ class RunCheckpoint(ModelCheckpoint):
     the newest epoch without a monitor.
 
     folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
-    filename: The name without .ckpt; it may have {epoch:03d}, for instance.
-    monitor: A logged metric such as "val/acc".
+    filename: The name without .ckpt. It may have a field such as {epoch:03d}.
+    monitor: The name of a logged metric, such as "val/acc".
     mode: "min" if lower values of the metric are better, otherwise "max".
     keep_all: Keep the files of earlier epochs, too.
     every_n_epochs: None writes after every validation.
@@ -185,12 +200,14 @@ class RunCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """The key of this callback's state in checkpoints."""
+        """The key of this callback's state in checkpoints. It has the name of the file,
+        because a run has several of these callbacks."""
         return f"{type(self).__qualname__}/{self.filename}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError for a callback that averages weights after the last
-        validation."""
+        validation. ValidatedWeights would find it too late, at the end of a long
+        training."""
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             # ValidatedWeights would find it, at the end of a long training
             if isinstance(callback, StochasticWeightAveraging):
@@ -202,14 +219,18 @@ class RunCheckpoint(ModelCheckpoint):
                 )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint. Without a validation yet, as with max_steps in the
-        first epoch, there is nothing to compare, and best.ckpt is not written."""
+        """Write the checkpoint. If the metric is not measured yet, as with max_steps in
+        the first epoch, there is nothing to compare, and nothing is written."""
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
-        """Write last.ckpt if a signal stops the training between two batches."""
+        """Write last.ckpt if a signal has stopped the training between two batches.
+
+        Nothing is written if a validation was interrupted, because Lightning cannot
+        continue from the middle of it, or if the epoch has just been saved.
+        """
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
         # Lightning cannot go on from the middle of a validation; and when an epoch has
@@ -218,8 +239,12 @@ class RunCheckpoint(ModelCheckpoint):
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best score so far if the run continues in its folder, also if
-        the folder has been moved."""
+        """Take over the best score so far if the run continues in its folder. The
+        folder may have been moved.
+
+        Raise ValueError if a path or a score in the state is not as Lightning writes
+        it.
+        """
         if not Path(self.in_folder("last.ckpt")).exists():
             return  # a new run that starts from another one's checkpoint
         state = state_dict | {"dirpath": str(self.dirpath), "best_k_models": {}}
@@ -232,8 +257,13 @@ class RunCheckpoint(ModelCheckpoint):
         super().load_state_dict(state)
 
     def in_folder(self, path: str) -> str:
-        """Return where a checkpoint of this callback is now; "" for no path. Lightning
-        deletes the checkpoints that it replaces, so they may not be elsewhere."""
+        """Return the path of a checkpoint in the folder of this run; only its file name
+        counts. Return "" for an empty path.
+
+        Lightning deletes the checkpoints that it replaces. So a path in a state must
+        not lead to another folder, or to a file that is no checkpoint: raise ValueError
+        for that.
+        """
         if not path:
             return ""
         name = Path(path).name

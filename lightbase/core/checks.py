@@ -1,5 +1,8 @@
-"""The dry run before a run has a folder: data, network, optimizer and options are tried
-on two samples. And the metric that compares epochs."""
+"""The checks before a run has a folder, and the metric that compares epochs.
+
+`dry_run` loads the data, and tries the network and the optimizer. `choose_monitor`
+chooses the metric. All other functions are called by these two.
+"""
 
 import ast
 import inspect
@@ -31,10 +34,11 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
     """Load weights and data, and try network and optimizer.
 
     A mistake is found here, before the run has a folder. Of a plain LightningModule
-    only `training_step` is checked, a plain LightningDataModule is not.
+    only `training_step` is checked; a plain LightningDataModule is not checked.
 
     config: The settings of the run.
-    Raises UserError with the way out.
+
+    Raise UserError with the way out.
     """
     if model.automatic_optimization and returns_nothing(model.training_step):
         raise UserError(
@@ -67,13 +71,12 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
 
 
 def returns_nothing(method: Any) -> bool:
-    """Return whether the source of a method has no `return` with a value.
+    """Return whether the source of a method has no `return` with a value. Return False
+    if there is no source, or if a decorator may change the result.
 
-    This is the mistake of a training_step that computes the loss and forgets to return
-    it. Where the source does not tell, StopWithoutLoss ends the run after the first
-    epoch.
-
-    Return False if there is no source, or if a decorator may change the result.
+    The mistake is a training_step that computes the loss and does not return it. If its
+    source has a `return` and it returns None all the same, StopWithoutLoss ends the run
+    after the first epoch.
     """
     try:
         source = textwrap.dedent(inspect.getsource(method))
@@ -89,12 +92,13 @@ def returns_nothing(method: Any) -> bool:
 
 
 def check_options(model: BaseModule, trainer: Any) -> None:
-    """Raise UserError for options that torch or Lightning refuse together, in the first
-    step. Of fused optimizers see Lightning's issue 21435.
+    """Raise UserError for options that torch or Lightning refuse together, but only in
+    the first step. Lightning's issue 21435 is about fused optimizers.
 
     trainer: The Trainer's flags.
     """
-    precision, every = trainer.precision, trainer.accumulate_grad_batches
+    precision = trainer.precision
+    every = trainer.accumulate_grad_batches
     is_fused = model.optimizer_args.get("fused")
     if is_fused and trainer.gradient_clip_val and str(precision) in MIXED:
         raise UserError(
@@ -118,11 +122,12 @@ def has_test(model: LightningModule, data: LightningDataModule) -> bool:
 
 
 def load_data(data: BaseDataModule, with_test: bool) -> None:
-    """Load the samples of training and validation, and print their numbers.
+    """Load the samples for training and validation, and print how many there are.
 
     with_test: Load the test samples, too.
-    Raises UserError for data that cannot be loaded, or that its transforms would change
-    in part only.
+
+    Raise UserError for data that cannot be loaded, or whose transforms would change
+    only a part of a batch.
     """
     data.prepare_data()
     data.setup("fit")
@@ -143,8 +148,8 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
 
 
 def check_transforms(data: BaseDataModule) -> None:
-    """Raise UserError if `normalize` or `augment` would leave a part of the batch as it
-    is that has to change with the inputs: further images, masks, target images.
+    """Raise UserError if `normalize` or `augment` would leave a part of the batch
+    unchanged that has to change with the inputs: further images, masks, target images.
 
     The two hooks get the inputs only. `transform_batch` and `on_after_batch_transfer`
     get all parts, so data that overrides one of them is not checked.
@@ -173,12 +178,12 @@ def overrides(data: BaseDataModule, *hooks: str) -> bool:
 
 def missed_part(data: BaseDataModule, batch: Any, inputs: Tensor) -> str:
     """Return which part of a batch has to change with its inputs, as the beginning of a
-    message; an empty text if there is none.
+    message. Return "" if there is none.
 
-    A batch of three or more parts has one: nobody knows what the third part is. A
-    target has to change if it has the inputs' shape, and is an image or a vector of at
-    least two numbers of the same dtype. If the images are augmented, a target of their
-    height and width has to change, too.
+    A third part has to change: nobody knows what it is. A target has to change if it
+    has the shape of the inputs, and is an image, or a vector of at least two numbers
+    with the same dtype. If the images are augmented, a target with their height and
+    width has to change, too.
 
     batch: One training sample: the inputs and the other parts.
     inputs: The first part, (1, ...).
@@ -207,11 +212,10 @@ def missed_part(data: BaseDataModule, batch: Any, inputs: Tensor) -> str:
 
 
 def trial_device(trainer: Any) -> torch.device | None:
-    """Return the device that the network will train on.
+    """Return the device that the network will train on, and None if the processes that
+    train are forked from this one: this process must not start CUDA then.
 
     trainer: The Trainer's flags.
-    Return None if the processes that train are forked from this one, which then must
-    not start CUDA.
     """
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
@@ -235,8 +239,8 @@ def try_network(
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
     Only pairs whose inputs are one tensor are tried.
 
-    Raises UserError if it cannot take the samples, or has fewer outputs than there are
-    classes.
+    Raise UserError if the network cannot take the samples, or has fewer outputs than
+    there are classes. An error in the user's code is raised as it is.
     """
     samples = data.splits[split]
     batch = samples.__getitems__(list(range(min(2, len(samples)))))
@@ -252,7 +256,8 @@ def try_network(
     inputs = inputs_of(batch)
     if not isinstance(inputs, Tensor):
         return
-    net, name = model.net, type(model.net).__name__
+    net = model.net
+    name = type(net).__name__
     try:
         outputs = run_network(net.to(device), inputs, str(trainer.precision))
     except (RuntimeError, ValueError, AssertionError) as error:
@@ -273,8 +278,11 @@ def try_network(
 
 
 def check_outputs(num_outputs: int, model: BaseModule, data: BaseDataModule) -> None:
-    """Raise UserError if a network has fewer outputs than there are classes, in the
-    data or in the argument `num_classes` of the model."""
+    """Raise UserError if a network has too few outputs.
+
+    num_outputs: The outputs for a sample. There must be one for each class of the data,
+        and of the model's argument `num_classes` if it has one.
+    """
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
     if num_outputs < max(num_classes, num_trained):
@@ -295,8 +303,8 @@ def misfit(problem: str) -> UserError:
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
-    """Return the outputs of the network in eval mode. Afterwards each of its modules
-    has the mode that it had.
+    """Return the outputs of the network in eval mode. Afterwards each module is in the
+    same mode as before, so that frozen modules stay in eval mode.
 
     inputs: (N, ...), on the device of the network.
     precision: The Trainer's flag as text.
@@ -329,13 +337,15 @@ class Monitor(NamedTuple):
 def choose_monitor(
     config: Any, model: LightningModule, data: LightningDataModule
 ) -> Monitor | None:
-    """Return the metric for best.ckpt and early stopping: --monitor, by default the
-    model's first one. Print which one it is.
+    """Return the metric for best.ckpt and early stopping, and print it. It is
+    --monitor, or by default the first metric of the model, or its loss if it has none.
 
     config: The settings of the run.
+
     Return None if best.ckpt is the last epoch. The test set never selects an epoch.
-    Raises UserError if --patience or ReduceLROnPlateau needs a metric and there is
-    none.
+
+    Raise UserError if --patience or ReduceLROnPlateau needs a metric and there is none,
+    or if nobody knows whether a lower value is better.
     """
     reason = why_unvalidated(config.trainer, model, data)
     if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
@@ -373,7 +383,8 @@ def choose_monitor(
 def why_unvalidated(
     trainer: Any, model: LightningModule, data: LightningDataModule
 ) -> str | None:
-    """Return why there is no validation to select by; None if there is one.
+    """Return why no validation can select an epoch, as text for a message. Return None
+    if one can.
 
     trainer: The Trainer's flags.
     """
@@ -389,18 +400,20 @@ def why_unvalidated(
 
 
 def has_validation(data: BaseDataModule) -> bool:
-    """Return whether the data has samples for a validation beside the test set."""
+    """Return whether the data has samples for validation that are not in the test
+    set."""
     return bool(data.val_fraction) or "val" in data.own_splits
 
 
 def better(monitor: str, model: LightningModule) -> str:
     """Return "min" if a lower value of a metric is better, else "max".
 
-    torchmetrics tells it for the model's metrics, for others the name of the metric
-    may.
+    torchmetrics tells it for the metrics of the model. For other values, the name is
+    looked up.
 
     monitor: The name of the curve, such as val/acc.
-    Raises UserError if neither tells.
+
+    Raise UserError if the direction is unknown.
     """
     # not rpartition: a metric's name may contain "/"
     name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]

@@ -3,9 +3,9 @@ reads from Lightning's loops, and the messages of Lightning that it leaves out.
 
 Each docstring says why, with which version it was tested, and which issue of the other
 package would make the function unnecessary. lightbase/tests/test_compat.py fails when a
-package changes; test_house.py finds private attributes elsewhere. Tested with Lightning
-2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.26 and 0.29,
-optuna 5.0 and wandb 0.31.
+package changes; test_house.py finds private attributes in other files. Tested with
+Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.26 and
+0.29, optuna 5.0 and wandb 0.31.
 """
 
 import argparse
@@ -72,16 +72,16 @@ def quiet_lightning() -> None:
 
 
 def counts_gpus_by_nvml() -> bool:
-    """Whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count them,
-    and processes that are forked after that cannot use CUDA.
+    """Return whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count
+    them, and processes that are forked after that cannot use CUDA.
 
-    No public function tells. Tested with torch 2.11 and 2.15; no issue known.
+    No public function tells it. Tested with torch 2.11 and 2.15; no issue is known.
     """
     return torch.cuda._device_count_nvml() >= 0
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The arguments of a parser, to change their help or number of values.
+    """Return the arguments of a parser, to change their help or number of values.
 
     argparse has no public list of them: cpython issue 144932.
     """
@@ -89,22 +89,23 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call `parse`, a parse_* method of a jsonargparse parser, without its check of
-    types and of
-    required values: the data fills in some values after parsing.
+    """Call `parse`, a parse_* method of a jsonargparse parser, and return its result.
+    It does not check types and required values: the data fills in some values after
+    parsing.
 
-    No issue known. An earlier jsonargparse 4 called the option `_skip_check`.
+    No issue is known. An earlier jsonargparse 4 called the option `_skip_check`.
     """
     return parse(*args, _skip_validation=True, **options)
 
 
 @contextlib.contextmanager
 def none_has_to_fit() -> Iterator[None]:
-    """Let jsonargparse check None like any other value. It takes None for "not given".
+    """Within this context, let jsonargparse check None like any other value. By
+    default, None means "not given" and fits every type.
 
-    The setting is one for the whole process, and with it parse_args(defaults=False)
-    loses the classes of defaults. So it is on only while values are validated. No issue
-    known.
+    The setting is for the whole process, and with it parse_args(defaults=False) loses
+    the classes of defaults. So it is on only while values are validated. No issue
+    is known.
     """
     set_parsing_settings(unset_sentinel=True)
     try:
@@ -114,11 +115,14 @@ def none_has_to_fit() -> Iterator[None]:
 
 
 def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
-    """Let an argument whose type is a class take the bare name of a class that
-    `path_of_class` knows, in flags and in YAML files.
+    """Let an argument whose type is a class take the bare name of a class, in flags and
+    in YAML files.
 
     jsonargparse finds a class by its name only after its module is imported. No issue
-    known.
+    is known.
+
+    path_of_class: A function that returns the import path for a name, and any other
+        text as it is.
     """
 
     def resolve(base: Any, name: str) -> str:
@@ -129,7 +133,9 @@ def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
 
 def begin_epoch_again(trainer: Any) -> None:
     """Let the training loader of this epoch start again, after the random generators
-    are restored: a stock DataLoader has drawn its order before. No issue known.
+    are restored. A stock DataLoader has drawn its order before that.
+
+    No issue is known.
     """
     iter(trainer.fit_loop._data_fetcher)
 
@@ -145,7 +151,7 @@ def forget_train_loader(trainer: Any) -> None:
 
     A loader that was made in `configure_optimizers` would not get its state from the
     checkpoint: Lightning issue 20550. Lightning's finders of batch size and learning
-        rate do the same.
+    rate do the same.
     """
     trainer.fit_loop._combined_loader = None
 
@@ -174,11 +180,11 @@ def epochs_done(trainer: Any) -> int:
 
 
 def logged_step(trainer: Any) -> int:
-    """Return the number of batches that ended in an optimizer step: the next x value of
-    the loggers.
+    """Return the number of batches that ended in an optimizer step. It is the next x
+    value of the loggers.
 
-    No public name, and `global_step` counts each optimizer: Lightning issues 13752 and
-    20240.
+    There is no public name, and `global_step` counts each optimizer: Lightning issues
+    13752 and 20240.
     """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
@@ -190,8 +196,8 @@ def fit_loop_state(trainer: Any) -> dict[str, Any]:
 
 
 def saved_fit_loop(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the training's loop in a checkpoint. Raise KeyError if it has
-    none, as a checkpoint of weights."""
+    """Return the state of the training's loop in a checkpoint. Raise KeyError if there
+    is none, as in a checkpoint of weights."""
     return checkpoint["loops"]["fit_loop"]
 
 
@@ -218,17 +224,19 @@ def saved_logged_step(checkpoint: dict[str, Any]) -> int:
 
 
 def newest_batch(trainer: Any) -> Any:
-    """The batch that the step gets. `track` counts its samples if it is given nothing
-    else to count, as `self.log` does. No public name, and no issue known."""
+    """Return the batch that the step gets. `track` counts its samples if it is given
+    nothing else to count, as `self.log` does.
+
+    There is no public name, and no issue is known.
+    """
     return trainer._results.batch
 
 
 def skip_ended_epoch(trainer: Any) -> None:
-    """Let a training that resumes from the end of an epoch start the next epoch from
-    its beginning.
+    """Let a training that resumes from the end of an epoch start with the next epoch.
 
-    With max_steps, Lightning takes it for a resume in the middle of the next epoch, and
-    the public setter of `restarting` always sets True: Lightning issue 19617.
+    With max_steps, Lightning treats it as a resume in the middle of the next epoch. The
+    public setter of `restarting` always sets True: Lightning issue 19617.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_end:
@@ -256,18 +264,18 @@ def replace_signal_exchange(trainer: Any, exchange: Callable[[], None]) -> None:
 
 
 def stop_after_batch(trainer: Any) -> None:
-    """Let Lightning end the training at the end of this batch, as if SIGTERM had come
-    now.
+    """Let Lightning end the training at the end of this batch, as it does after a
+    SIGTERM.
 
     `trainer.should_stop` would end the epoch as if all its batches were done. No issue
-    known.
+    is known.
     """
     trainer._signal_connector.received_sigterm = True
 
 
 def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
-    """The other processes of this machine if Lightning has started them by a command,
-    as for ddp.
+    """Return the other processes of this machine that Lightning has started by a
+    command, as for ddp, or [] if there are none.
 
     Lightning does not look at their exit status: its issue 17248.
     """

@@ -1,4 +1,8 @@
-"""What the user's repository holds, read as text: config files and names of classes."""
+"""The user's config files, and the names of the user's classes.
+
+Read `read_config` first. The classes are found by searching the source code as text:
+the messages of errors and --help list them, and need not import torch for that.
+"""
 
 import re
 from pathlib import Path
@@ -13,15 +17,20 @@ from lightbase.core.project import PROJECT
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 MAX_LEVELS = 50
 MAX_VALUES = 100_000
+"""Limits of a config, far above any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
+"""A class at the top level of a file: its name and its base classes."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice. YAML would drop the first value."""
+    """Loads YAML, and refuses a mapping that has a key twice. PyYAML would drop the
+    first value without a message."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
+        stands in it twice."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -34,9 +43,10 @@ class ConfigLoader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a config file.
+    """Return the content of a config file, with today's import paths.
 
-    Raises UserError for a file that is missing, unreadable or no mapping.
+    Types of values are not checked here, and keys need not exist: the parser does this.
+    Raises UserError for a file that is missing, unreadable, empty or no mapping.
     """
     try:
         content = checked(yaml.load(read_text(path), ConfigLoader))
@@ -66,11 +76,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def checked(config: Any) -> Any:
-    """Return the config. Raise ValueError if it is nested too deep or has too many
-    values.
+    """Return the config unchanged. Raise ValueError if it has more than `MAX_LEVELS`
+    levels or more than `MAX_VALUES` values.
 
-    A config that holds itself is nested without end. Aliases of aliases have too many
-    values.
+    YAML allows both in a few lines. An alias inside its anchor makes levels without
+    end, and aliases of aliases make billions of values.
     """
     waiting = [(config, 0)]
     num_values = 0
@@ -89,10 +99,12 @@ def checked(config: Any) -> Any:
 
 
 def renamed(config: Any, package: str, key: str = "") -> Any:
-    """Return a copy of a saved config with the import paths of today.
+    """Return a copy of a saved config with today's import paths. They differ if the
+    user has renamed the package since, or if a class has moved since version 0.3.
 
-    package: The name that the user's package had when the config was written.
-    key: The key of `config`, which is one value of a larger config.
+    package: The name of the user's package when the config was written.
+    key: The key of `config`, which is one value of a larger config. Only the values of
+        `IMPORT_PATH_KEYS` and the texts in lists can be import paths.
     """
     if isinstance(config, dict):
         return {
@@ -109,15 +121,15 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
 
 
 def config_files(folder: Path) -> dict[str, str]:
-    """Return the paths of the YAML files in configs/ and in `folder`, by their names
-    without ending."""
+    """Return {name without .yaml: path} of the YAML files in configs/ and in `folder`.
+    A file in `folder` counts before a file of the same name in configs/."""
     files = [*sorted(PROJECT.configs.glob("*.y*ml")), *sorted(folder.glob("*.y*ml"))]
     return {file.stem: relative_to_cwd(file) for file in files}
 
 
 def users_classes() -> list[tuple[str, str]]:
-    """Return the import path and the base classes, as text, of each class in the user's
-    package."""
+    """Return (import path, base classes as text) for each class in the user's package.
+    No file is imported. Classes inside other classes or functions are left out."""
     package = PROJECT.root / PROJECT.package
     classes = []
     for file in sorted(package.rglob("*.py")):
@@ -130,8 +142,11 @@ def users_classes() -> list[tuple[str, str]]:
 
 
 def path_of_class(name: str) -> str:
-    """Return the import path of a class of the user's package; any other text
-    unchanged."""
+    """Return the import path for the bare name of a class, such as "MLP".
+
+    The class has to be in the user's package, and no other class there may have this
+    name. Any other text is returned unchanged.
+    """
     if not name.isidentifier() or not name[0].isupper():
         return name
     paths = [path for path, _ in users_classes() if path.endswith(f".{name}")]

@@ -1,4 +1,10 @@
-"""The curves of a training, and what callbacks need to know of a run."""
+"""The curves of a training, and what callbacks need to know of a run.
+
+`BaseModule.track` adds each batch to an accumulator of `Curves`. `Curves` decides when
+a curve gets a point, and logs the point. Read this class first. The functions above it
+are for all callbacks: the folder of the run, the values of all processes, and the
+number of steps.
+"""
 
 import re
 import tempfile
@@ -28,8 +34,12 @@ Stage = Literal["train", "val", "test"]
 
 
 class RunFolder(Callback):
-    """Gives all processes the folder of the run, which the first process has made; in a
-    fast_dev_run it is a temporary folder."""
+    """Gives all processes the folder of the run, which the first process has made. In a
+    fast_dev_run it is a temporary folder.
+
+    path: The folder ROOT/NAME/version_N. It is None in a fast_dev_run, and before
+        `setup` in all processes but the first.
+    """
 
     temporary: tempfile.TemporaryDirectory | None = None
 
@@ -37,6 +47,8 @@ class RunFolder(Callback):
         self.path = path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the temporary folder if it is needed, and send the path to all
+        processes."""
         if self.path is None and trainer.is_global_zero:
             self.temporary = tempfile.TemporaryDirectory(prefix="fast_dev_run_")
             self.path = Path(self.temporary.name)
@@ -45,6 +57,7 @@ class RunFolder(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
+        """Remove the temporary folder if there is one."""
         if self.temporary:
             self.temporary.cleanup()
             self.temporary = None
@@ -52,11 +65,11 @@ class RunFolder(Callback):
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Return the run's folder, where a callback may write, from `on_fit_start` or
-    `on_test_start` on.
+    """Return the folder of the run, in which a callback may write files. It is known
+    from `on_fit_start` or `on_test_start` on.
 
-    Unlike `trainer.log_dir`, one process may call this without the others. In
-    evaluate.py it is `trainer.default_root_dir`.
+    One process may call this without the others. `trainer.log_dir` would wait for the
+    others. In evaluate.py the folder is `trainer.default_root_dir`.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunFolder) and callback.path:
@@ -65,7 +78,11 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, by rank. All processes must call this."""
+    """Return the values of all processes as a list, by rank. All processes must call
+    this.
+
+    value: Any object that pickle can copy. Tensors should be on the CPU.
+    """
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
@@ -74,39 +91,50 @@ def gather(value: Any) -> list[Any]:
 
 
 def num_steps(trainer: Any) -> int:
-    """Return the number of steps so far, as the curves count them. With manual
-    optimization it is the number of batches, because `global_step` counts the steps of
-    each optimizer."""
+    """Return the number of steps so far, as the curves count them.
+
+    With manual optimization it is the number of batches, because `global_step` counts
+    the steps of each optimizer.
+    """
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step  # type: ignore[no-any-return]
     return num_batches(trainer)
 
 
 def newest_step(trainer: Any) -> int:
-    """Return the index of the last step, from 0: where Lightning's own curves have
-    their point."""
+    """Return the index of the newest step, from 0. Lightning's curves have their points
+    at the same index."""
     return max(0, num_steps(trainer) - 1)
 
 
 def log_values(trainer: Any, values: Mapping[str, Any]) -> None:
-    """Write points of curves, {curve: value}, to all loggers, at the newest step."""
+    """Write a point of each curve to all loggers, at the newest step.
+
+    values: {curve: number}, such as {"train/loss": 0.5}.
+    """
     for logger in trainer.loggers:
         logger.log_metrics(values, newest_step(trainer))
 
 
 class Curves(Callback):
-    """Writes the points of all curves. train/ and lr get a point on log steps and at
-    the end of each epoch; it is a mean over the samples since the last point. val/ and
-    test/ get a point after each evaluation.
+    """Writes the points of all curves.
 
-    At the end of an epoch, callbacks and the terminal see means over the whole epoch.
-    This callback must be the first one.
+    train/ and lr get a point on log steps and at the end of each epoch. A point of
+    train/ is a mean over the samples since the point before it. val/ and test/ get a
+    point after each evaluation. At the end of an epoch, callbacks and the terminal get
+    means over the whole epoch.
 
-    means: Accumulators of the samples since the last point, by stage; empty until a
-        Trainer calls `setup`. `BaseModule.track` adds to them.
+    This callback must be the first one: the others read what it logs.
+
+    means: The accumulators of the samples since the last point, by stage.
+        `BaseModule.track` adds to them. The dict is empty until a Trainer calls
+        `setup`.
     epoch: The accumulator of the training epoch.
-    rates: The learning rates of the last training step, by the curves' names.
+    rates: The learning rates of the newest training step, by the names of their curves.
     logged: The names that the module gives to `self.log`.
+    resumed: Saved states of the accumulators "train" and "epoch", one for each process
+        that was there when the checkpoint was written. It is empty unless a run
+        resumes.
     """
 
     def __init__(self) -> None:
@@ -117,6 +145,8 @@ class Curves(Callback):
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Make the accumulators, with copies of the module's metrics, and prepare the
+        network. The classes of a BaseDataModule name the curves of single classes."""
         metrics = collection(pl_module.metrics)
         data = trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, BaseDataModule) else None
@@ -127,12 +157,18 @@ class Curves(Callback):
         pl_module.prepare_net(trains=stage == "fit")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print a line about each parameter group if there are several groups."""
         groups = parameter_groups(trainer)
         if len(groups) > 1:
             for name, group in groups.items():
                 say(describe_group(name, group, pl_module))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the saved states to the accumulators if the run resumes.
+
+        The number of processes may have changed. Process r of n adds every n-th state,
+        beginning with state r, so that each state is added once.
+        """
         for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
             states = self.resumed.get(name, [])
             # the number of processes may have changed
@@ -141,13 +177,14 @@ class Curves(Callback):
         self.resumed = {}
 
     def note_rates(self, trainer: Trainer) -> None:
-        """Remember the rates of this training step. After it the schedule changes
-        them."""
+        """Remember the learning rates of this training step. The schedule changes them
+        before `on_train_batch_end` is called."""
         self.rates = {}
         for name, group in parameter_groups(trainer).items():
             self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Log a point of train/ and of lr if this is a log step."""
         if not is_log_step(trainer):
             return
         point = self.result(trainer, "train")
@@ -163,6 +200,9 @@ class Curves(Callback):
             LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Write a last point of the epoch, unless its last step was a log step. Log the
+        means of the whole epoch for callbacks and the terminal; the loggers do not get
+        them."""
         point = self.result(trainer, "train")
         if point:  # the last step of the epoch was no log step
             values = self.rates | point
@@ -171,23 +211,33 @@ class Curves(Callback):
         log_means(pl_module, means, logger=False)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Take new metrics for the validation. A reset would not be enough: a
+        MinMaxMetric would keep the values of the sanity check."""
         # a MinMaxMetric would keep the values of the sanity check
         metrics = collection(pl_module.metrics).clone()
         self.means["val"] = Accumulator(metrics, self.means["val"].classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Log the means of the validation."""
         log_means(pl_module, self.result(trainer, "val"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Log the means of the test, and the number of its samples."""
         log_means(pl_module, self.result(trainer, "test"))
 
     def result(
         self, trainer: Trainer, stage: Stage, means: Accumulator | None = None
     ) -> dict[str, Tensor]:
-        """Return the values of a stage by the names of their curves, and reset the
-        accumulator.
+        """Return {curve: tensor ()} for a stage, over the samples of all processes, and
+        reset the accumulator. All processes must call this. The dict is empty if there
+        are no samples.
 
-        means: The accumulator; by default it is the stage's.
+        The curve of a single class is STAGE_METRIC/CLASS, such as val_class_acc/cat,
+        and any other curve is STAGE/NAME. TensorBoard makes a group of all names with
+        the same first part.
+
+        means: The accumulator. By default it is the accumulator of the stage.
+
         Raise UserError if two curves have one name, or if only some processes have
         samples.
         """
@@ -209,6 +259,8 @@ class Curves(Callback):
         return points
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of the two training accumulators in all processes, by rank,
+        and the learning rates. All processes must call this."""
         states = gather((self.means["train"].state(), self.epoch.state()))
         return {
             "train": [train for train, _ in states],
@@ -217,6 +269,7 @@ class Curves(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the saved states. `on_train_start` adds them to the accumulators."""
         self.rates = state_dict["rates"]
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
@@ -226,10 +279,11 @@ def log_means(
     means: Mapping[str, Tensor],
     logger: Literal[False] | None = None,
 ) -> None:
-    """Log the means of an epoch, {curve: value}, for loggers, callbacks and the
-    terminal.
+    """Log the means of an epoch for loggers, callbacks and the terminal.
 
-    logger: False leaves out the loggers. With True, Lightning warns if there is none.
+    means: {curve: tensor ()}. The values are equal in all processes.
+    logger: False leaves out the loggers. None uses the loggers that there are; with
+        True, Lightning would warn if there is none.
     """
     for name, value in means.items():
         in_bar = name != "val/loss" and not is_of_class(name)
@@ -240,19 +294,28 @@ def log_means(
 
 
 def is_log_step(trainer: Any) -> bool:
-    """Return whether this batch is the last one of an optimizer step after which
-    Lightning logs."""
+    """Return whether Lightning logs after this batch.
+
+    It does if the batch ends an optimizer step, and the number of steps is then a
+    multiple of `log_every_n_steps`. The last batch of an epoch always ends a step.
+    """
     every = trainer.log_every_n_steps
     if not every or (logged_step(trainer) + 1) % every:
         return False
     if trainer.is_last_batch:
         return True
-    return (batch_index(trainer) + 1) % trainer.accumulate_grad_batches == 0  # type: ignore[no-any-return]
+    num_in_epoch = batch_index(trainer) + 1
+    return bool(num_in_epoch % trainer.accumulate_grad_batches == 0)
 
 
 def parameter_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """Return the parameter groups of all optimizers, by the names of their curves. The
-    name is "" if there is only one group."""
+    """Return {name: parameter group} for the groups of all optimizers. The curve of a
+    group's learning rate is lr/NAME.
+
+    The name is the group's option `name`. Without this option it is
+    optimizer_I_group_J; a part is left out if there is only one optimizer or only one
+    group. A single group without the option has the name "".
+    """
     names = []
     groups = []
     for i, optimizer in enumerate(trainer.optimizers):
@@ -270,7 +333,11 @@ def parameter_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 
 def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> str:
-    """Return the line that is printed about a parameter group."""
+    """Return the line that is printed about a parameter group: how many numbers it has,
+    the names of its first parameters, and its learning rate.
+
+    model: The module with the names of the parameters.
+    """
     names = {}
     for parameter_name, parameter in model.named_parameters():
         names[id(parameter)] = parameter_name.removeprefix("net.")
@@ -286,8 +353,8 @@ def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> 
 
 
 def check_all_track(trainer: Trainer, stage: Stage, means: Accumulator) -> None:
-    """Raise UserError in all processes if only some of them have samples: these would
-    wait for the others for ever."""
+    """Raise UserError in all processes if only some of them have samples. Otherwise the
+    processes with samples would wait for the others for ever."""
     if trainer.world_size == 1:
         return
     num = torch.tensor(float(means.has_samples()), device=trainer.strategy.root_device)
@@ -302,6 +369,9 @@ def check_all_track(trainer: Trainer, stage: Stage, means: Accumulator) -> None:
 
 def is_of_class(name: str) -> bool:
     """Return whether a curve is of a single class. The terminal does not show such
-    curves: they are too many."""
+    curves, because they are too many.
+
+    name: The name of the curve, such as val_class_acc/cat.
+    """
     # Lightning adds dataloader_idx_1 to the values of a second loader
     return re.match("(train|val|test)_[^/]+/(?!dataloader_idx_)", name) is not None

@@ -1,5 +1,10 @@
-"""What all data modules share: loading, loaders, and the batch transforms on the
-device."""
+"""The base class of data modules: loading, splits, loaders, and the transforms of
+batches on their device.
+
+Read `BaseDataModule` from `load` to `transform_batch` first: a data set overrides these
+methods. The methods below them are called by Lightning. The functions at the end of the
+file check the values that `load` returns.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
@@ -47,49 +52,55 @@ from lightbase.core.splits import (
 )
 
 TEST_SEED = 0
-"""Decides which fifth is the test set of data without one. No flag changes it."""
+"""The seed that chooses a fifth as the test set, if the data has none. No flag changes
+it, so that all runs have the same test set."""
 SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
 
 
 class BaseDataModule(LightningDataModule):
-    """Splits, loaders and batch transforms of data in memory, or of any Dataset. A new
-    data set sets `classes` and `image_shape`, if it has them, and overrides `load`,
-    maybe `normalize`, `augment`, `collate`, `transform_batch`, `prepare_data`: see
-    docs/data.md.
+    """Makes splits and loaders, and transforms batches on their device. The data may be
+    arrays in memory, or any map-style Dataset.
+
+    A data set is a subclass. It overrides `load`. It sets `classes` and `image_shape`
+    if it has them. It may override `normalize`, `augment`, `collate`,
+    `transform_batch`, `prepare_data` and others: see docs/data.md.
 
     Args:
-        data_dir: Folder of the data set's files; `data` in the repository if not given.
-        batch_size: Samples a batch, on each device (with the strategy dp: on all of
-            them together).
-        num_workers: Processes that make batches; 0 makes them in the training process,
-            the fastest way for small data.
-        resident: Keep arrays on the GPU; if not given, if a quarter of its free memory
-            is enough. Not with workers.
-        pin_memory: Page-locked batches, which copy faster to a GPU; if not given, with
-            a GPU. Not for resident data.
-        persistent_workers: Keep the workers from epoch to epoch.
-        val_fraction: Share of the training set for validation, if there is no
-            validation set. With 0 the curves of val/ are of the test set.
-        split_seed: Decides which samples go to validation, and to which fold.
-        num_folds: Divide the training set into so many folds. One of them is the test
-            set, and the data's own test set is not used.
+        data_dir: The folder with the files of the data set. The default is the folder
+            `data` in the repository.
+        batch_size: Samples in a batch, on each device. With the strategy dp it is for
+            all devices together.
+        num_workers: Processes that make batches. With 0 the training process makes
+            them, which is the fastest way for small data.
+        resident: Keep arrays on the GPU. By default they are kept there if they take at
+            most a quarter of the free memory. It has no effect with workers.
+        pin_memory: Put batches into page-locked memory, from which copies to a GPU are
+            faster. The default is true with a GPU. It has no effect on resident data.
+        persistent_workers: Keep the worker processes from epoch to epoch.
+        val_fraction: The share of the training set that is used for validation, if
+            there is no validation set. With 0 the test set is used for validation.
+        split_seed: The seed that chooses the samples for validation and for the folds.
+        num_folds: Divide the training set into this number of folds. One fold is the
+            test set, and the test set of the data is not used.
         fold: The number of the fold that is the test set, from 0.
-        drop_last: Leave out the last, smaller batch of a training epoch: it shakes the
-            weights.
-        eval_batch_size: In validation, test and prediction; if not given, batch_size.
+        drop_last: Leave out the last batch of a training epoch if it is smaller: its
+            gradient varies more than others.
+        eval_batch_size: Samples in a batch in validation, test and prediction. The
+            default is batch_size.
     """
 
     classes: list[str] = []
-    """Target i stands for classes[i]. Empty for targets that are not classes."""
+    """The names of the classes: target i stands for classes[i]. The list is empty if
+    the targets are not classes."""
     image_shape: tuple[int, int, int] | None = None
-    """Channels, height and width. None if the inputs are not images."""
+    """Channels, height and width of the images. None if the inputs are not images."""
     own_splits: Collection[str] = ("train", "test")
-    """The splits that `load` knows. With "val", no samples of the training set are for
-    validation."""
+    """The splits that `load` can return. If "val" is one of them, no samples are taken
+    from the training set for validation."""
     input_spec: Tensor | None = None
-    """Inputs (0, ...) as loaded: their shape and dtype. None before `setup`, and if
-    they are not a tensor."""
+    """An empty tensor (0, ...) with the shape and dtype of the inputs that `load`
+    returns. None before `setup`, and if the inputs are not one tensor."""
     trainer: Any  # set by Lightning before it asks for loaders
 
     def __init__(
@@ -128,47 +139,58 @@ class BaseDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes, or None if the targets are not classes."""
+        """The number of classes. None if the targets are not classes."""
         return len(self.classes or []) or None
 
     def load(self, split: Literal["train", "test"]) -> Any:
-        """Return the samples of one of `own_splits`.
+        """Return the samples of a split, one of `own_splits`. Every data set overrides
+        this.
 
-        They are tensors or arrays (N, ...), mostly the pair (inputs, targets), with
-        images as uint8 (N, C, H, W); or any tuple or dict of them, also nested; or a
-        map-style Dataset of any samples. The transforms of a Dataset change validation
-        samples, too; `augment` and `transform_batch` can change training samples only.
+        Most return a pair of arrays or tensors (inputs, targets), each (N, ...). Images
+        are uint8 (N, C, H, W). Any tuple or dict of arrays is possible, also nested.
+        So is a map-style Dataset of any samples.
+
+        The transforms of a Dataset change the validation samples, too, because they
+        come from the training set. To change training samples only, override `augment`
+        or `transform_batch`.
         """
         raise UserError(
             f"data: {type(self).__name__} has no method load(split)", status=2
         )
 
     def collate(self, samples: list) -> Batch:
-        """Return the batch of these samples, such as padded sequences. float64 becomes
-        float32, and the targets of a pair, if they are one tensor, become float32 or
-        int64."""
+        """Return one batch made of these samples. Override this if samples differ in
+        shape: to pad sequences, for example.
+
+        The result is converted afterwards: float64 becomes float32. The targets of a
+        pair (inputs, targets) become float32 or int64 if they are one tensor.
+        """
         return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Return what the network gets, float32, for the inputs of a batch, (N, ...) on
-        its device."""
+        """Return the inputs of a batch as the network gets them, float32. It is called
+        in all stages. inputs: (N, ...), on the device of the training."""
         return inputs
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Change the inputs of a training batch at random, (N, ...) on its device,
-        before `normalize`. The random numbers should come from the generator of that
-        device: its state is in every checkpoint."""
+        """Return the inputs of a training batch with random changes, before
+        `normalize`. inputs: (N, ...), on the device of the training.
+
+        Take random numbers from the default generator of this device. Its state is in
+        every checkpoint, so a resumed run draws the same numbers.
+        """
         return inputs
 
     def transform_batch(self, batch: Batch, training: bool) -> Batch:
-        """Return what the steps get, for a batch on its device.
+        """Return a batch as the steps get it. Override this to change inputs and
+        targets together, such as images and their masks.
 
-        Unless overridden, `augment` and `normalize` change the inputs: the first part
-        of a tuple or list, else the batch itself.
+        This version passes the inputs through `augment` and `normalize`. The inputs are
+        the first part of a tuple or list; any other batch is the inputs itself.
 
         Args:
-            training: Whether a training step gets the batch. Without it, `augment` is
-                left out.
+            batch: A batch on the device of the training.
+            training: Whether it is for a training step. If not, `augment` is left out.
         """
         inputs = inputs_of(batch)
         changed = self.augment(inputs) if training else inputs
@@ -178,12 +200,13 @@ class BaseDataModule(LightningDataModule):
         return with_parts(batch, changed, *batch[1:])
 
     def setup(self, stage: str) -> None:
-        """Load the splits that a stage needs. A split is loaded once only.
+        """Load the splits that a stage needs, unless they are loaded already. Lightning
+        calls it in each process.
 
         Args:
-            stage: "fit" and "validate" need the training and validation samples.
-                "test" and "predict" need the test set, which is a part of the
-                training set if there are folds.
+            stage: "fit" and "validate" need the training and validation samples. "test"
+                and "predict" need the test set. With folds the test set is a part of
+                the training set, so every stage loads the training set.
         """
         if self.classes is None:
             self.classes = []
@@ -193,12 +216,13 @@ class BaseDataModule(LightningDataModule):
         if not trains:
             self._load_test()
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
-            seed = torch.initial_seed() % 2**63  # of the run, or drawn at random
+            # the seed of the run, or a random number if the run has no seed
+            seed = torch.initial_seed() % 2**63
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
 
     def _load_train_and_val(self) -> None:
-        """Load the training set and take the fold and the validation samples from
-        it."""
+        """Load the training set. Take the test fold from it, if there are folds, and
+        then the validation samples, if the data has no validation set."""
         train = self._load_split("train")
         if self.fold:
             self.splits["test"], train = split_fold(train, self.fold)
@@ -218,15 +242,17 @@ class BaseDataModule(LightningDataModule):
         self.splits["train"] = train
 
     def _load_test(self) -> None:
+        """Load the test set, unless it is loaded already or the data has none."""
         if "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._load_split("test")
 
     def _load_split(self, split: Any) -> Samples:
-        """Load a split and compare a sample with `image_shape` and `classes`. Raise
-        UserError if they do not fit."""
+        """Load a split, and check it: raise UserError if it is empty, or if it does not
+        fit `image_shape` and `classes`. Set `input_spec`."""
         name = f"the {split} set of {type(self).__name__}"
         collate = None
-        if self.collate != MethodType(BaseDataModule.collate, self):  # it is the user's
+        # a subclass, or an instance, has another method
+        if self.collate != MethodType(BaseDataModule.collate, self):
             collate = self.collate
         samples = as_samples(self.load(split), name, collate)
         if not len(samples):
@@ -245,13 +271,16 @@ class BaseDataModule(LightningDataModule):
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
-        """Return the indices of a split, for samples that have no test set. A fifth is
-        for "test", the others are for "train", the same ones in every run.
+        """Return the indices of a split, int64, for data without a test set. `load` can
+        use it. A fifth of the samples is for "test" and the others are for "train". The
+        choice is the same in every run.
+
+        With folds, all indices are returned, because a fold of the training set is the
+        test set. Raise UserError if there are no folds now, but the checkpoint was
+        trained with folds: it has seen samples of this test set.
 
         Args:
-            num: Number of all samples.
-            split: With folds, all samples are for "train". Raise UserError if the
-                checkpoint was trained on a fold and the test set is to be another one.
+            num: The number of all samples.
         """
         if self.fold:
             return torch.arange(num)
@@ -266,11 +295,13 @@ class BaseDataModule(LightningDataModule):
         return order[num // 5 :]
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of the training samples, in a new order in each epoch.
-        Raise UserError if there are too few samples for one batch."""
+        """Return the loader of the training samples. Their order is new in each epoch,
+        except with `overfit_batches`. Raise UserError if the samples do not fill one
+        batch in each process."""
         overfit = self.trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
-        num, num_ranks = len(self.splits["train"]), self.trainer.world_size
+        num = len(self.splits["train"])
+        num_ranks = self.trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
             raise UserError(
                 f"data.batch_size {self.batch_size} times {num_ranks} processes: "
@@ -289,16 +320,18 @@ class BaseDataModule(LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader:
+        """Return the loader of the validation samples, in the order of the data."""
         return self._loader("val", self.eval_batch_size or self.batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
+        """Return the loader of the test set, or an empty list if there is none."""
         if "test" not in self.splits:
             return []
         return self._loader("test", self.eval_batch_size or self.batch_size)
 
     def predict_dataloader(self) -> DataLoader:
-        """Return the test set in torch's own DataLoader: Lightning makes it again from
-        its keyword arguments, to shard it over the processes."""
+        """Return the test set in torch's DataLoader. Lightning makes another one from
+        its keyword arguments, with a part of the samples for each process."""
         return DataLoader(
             self.splits["test"],
             batch_size=self.eval_batch_size or self.batch_size,
@@ -307,10 +340,12 @@ class BaseDataModule(LightningDataModule):
         )
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
-        """Return the loader of a split, for this process.
+        """Return the loader of a split, for this process. Raise UserError if there are
+        more processes than samples.
 
         Args:
-            batch_size: Samples a batch, on each device.
+            split: A key of `splits`.
+            batch_size: Samples in a batch, on each device.
             order: Options of the EpochBatchSampler.
         """
         samples = self.splits[split]
@@ -345,9 +380,9 @@ class BaseDataModule(LightningDataModule):
         )
 
     def _resident(self, samples: TensorBatches) -> TensorBatches:
-        """Return a copy of the samples on the GPU, if they are to be kept there, and
-        otherwise the samples themselves. Two splits of the same samples share one
-        copy."""
+        """Return a copy of the samples on the GPU, or the samples themselves if they
+        are not to be kept there: see the argument `resident`. If two splits are the
+        same object, such as val and test, they share one copy."""
         device = self.trainer.strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
@@ -360,22 +395,26 @@ class BaseDataModule(LightningDataModule):
         return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Apply `transform_batch`. Lightning calls it with each batch on its device."""
+        """Apply `transform_batch`. Lightning calls this after it has moved a batch to
+        its device."""
         batch = self.transform_batch(batch, self.trainer.training)
-        # with a precision such as bf16-true, the weights are not float32
+        # with a precision such as bf16-true the weights, and so the inputs, are not
+        # float32
         return self.trainer.precision_plugin.convert_input(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a new process gets, for `collate` in a worker."""
+        """Return the attributes for a worker process. It calls `collate`, and needs
+        neither the trainer nor the samples in this object."""
         return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the order of the samples, and what the model
-        and the test depend on. A subclass adds its statistics here."""
+        """Return the values for a checkpoint: the seed of the order, the classes, the
+        shape of the inputs, and which samples are the test set. A subclass adds values
+        that it computes from the data, such as a mean."""
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
-            "empty_batch": self.input_spec,  # its name in version 0.3
+            "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
         }
         if self.fold:
@@ -383,9 +422,9 @@ class BaseDataModule(LightningDataModule):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint keeps. Raise UserError if the data has other
-        classes, or another fold than the training. Raise ValueError for values that
-        `state_dict` does not write."""
+        """Take over the values of a checkpoint. Raise UserError if the data has other
+        classes than the checkpoint, or if the test set is another fold. Raise
+        ValueError for values that a training does not write."""
         classes, seed = state_dict["classes"], state_dict["shuffle_seed"]
         if not isinstance(classes, list) or {*map(type, classes)} - {str}:
             raise ValueError("the classes are not a list of names")
@@ -399,7 +438,7 @@ class BaseDataModule(LightningDataModule):
             )
         self.shuffle_seed = seed
         self.classes = classes
-        # until version 0.3 the test part followed from split_seed
+        # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
@@ -414,17 +453,20 @@ class BaseDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: Lightning's method would build what any file names."""
+        """Raise UserError. Lightning's method would build any class that the file
+        names; `lightbase.load` does so only for your files."""
         raise UserError(
             f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data"
         )
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield a name and a sample for each input in a file, for predict.py.
+        """Yield (name, sample) for each input in a file, for predict.py. Override this
+        for data other than images.
 
-        A tensor is an input without a target. Anything else that `collate` takes is a
-        sample, as `load` gives it. Unless overridden, the file is read as an image if
-        the inputs are uint8 images. Raise UserError for a file that cannot be read.
+        The sample is either a tensor, which is an input without a target, or a sample
+        of the kind that `load` returns, which `collate` takes. This version reads one
+        image, if the data has uint8 images. Raise UserError for a file that cannot be
+        read.
         """
         spec = self.input_spec  # (0, C, H, W) for images
         is_image = spec is not None and spec.shape[1:-2] in ((1,), (3,))
@@ -436,25 +478,28 @@ class BaseDataModule(LightningDataModule):
         yield str(path), read_image(path, (channels, height, width))
 
     def to_text(self, values: Tensor) -> str:
-        """Return a sample of a text task, int64 (length,), as people read it. Unless
-        overridden, it is printed as numbers."""
+        """Return the text of a sample in a text task. Override it: this version prints
+        the numbers. values: Token numbers, int64 (length,)."""
         return " ".join(map(str, values.tolist()))
 
 
 def as_samples(
     loaded: Any, name: str, collate: Callable[[list], Any] | None
 ) -> Samples:
-    """Return what `load` has returned, as samples.
+    """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
+    and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
+    result, such as an IterableDataset, and for arrays that differ in length.
 
     Args:
-        name: What the message of the UserError begins with, if it is anything else.
-        collate: The user's function; None for torch's.
+        loaded: The result of `load`.
+        name: The text with which the message of the error begins.
+        collate: The `collate` of the user's class. None stands for torch's function.
     """
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = convert_types(as_tensors(loaded))
-        # the number of samples in each tensor, 1 for a single number
+        # the different numbers of samples in the tensors; 1 for a single number
         sizes = dict.fromkeys(x.shape[:1].numel() for x in tensors_in(values))
         if len(sizes) != 1:
             raise UserError(
@@ -475,11 +520,14 @@ def as_samples(
 def check_classes(
     samples: Samples, targets: Tensor, name: str, num_classes: int
 ) -> None:
-    """Raise UserError for targets that are not class numbers.
+    """Raise UserError for targets that are not class numbers, from 0 to
+    num_classes - 1.
 
     Args:
-        targets: Of the first sample. The others are read if they are in memory.
-        name: What the message begins with.
+        samples: If they are in memory, all targets are checked.
+        targets: The targets of the first sample (1,), for samples that are not in
+            memory.
+        name: The text with which the message begins.
     """
     if targets.is_floating_point():
         raise UserError(

@@ -1,4 +1,8 @@
-"""Errors of devices and drivers in two lines: the problem and the way out."""
+"""Errors of devices and drivers in two lines: the problem and the way out.
+
+`WAYS_OUT` lists the errors of torch that are known, and `short_device_errors` turns
+them into a UserError.
+"""
 
 import atexit
 import contextlib
@@ -35,11 +39,14 @@ WAYS_OUT = {
 
 @contextlib.contextmanager
 def short_device_errors() -> Iterator[None]:
-    """Turn an error of torch that WAYS_OUT knows into a UserError: a full memory, a
-    missing compiler, a GPU that is too old or has failed, a wrong NVIDIA driver.
+    """Within this context, turn an error of torch that WAYS_OUT lists into a UserError:
+    full memory, a missing compiler, a GPU that is too old or has failed, a wrong NVIDIA
+    driver.
 
-    Such an error may come from any call that uses a device, in the whole run. Other
-    errors are raised as they are.
+    Such an error may come from any call that uses a device, so this context is around
+    the whole run. Other errors are raised as they are. The problem is the first
+    sentence of the last line that matches: links and advice on torch's allocator follow
+    it.
     """
     try:
         yield
@@ -58,8 +65,9 @@ def short_device_errors() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """End the process before torch frees the tensors of a GPU that has failed. Python
-    would abort there, after the two lines of the error."""
+    """End the process with status 1 before torch frees the tensors of a GPU that has
+    failed. Freeing them would abort Python, after the two lines of the error. `atexit`
+    calls this function."""
     sys.stdout.flush()
     os._exit(1)
 
@@ -67,9 +75,16 @@ def end_at_once() -> None:
 def check_driver(accelerator: str) -> None:
     """Start CUDA. If the NVIDIA driver is too old for torch, use no GPU.
 
-    accelerator: The Trainer's flag. With `auto` a line says that no GPU is used.
-    Raises UserError if the flag asks for a GPU.
+    accelerator: The Trainer's flag. With "auto" a line says that no GPU is used, and
+        CUDA_VISIBLE_DEVICES hides the GPUs from NVML, which counts them even if torch
+        cannot use them.
+
+    Raise UserError if the driver is too old and the flag asks for a GPU. Nothing
+    happens if the GPUs are hidden already, or if CUDA does not start for another
+    reason, such as no GPU.
     """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return  # the GPUs are hidden already
     try:
         torch.cuda.init()
     except RuntimeError as error:  # it is raised without a GPU, too

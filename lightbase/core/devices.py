@@ -1,4 +1,9 @@
-"""Which devices there are and which are used; an error if a flag asks for others."""
+"""Which devices there are and which are used. If a flag asks for other devices, an
+error names them.
+
+`settle_devices` fills in the flags, `check_devices` checks them. The functions below
+are for commands that need a part of this.
+"""
 
 import contextlib
 import os
@@ -26,15 +31,14 @@ MIXED = ("16", "bf16", "16-mixed", "bf16-mixed")
 
 
 def num_gpus() -> int:
-    """Return the number of CUDA or ROCm GPUs. An Apple computer with a GPU has one."""
+    """Return the number of GPUs of CUDA or ROCm, or 1 on an Apple computer with a
+    GPU."""
     return CUDAAccelerator.auto_device_count() or int(MPSAccelerator.is_available())
 
 
 def num_processes_started() -> tuple[int, int]:
-    """Return (processes on each machine, machines) that torchrun or SLURM has started.
-
-    They tell it in environment variables. Return (0, 0) without them.
-    """
+    """Return (processes on each machine, machines) that torchrun or SLURM has started,
+    as their environment variables tell. Return (0, 0) without them."""
     if TorchElasticEnvironment.detect():
         on_each = int(os.environ["LOCAL_WORLD_SIZE"])
         return on_each, int(os.environ["WORLD_SIZE"]) // on_each
@@ -48,8 +52,10 @@ def num_processes_started() -> tuple[int, int]:
 def settle_devices(trainer: Any) -> None:
     """Fill in the Trainer's flags that the user left open.
 
-    They follow torchrun or SLURM. Without them a run has one device; with a strategy it
-    has all, as in Lightning.
+    They follow torchrun or SLURM. Otherwise a run has one device. If the user gave a
+    strategy or a number of machines, it has all devices, as in Lightning.
+
+    trainer: The Trainer's flags. They are changed in place.
     """
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
@@ -64,10 +70,13 @@ def settle_devices(trainer: Any) -> None:
 
 
 def parse_devices(devices: Any) -> Any:
-    """Return trainer.devices as a number or a list of GPU indices; -1 means all.
+    """Return trainer.devices as a number, or as a list of the indices of GPUs. -1 means
+    all devices.
 
-    devices: The flag, which may be text such as "auto" or "0,1". Raises UserError for
-        other text.
+    devices: The flag: a number, a list, or text such as "auto", "2" (two devices) or
+        "0,1" (these devices).
+
+    Raise UserError for other text.
     """
     if not isinstance(devices, str):
         return devices
@@ -79,15 +88,15 @@ def parse_devices(devices: Any) -> Any:
         raise UserError(
             f"trainer.devices {devices!r}: give a number, auto or [0,1]", status=2
         ) from error
-    if "," in devices:
+    if "," in devices or len(indices) != 1:
         return indices
     return indices[0]
 
 
 def num_devices(devices: Any) -> int:
-    """Return how many devices trainer.devices asks for; -1 means all of them.
+    """Return how many devices trainer.devices asks for. -1 means all of them.
 
-    devices: The flag, or what `parse_devices` has returned for it.
+    devices: The flag, or the result of `parse_devices`.
     """
     devices = parse_devices(devices)
     if isinstance(devices, list):
@@ -97,11 +106,12 @@ def num_devices(devices: Any) -> int:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. Lightning refuses an index that is given twice.
+    there. An index that is given twice is left to Lightning, which refuses it.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
-    accelerator, devices = trainer.accelerator, parse_devices(trainer.devices)
+    accelerator = trainer.accelerator
+    devices = parse_devices(trainer.devices)
     check_processes(trainer, num_devices(devices))
     forks = forks_processes(trainer)
     if accelerator in ("auto", "gpu", "cuda") and torch.version.cuda and not forks:
@@ -125,9 +135,10 @@ def check_devices(trainer: Any) -> None:
 
 
 def check_processes(trainer: Any, number: int) -> None:
-    """Raise UserError if the flags do not go with what torchrun or SLURM has started.
+    """Raise UserError if the flags contradict the numbers that torchrun or SLURM has
+    started, or if several machines are asked for and nothing has started them.
 
-    number: How many devices the flags ask for, -1 for all.
+    number: How many devices the flags ask for; -1 means all.
     """
     on_each, num_nodes = num_processes_started()
     if not on_each:
@@ -153,16 +164,20 @@ def no_dp() -> UserError:
 
 
 def forks_processes(trainer: Any) -> bool:
-    """Return whether the Trainer's flags fork the processes that train from this one,
-    which then must not start CUDA."""
+    """Return whether the processes that train are forked from this one. This process
+    must not start CUDA then: a forked process could not use it.
+
+    trainer: The Trainer's flags.
+    """
     return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
 
 
 def check_gpus(accelerator: str, devices: Any) -> None:
-    """Raise UserError if these GPUs are not there.
+    """Raise UserError if there is no GPU, or not each of the GPUs that the flags ask
+    for.
 
     accelerator: The flag, for the message.
-    devices: As `parse_devices` returns them.
+    devices: The result of `parse_devices`.
     """
     total = num_gpus()
     if not total:
@@ -179,8 +194,11 @@ def check_gpus(accelerator: str, devices: Any) -> None:
 
 
 def check_cpus(number: int, strategy: Any) -> None:
-    """Raise UserError if this number of processes on CPUs has no strategy, or is more
-    than twice the number of cores."""
+    """Raise UserError if several processes on CPUs have no strategy, or if there are
+    more than two for each core.
+
+    number: How many processes the flags ask for.
+    """
     num_cores = os.cpu_count() or 1
     if number > 1 and strategy == "auto":
         raise UserError(
@@ -192,7 +210,7 @@ def check_cpus(number: int, strategy: Any) -> None:
 
 def check_one_device(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for several devices. Searches and
-    predictions have one."""
+    predictions use one device."""
     is_alone = trainer.strategy in ("auto", "single_device")
     if not is_alone or num_devices(trainer.devices) != 1:
         raise UserError(
@@ -205,22 +223,23 @@ def check_one_device(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Compute with a number of threads within this context.
+    """Within this context, torch computes with a number of threads.
 
-    number: --num_threads; None changes nothing.
+    number: --num_threads. None changes nothing.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    num_before = torch.get_num_threads()
+    torch.set_num_threads(number or num_before)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_before)
 
 
 def devices_of(strategy: Any) -> list[torch.device]:
     """Return the devices of a run on this machine.
 
-    strategy: The Trainer's. A strategy of one device has no list of them.
+    strategy: The Trainer's strategy. A strategy for a single device has no list of
+        devices, only `root_device`.
     """
     return getattr(strategy, "parallel_devices", None) or [strategy.root_device]
 

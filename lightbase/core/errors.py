@@ -1,5 +1,8 @@
-"""A user's mistake: the bad value, the way out, an exit status. Lines that only the
-first process prints. Scripts import this file before torch, which takes seconds."""
+"""The error of a user's mistake, and lines that only the first process prints.
+
+Scripts import this file before torch, which takes seconds. So it imports no other file
+of the library.
+"""
 
 import difflib
 import os
@@ -48,12 +51,13 @@ def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
     names: The names; a dict maps each name to the text that is printed for it.
     before: A text that is printed before the name.
     """
-    texts = names if isinstance(names, dict) else {name: name for name in names}
-    texts = {name.lower(): text for name, text in texts.items()}
-    near = difflib.get_close_matches(word.lower(), texts, n=1, cutoff=0.65)
-    if not near:
+    if not isinstance(names, dict):
+        names = {name: name for name in names}
+    texts = {name.lower(): text for name, text in names.items()}
+    similar = difflib.get_close_matches(word.lower(), texts, n=1, cutoff=0.65)
+    if not similar:
         return ""
-    return f"; did you mean {before}{texts[near[0]]}?"
+    return f"; did you mean {before}{texts[similar[0]]}?"
 
 
 def first_line(error: Exception) -> str:
@@ -64,26 +68,30 @@ def first_line(error: Exception) -> str:
 
 
 def raised_at(error: BaseException) -> tuple[Path, str]:
-    """Return the file and the line of code that raised an error."""
+    """Return the file and the line of code that raised an error. The line is "" if
+    there is no source."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return Path(frame.filename), frame.line or ""
 
 
 def imported(argument: str, path: str) -> Any:
-    """Return the object at an import path. Raises UserError if there is none.
+    """Return the object at an import path, such as torch.optim.SGD.
 
-    argument: The argument of the model that has this value.
+    argument: The argument of the model that has this path, for the message.
+
+    Raise UserError if there is no such object.
     """
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        problem = f"model.{argument} {path!r} cannot be imported: {error}"
-        raise UserError(problem, status=2) from error
+        raise UserError(
+            f"model.{argument} {path!r} cannot be imported: {error}", status=2
+        ) from error
 
 
 def rank() -> int:
-    """Return 0 in the first process, and a number above 0 in the others. It is known
-    before there is a Trainer."""
+    """Return 0 in the first process, and a number above 0 in the others. It is read
+    from the environment, so it is known before there is a Trainer."""
     for name in RANK_VARIABLES:
         number = int(os.environ.get(name, "0"))
         if number:
@@ -103,7 +111,8 @@ def printable_lines(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return one line without control characters: a line break becomes \\n."""
+    """Return one line without control characters: a line break becomes \\n. So a text
+    from a file cannot change the terminal."""
     characters = []
     for character in text:
         if not character.isprintable():

@@ -1,5 +1,5 @@
-"""Files are written completely or not at all, and never through a link. Only regular
-files are read."""
+"""Read and write files safely. A file is written completely or not at all, and never
+through a link. Only regular files are read."""
 
 import contextlib
 import errno
@@ -20,11 +20,15 @@ def write_whole(
     path: Path, content: str | bytes | memoryview, way_out: str = ""
 ) -> None:
     """Write a file completely or not at all: an earlier file survives a full disk or a
-    crash. Nothing is written through a link: a folder that came from somebody else may
-    have some.
+    crash. The content goes to .NAME.part in the same folder, which is then renamed.
+
+    Nothing is written through a link, because a folder that came from somebody else may
+    have some. A path in /dev or /dev/fd is a pipe or a terminal; it is written
+    directly.
 
     way_out: The second line of the error.
-    Raises UserError for a link, and if the file cannot be written.
+
+    Raise UserError for a link, and if the file cannot be written.
     """
     if isinstance(content, str):
         content = content.encode()
@@ -47,14 +51,16 @@ def write_whole(
     except OSError as error:
         with contextlib.suppress(OSError):
             staged.unlink()
-        problem = f"{path} cannot be written: {error.strerror}; "
-        problem += "what was saved before is whole"
-        raise UserError(problem, way_out) from error
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; what was saved before is "
+            "whole",
+            way_out,
+        ) from error
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths is a symbolic link, through which a file
-    would be written elsewhere."""
+    """Raise UserError if one of the paths is a symbolic link. A file would be written
+    elsewhere."""
     for path in paths:
         if path.is_symlink():
             target = os.path.realpath(path)
@@ -66,8 +72,8 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 
 def check_readable(path: Path, largest: int) -> None:
-    """Raise OSError for a file that is too large or not regular, such as a pipe or
-    /dev/zero.
+    """Raise OSError for a file that is missing, too large or not regular. Reading a
+    pipe or /dev/zero would not end.
 
     largest: The highest number of bytes.
     """
@@ -75,19 +81,21 @@ def check_readable(path: Path, largest: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
     if status.st_size > largest:
-        problem = f"it has {status.st_size:,} bytes, and {largest:,} is the limit"
-        raise OSError(errno.EFBIG, problem)
+        raise OSError(
+            errno.EFBIG,
+            f"it has {status.st_size:,} bytes, and {largest:,} is the limit",
+        )
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a YAML or JSON file. Raises OSError as `check_readable` does,
+    """Return the text of a YAML or JSON file. Raise OSError as `check_readable` does,
     and ValueError for a file that is not UTF-8."""
     check_readable(path, LARGEST_TEXT)
     return path.read_text(encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object. Raises UserError for any
+    """Return the content of a JSON file that holds an object. Raise UserError for any
     other file."""
     try:
         content = json.loads(read_text(path))
@@ -99,7 +107,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
-    """Return JSON with null for NaN and infinity, which JSON lacks."""
+    """Return JSON with null for NaN and infinity, which JSON lacks.
+
+    values: {key: value}. Only NaN and infinity directly in it are replaced; inside
+        lists and dicts they raise ValueError.
+    indent: Spaces for each level; None writes a single line.
+    """
     finite = dict(values)
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -108,7 +121,8 @@ def json_text(values: dict[str, Any], indent: int | None = None) -> str:
 
 
 def relative_to_cwd(path: Path) -> str:
-    """Return the path relative to the working folder if it lies below that folder."""
+    """Return the path relative to the working folder if it lies below that folder, else
+    the path as it is. Messages are shorter this way."""
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return str(path)

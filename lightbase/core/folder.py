@@ -16,13 +16,14 @@ NO_NAME = re.compile(r"\.\.|version_\d+")
 
 
 class Run:
-    """The folder ROOT/NAME/version_N of a run, locked against other processes until
-    `close`.
+    """The folder ROOT/NAME/version_N of a run. It is locked against other processes
+    until `close`.
 
-    root: The folder of all runs.
-    name: The name of the experiment; it may have several parts, as in a/b.
-    folder: An existing folder of a run, which continues; None makes a new one.
-    Raises UserError if another process trains there, if the folder cannot be written,
+    root: ROOT, the folder of all runs.
+    name: NAME, the name of the experiment. It may have several parts, as in a/b.
+    folder: The folder of an earlier run, which continues. None makes a new folder.
+
+    Raise UserError if another process trains there, if the folder cannot be written,
     and for a link on the way to it or in it.
     """
 
@@ -36,12 +37,16 @@ class Run:
             self.lock = FileLock(self.folder / ".lock", blocking=False)
             self.lock.acquire()
         except Timeout as error:
-            problem = f"{folder} is in use: another process trains there"
-            raise UserError(f"{problem}; wait for it or stop it") from error
+            raise UserError(
+                f"{folder} is in use: another process trains there; wait for it or "
+                "stop it"
+            ) from error
         except OSError as error:
-            problem = f"trainer.default_root_dir {root} cannot be written"
-            reason = f"{error.strerror}: {error.filename}"
-            raise UserError(f"{problem}: {reason}", "give another one") from error
+            raise UserError(
+                f"trainer.default_root_dir {root} cannot be written: "
+                f"{error.strerror}: {error.filename}",
+                "give another one",
+            ) from error
 
     def close(self) -> None:
         """Release the lock of the folder."""
@@ -49,13 +54,13 @@ class Run:
         (self.folder / ".lock").unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for other processes, for ddp_spawn. The lock stays with the
-        process that started the run."""
+        """Return the state for other processes, which ddp_spawn needs. The lock stays
+        in the process that started the run."""
         return {**vars(self), "lock": None}
 
     def discard(self) -> None:
-        """Remove the folder, and the folders above it, below ROOT, that are empty
-        then."""
+        """Remove the folder. Also remove the folders above it, below ROOT, that are
+        then empty."""
         self.close()
         shutil.rmtree(self.folder)
         for parent in self.folder.parents:
@@ -69,8 +74,8 @@ class Run:
 
 
 def check_links(root: Path, parent: Path, folder: Path | None) -> None:
-    """Raise UserError for a link on the way from ROOT to a run, or in the folder of a
-    run.
+    """Raise UserError for a link on the way from ROOT to a run or in the folder of a
+    run, and for a file there that is not regular.
 
     parent: ROOT/NAME.
     folder: The folder of a run that continues; None for a new run.
@@ -88,21 +93,29 @@ def check_links(root: Path, parent: Path, folder: Path | None) -> None:
 
 
 def root_folder(config: Any) -> Path:
-    """Return the folder of all runs. Raises UserError if `name` is no folder below it,
-    or has characters that cannot be printed, such as bytes of another encoding than the
-    locale's."""
+    """Return ROOT, the folder of all runs.
+
+    config: The settings of the run.
+
+    Raise UserError if `name` is no folder below ROOT, or has characters that cannot be
+    printed, such as bytes in another encoding than the locale's.
+    """
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
     path = Path(config.name)
     is_name = bool(path.parts) and not path.is_absolute() and config.name.isprintable()
     if not is_name or any(map(NO_NAME.fullmatch, path.parts)):
-        problem = f"--name {config.name!r} is no name for a folder below {root}"
-        raise UserError(problem, status=2)
+        raise UserError(
+            f"--name {config.name!r} is no name for a folder below {root}", status=2
+        )
     return root
 
 
 def make_version(folder: Path) -> Path:
-    """Make the next folder version_N; another process may do the same at this
-    moment."""
+    """Make and return the next folder version_N. If another process makes the same
+    folder at this moment, try the next number.
+
+    folder: ROOT/NAME.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = max(versions(folder), default=-1) + 1
     while True:
@@ -115,7 +128,10 @@ def make_version(folder: Path) -> Path:
 
 
 def versions(folder: Path) -> dict[int, Path]:
-    """Return the folders version_N below ROOT/NAME, by N, oldest first."""
+    """Return {N: folder} for the folders version_N of an experiment, oldest first.
+
+    folder: ROOT/NAME.
+    """
     folders = {}
     for path in folder.glob("version_*"):
         number = path.name.removeprefix("version_")
@@ -125,8 +141,8 @@ def versions(folder: Path) -> dict[int, Path]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process holds the lock of this run. The file of a killed process
-    does not count."""
+    """Return whether a process holds the lock of this run. The lock file that a killed
+    process has left does not count. Return True if the lock cannot be tried."""
     file = folder / ".lock"
     if not file.is_file() or file.is_symlink():
         return False
@@ -141,7 +157,10 @@ def is_running(folder: Path) -> bool:
 
 def logs_folder_of(checkpoint: Path, name: str) -> str | None:
     """Return ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE, or None if the
-    checkpoint lies elsewhere."""
+    checkpoint lies elsewhere.
+
+    name: NAME, which may have several parts.
+    """
     folder = checkpoint.resolve().parent.parent
     if folder.name.startswith("version_"):
         for root in folder.parent.parents:

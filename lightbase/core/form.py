@@ -1,7 +1,8 @@
 """The form of a checkpoint: its keys, their types, and how high its counters can be.
 
 A file may be damaged, or made to do harm. So each state is compared with a fresh one
-before it is used. What fails nevertheless while it is restored becomes two lines.
+before it is used (`check_form`, `check_like`). If restoring a state fails nevertheless,
+`state_errors` turns the error into two lines.
 """
 
 import contextlib
@@ -76,8 +77,10 @@ LIBRARIES = (
 
 def check_form(checkpoint: dict[str, Any], path: Path) -> None:
     """Raise UserError for a checkpoint with values of other types than a run writes, or
-    with counters that its training cannot have reached.
+    with counters that its training cannot have reached. A checkpoint of weights only
+    has no counters, and they are not checked.
 
+    checkpoint: The content of a file, see `load_checked`.
     path: The file, for the message.
     """
     try:
@@ -85,14 +88,20 @@ def check_form(checkpoint: dict[str, Any], path: Path) -> None:
         if "loops" in checkpoint:
             check_counters(checkpoint)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"checkpoint {path} is damaged or no checkpoint"
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{problem}: {reason}") from error
+        raise UserError(
+            f"checkpoint {path} is damaged or no checkpoint: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def check_counters(checkpoint: dict[str, Any]) -> None:
     """Raise LookupError, TypeError or ValueError if a counter of epochs, batches or
-    steps is missing, no number, or too high. A resume would count up to it."""
+    steps is missing, no number, or too high. A resume would count up to it, which may
+    take for ever.
+
+    The number of batches limits the other counters: at most STEPS_A_BATCH for each
+    batch.
+    """
     epochs = {"current": {"ready": 0, "processed": 0}}
     check_like(saved_epochs(checkpoint), epochs, "epochs")
     batches = saved_batches(checkpoint)
@@ -112,13 +121,17 @@ def check_like(
     limit: int = MOST_BATCHES,
     is_complete: bool = True,
 ) -> None:
-    """Raise ValueError if a saved state has values of other kinds or shapes than a
-    fresh one, whole numbers below -1 or over the limit, or lacks keys.
+    """Raise ValueError if a saved state does not have the form of a fresh one.
 
-    fresh: A state of the right form. None in it allows any value, and an empty list any
-        list.
-    name: What the state belongs to.
-    is_complete: False allows missing keys, of an older torch.
+    That is so if a value has another type or shape, if a whole number is below -1 or
+    above the limit, or if a key is missing. Keys that only the saved state has are
+    allowed. Dicts and lists are compared part by part.
+
+    fresh: A state of the right form, such as {"epoch": 0}. None in it allows any value,
+        and an empty list allows any list.
+    name: What the state is called in the error.
+    limit: The highest whole number.
+    is_complete: False allows missing keys, for instance in a state of an older torch.
     """
     if fresh is not None and not is_like(saved, fresh, limit):
         raise ValueError(f"{name} is {str(saved)[:40]}")
@@ -134,10 +147,10 @@ def check_like(
 
 
 def is_like(saved: Any, fresh: Any, limit: int) -> bool:
-    """Return whether a saved value has the kind, length or shape of a fresh one,
-    whatever is in them.
+    """Return whether a saved value has the type, the length or shape, and the range of
+    a fresh one. It does not look at the parts of a list or a dict.
 
-    limit: The highest whole number.
+    limit: The highest whole number. The lowest is -1.
     """
     if isinstance(saved, bool) or isinstance(fresh, bool):
         return type(saved) is type(fresh)
@@ -157,10 +170,11 @@ def is_like(saved: Any, fresh: Any, limit: int) -> bool:
 
 @contextlib.contextmanager
 def state_errors(path: Path | None) -> Iterator[None]:
-    """While a checkpoint is restored, put an error that its state causes into two
-    lines. Errors in the user's code keep their traceback.
+    """Within this context, turn an error that a checkpoint's state causes into a
+    UserError. Errors in the user's code keep their traceback, and so does a full
+    memory.
 
-    path: The checkpoint; None for a new training.
+    path: The checkpoint. None for a new training, in which nothing is changed.
     """
     try:
         yield
@@ -177,7 +191,11 @@ def state_errors(path: Path | None) -> Iterator[None]:
 
 def is_of_restore(error: BaseException) -> bool:
     """Return whether an error was raised while a state was read, and not in the user's
-    code."""
+    code.
+
+    error: Its traceback decides. It names a function in RESTORE, and all its files
+        belong to libraries.
+    """
     functions = set()
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(LIBRARIES) and ".pyx" not in frame.filename:

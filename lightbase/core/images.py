@@ -1,8 +1,8 @@
-"""Images: a file as a tensor, and transforms of whole batches, (N, C, H, W), on any
-device.
+"""Functions for images: read a file as a tensor, and transform batches (N, C, H, W) on
+any device.
 
-Random choices come from the generator of the images' device. Its state is in every
-checkpoint.
+The transforms take random numbers from the default generator of the device of the
+images. Its state is in every checkpoint, so they repeat after a resume.
 """
 
 from pathlib import Path
@@ -17,10 +17,11 @@ from torch.nn import functional
 from lightbase.core.errors import UserError, first_line
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""A file of another format, whatever its name, is not opened: for EPS, Pillow would run
-Ghostscript."""
+"""The formats that Pillow may open. The content of a file decides, not its name. Other
+formats are refused, because for some of them, such as EPS, Pillow runs other programs
+(Ghostscript)."""
 MODES = {1: "L", 3: "RGB"}
-"""Pillow's modes by the number of channels."""
+"""{number of channels: Pillow's name of the mode}."""
 IMAGE_ERRORS = (
     OSError,
     SyntaxError,
@@ -28,12 +29,18 @@ IMAGE_ERRORS = (
     EOFError,
     Image.DecompressionBombError,
 )
-"""What Pillow raises for a file that is damaged, or that is not an image."""
+"""The errors that Pillow raises for a file that is damaged or not an image."""
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
-    """Return the image as uint8 (C, H, W) of this shape, see `to_tensor`. Raise
-    UserError with the reason if the file is damaged, or not an image."""
+    """Read an image file. Return uint8 (C, H, W), see `to_tensor`.
+
+    Raise UserError with the reason if the file is damaged or not an image. The message
+    does not name the file: the caller does.
+
+    Args:
+        shape: (C, H, W) of the result, where C is 1 or 3.
+    """
     try:
         with Image.open(file, formats=FORMATS) as image:
             return to_tensor(image, shape)
@@ -44,13 +51,20 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """Return the image as uint8 (C, H, W) of this shape, where C is 1 (grey) or 3
-    (RGB). It is turned upright, put on white where it is transparent, and resized."""
+    """Return a Pillow image as uint8 (C, H, W).
+
+    The image is rotated as its EXIF data says. Transparent parts become white. Numbers
+    of more than 8 bits are scaled to [0, 255]. Then the image is converted to grey or
+    RGB, and resized without keeping its proportions (bilinear).
+
+    Args:
+        shape: (C, H, W) of the result, where C is 1 (grey) or 3 (RGB).
+    """
     channels, height, width = shape
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):
-        # Pillow would clip at 255. White is 65535 for integers of 16 or 32 bits, and 1
-        # for floats.
+        # Pillow would clip values above 255. White is 65535 in images of integers with
+        # 16 or 32 bits, and 1 in images of floats.
         white = 65535
         if image.mode == "F":
             white = 1
@@ -66,15 +80,15 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_float(images: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Return uint8 images in [0, 255] as float32.
-
-    They are scaled to [0, 1] and then standardised: (x - mean) / std.
+    """Return uint8 images in [0, 255] as float32. They are scaled to [0, 1], and then
+    standardised: (x - mean) / std.
 
     Args:
-        mean: Of all channels, for images in [0, 1].
-        std: Of all channels, for images in [0, 1].
+        mean: The mean of all pixels and channels, on the scale from 0 to 1.
+        std: The standard deviation of all pixels and channels, on the same scale.
     """
-    x = images / 255  # in one pass, and as exact as images.float() / 255
+    # faster than images.float() / 255, and just as exact: it reads the bytes only once
+    x = images / 255
     if mean:
         x = x.sub_(mean)
     if std != 1:
@@ -83,16 +97,23 @@ def to_float(images: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 
 def random_flip(images: Tensor) -> Tensor:
-    """Mirror each image left to right with probability 1/2. Any dtype."""
+    """Return the images, each mirrored left to right with probability 1/2. images:
+    (N, C, H, W) of any dtype."""
     return flip_where(torch.rand(len(images), device=images.device) < 0.5, images)
 
 
 def alternating_flip(images: Tensor, epoch: int) -> Tensor:
-    """Mirror half of the images, uint8, in even epochs and the other half in odd
-    epochs: two epochs show each image both ways.
+    """Return the images, half of them mirrored left to right: one half in even epochs,
+    the other half in odd epochs. So two epochs show each image both ways, which random
+    flips do for only half of the images.
 
-    The pixels of an image decide which half it is in. After K. Jordan, 2024, arXiv
-    2404.00498.
+    An image belongs to one half if the sum of its pixels is even, and to the other half
+    if it is odd. After K. Jordan, 2024, arXiv 2404.00498. Raise ValueError if the
+    images are not uint8: a sum of floats is neither even nor odd.
+
+    Args:
+        images: uint8 (N, C, H, W), before other random transforms.
+        epoch: The number of the epoch.
     """
     if images.dtype != torch.uint8:
         raise ValueError(f"alternating_flip takes uint8 images, not {images.dtype}")
@@ -100,9 +121,14 @@ def alternating_flip(images: Tensor, epoch: int) -> Tensor:
 
 
 def flip_where(mask: Tensor, images: Tensor) -> Tensor:
-    """Mirror the images where the mask, bool (N,), is true."""
-    # index_select copies image by image, which is faster than torch.where, pixel by
-    # pixel.
+    """Return the images, mirrored left to right where the mask is true.
+
+    Args:
+        mask: bool (N,).
+        images: (N, C, H, W) of any dtype.
+    """
+    # index_select copies whole images. torch.where chooses pixel by pixel, which is
+    # slower.
     both = torch.cat([images, images.flip(-1)])
     index = torch.arange(len(images), device=images.device) + len(images) * mask
     return both.index_select(0, index)
@@ -111,22 +137,28 @@ def flip_where(mask: Tensor, images: Tensor) -> Tensor:
 def random_crop(
     images: Tensor, padding: int, mode: Literal["constant", "reflect"] = "constant"
 ) -> Tensor:
-    """Shift each image by up to `padding` pixels each way. Any dtype.
+    """Return the images, each shifted at random by up to `padding` pixels vertically
+    and horizontally. The size stays.
 
     Args:
-        padding: Above 0; with "reflect" below the height and the width.
-        mode: Fill the edge with zeros, "constant", or with the mirror image,
-            "reflect".
+        images: (N, C, H, W) of any dtype.
+        padding: The largest shift in pixels, at least 1. With "reflect" it must be less
+            than the height and the width.
+        mode: How the empty edge is filled: "constant" with zeros, "reflect" with a
+            mirror image.
     """
     padded = functional.pad(images, [padding] * 4, mode)
     image_stride, *strides = padded.stride()
     top, left = torch.randint(2 * padding + 1, (2, len(images)), device=images.device)
+    # The position of the first pixel of each crop in the memory of `padded`. From there
+    # to its last pixel the crop is one piece of memory, with pixels between its rows
+    # that do not belong to it. The pieces have equal length. Copying a whole piece is
+    # faster than copying the pixels of the crop one by one.
     first = image_stride * torch.arange(len(images), device=images.device)
     first = first + strides[1] * top + strides[2] * left
-    # From its first pixel to its last, a crop is one piece of memory. Copying the piece
-    # is faster than copying the pixels of the crop one by one.
     sizes = zip(images.shape[1:], strides, strict=True)
     length = 1 + sum((size - 1) * stride for size, stride in sizes)
+    # row i is the piece that begins at position i: a view, nothing is copied
     all_pieces = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
     pieces = all_pieces.index_select(0, first)
     return pieces.as_strided(images.shape, (length, *strides)).contiguous()
@@ -138,8 +170,8 @@ def crop_and_flip(
     flip: bool,
     mode: Literal["constant", "reflect"] = "constant",
 ) -> Tensor:
-    """Apply `random_crop` unless `padding` is 0, and then `random_flip` if `flip` is
-    true."""
+    """Return the images after `random_crop`, unless `padding` is 0, and then
+    `random_flip`, if `flip` is true. See there for images, padding and mode."""
     if padding:
         images = random_crop(images, padding, mode)
     if flip:

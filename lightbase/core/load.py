@@ -1,4 +1,9 @@
-"""A run rebuilt from its checkpoint, for evaluate.py, predict.py and export.py."""
+"""A run rebuilt from its checkpoint, for evaluate.py, predict.py and export.py.
+
+Read `load_run` first. A checkpoint holds the config of its run, so the file is enough
+to build the model and the data again. Config files name classes to import, so only a
+file in the user's folder of runs may do so. `load_into` is the way for other files.
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -27,9 +32,11 @@ REMOVED = ("steps_per_execution",)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a run's checkpoint, with today's names of classes.
+    """Return the content of a run's checkpoint. Its config has today's names of
+    classes. No code of the file is run.
 
-    Raises UserError for a file that is missing, damaged, unsafe or not of a run.
+    Raises UserError for a file that is missing, damaged, unsafe or not of a run, or
+    that was written before version 0.3.
     """
     checkpoint = load_checked(path)
     config: Any = None
@@ -52,15 +59,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def todays(config: dict[str, Any], package: str) -> dict[str, Any]:
-    """Return the config of a run with the names of today. package: See `renamed`."""
+    """Return the config of an earlier run as this version reads it: with today's
+    import paths, and without settings that no longer exist.
+
+    package: The name of the user's package when the config was written.
+    """
     kept = {key: value for key, value in config.items() if key not in REMOVED}
     return renamed(kept, package)  # type: ignore[no-any-return]
 
 
 def is_config(config: Any) -> bool:
-    """Return whether a value has the form of the config that train.py saves.
+    """Return whether a value has the form of the config that train.py saves: a dict
+    with trainer, model and data, and a class path in the last two.
 
-    jsonargparse would take a key with a dot for a part of another one.
+    A key with a dot is refused. jsonargparse would read "a.b" as the key b inside a.
     """
     try:
         checked(config)
@@ -81,13 +93,15 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     """Return the record of a run, its model with the weights of a checkpoint, and its
     data.
 
-    Model and data are rebuilt from the config in the checkpoint if the file is the
-    user's, see `is_own`, or with `trust`. If the flags have --config, the user's YAML
-    names them, and any file gives the weights.
+    Without --config in the flags, model and data are rebuilt from the config in the
+    checkpoint. The file has to be the user's (see `is_own`), or `trust` is True: the
+    config names classes, whose code is run. With --config, the user's YAML names the
+    classes, and the file may come from anybody: it gives the weights only.
 
-    flags: --config, and --data.* and --trainer.* flags that differ from the config.
-    Raises UserError if the file is not a sound checkpoint, is somebody else's, or does
-    not fit today's code.
+    path: The checkpoint.
+    flags: --config FILE, and settings that differ from the config, such as --data.*.
+    Raises UserError if the file is not a sound checkpoint, if it is somebody else's, or
+    if it does not fit today's code.
     """
     line = CommandLine(flags)
     if line.configs:
@@ -122,8 +136,14 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
 
 
 def load_into(path: Path, line: CommandLine) -> Loaded:
-    """Return the model and the data that the user's YAML names, with the weights of any
-    file."""
+    """Return a run as `load_run` does, built from the user's YAML, with the weights of
+    any file.
+
+    path: A checkpoint of a run, or another file of weights.
+    line: The arguments, with --config.
+    Raises UserError if the file lacks a weight of the model, or if the data is split in
+    another way than in the training.
+    """
     content = read_weights(path)
     config: Any = None
     if isinstance(content, dict) and is_config(content.get("config")):
@@ -145,15 +165,19 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
 
 
 def leave_fold(spec: RunSpec) -> None:
-    """Let --data.num_folds null mean the test set of the data: there is no fold
-    then."""
+    """Remove the fold from the settings if --data.num_folds is null. This is how a
+    user tests a run of cross-validation on the data's test set."""
     data = spec.config.data.get("init_args", Namespace())
     if data.get("num_folds", 0) is None and data.get("fold") is not None:
         data.fold = None
 
 
 def classes_in(config: Any, key: str = "") -> list[str]:
-    """Return the class paths in a config. key: The key of `config`."""
+    """Return the class paths in a config, each once and cut to 60 characters: the text
+    comes from somebody else's file.
+
+    key: The key of `config`, which is one value of a larger config.
+    """
     if key == "class_path":
         return [str(config)[:60]]
     if isinstance(config, list):
@@ -166,8 +190,11 @@ def classes_in(config: Any, key: str = "") -> list[str]:
 
 
 def check_has_classes(config: dict[str, Any], path: Path) -> None:
-    """Raise UserError for a run of objects that Python has built: nothing tells how to
-    build them again."""
+    """Raise UserError if the model and data of a run were given as Python objects. The
+    config has only their classes, and not the arguments to build them again.
+
+    path: The checkpoint, for the message.
+    """
     if not config.get("built_in_python"):
         return
     names = [config[part]["class_path"] for part in ("model", "data")]
@@ -181,13 +208,14 @@ def check_has_classes(config: dict[str, Any], path: Path) -> None:
 def check_split(
     trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
 ) -> None:
-    """Raise UserError if other samples than in the training would be the ones for
-    training, validation and test.
+    """Raise UserError if the data would be split in another way than in the training.
+    A test could then have samples of the training.
 
     trained: The config in a checkpoint.
     data: The config of the data now.
-    has_state: Whether the data gets its state. Then it refuses to test a fold without
-        the fold's number.
+    path: The checkpoint, for the message.
+    has_state: Whether the data gets the state in the checkpoint. Then num_folds and
+        fold may be null: the data's test set has no sample of a fold.
     """
     before = trained["data"].get("init_args", {})
     now = vars(data.get("init_args", Namespace()))
@@ -204,14 +232,19 @@ def check_split(
 
 
 def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
-    """Let the data have the classes, the splits and the order that a run has saved."""
+    """Restore the state that a run has saved for its data: classes, splits and the
+    order of samples. Without such a state, as for another class, nothing changes."""
     state = checkpoint.get(type(data).__qualname__)
     if state is not None:
         data.load_state_dict(state)
 
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
-    """Load the weights. Raises UserError if they are weights of another network."""
+    """Copy the weights of a run's checkpoint into the model. Raises UserError if they
+    are weights of another network.
+
+    path: The checkpoint, for the message.
+    """
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:

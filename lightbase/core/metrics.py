@@ -1,4 +1,8 @@
-"""Means and metrics of many batches: the values of the curves."""
+"""Means and metrics of many batches: the values of the curves.
+
+`Accumulator` adds up the batches of a stage. The functions below it are its steps: the
+sums of the means, the value of a metric as numbers, and the names of the curves.
+"""
 
 import re
 from collections import Counter
@@ -24,26 +28,30 @@ MAX_NUMBERS = 2**20
 MAX_BATCHES = 1000
 NUMBERS_OF_LISTS = 2**16  # counted for outputs that are no tensor
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
+"""Packages whose metrics need integers as targets."""
 
 
 class Accumulator:
     """Means over samples of the loss and other values, and metrics of outputs and
     targets.
 
-    Batches wait in lists until a result is wanted. One process then takes them to the
-    CPU in one transfer, and computes there: on a GPU, the accuracies of the curve and
-    of the epoch are some fifty kernels. Many numbers, metrics with a network, and the
-    sums of several processes stay on the device.
+    `add` only puts a batch into lists. `flush` computes for all batches that wait, when
+    a result is wanted or when too many wait. A run with one process then takes them to
+    the CPU in one transfer, and computes there. On a GPU, the accuracies of the curve
+    and of the epoch would be some fifty kernels. The computation stays on the device if
+    there are several processes, if a metric has a network, or as soon as too many
+    batches have waited once.
 
-    metrics: Metrics of their own for this accumulator.
+    metrics: Metrics that no other accumulator uses.
     classes: Names for metrics that have a value for each class.
     epoch: The accumulator of the whole epoch, or None. Every batch is added to it, too;
         it is reset separately.
     sums: Tensor (names + 1,): the sums over the samples of each value, and the number
-        of samples; None without a sample.
+        of samples. It is None without a sample.
     class_curves: Names of the curves of single classes in the newest result.
     non_scalar_values: Values of metrics in the newest result that are no curves, such
         as a confusion matrix.
+    is_on_host: Whether `flush` computes on the CPU.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Accumulator:
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
+        """Empty the lists of batches that wait for `flush`."""
         self.values: list[Tensor] = []  # of the waiting batches, one after the other
         self.sizes: list[int] = []
         self.pairs: list[tuple[Any, Any]] = []  # outputs and targets
@@ -81,11 +90,15 @@ class Accumulator:
     def add(
         self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any
     ) -> None:
-        """Add a batch of `size` samples.
+        """Add a batch.
 
-        values: Means over the batch, by name. The names must be the same in all batches
-            of an epoch; else ValueError.
-        outputs, targets: For the metrics; with None the metrics get nothing.
+        size: The number of its samples.
+        values: Means over the batch, tensors () by name.
+        outputs, targets: (N, ...), for the metrics. If one of them is None, the metrics
+            get nothing.
+
+        Raise ValueError if the names are not the names of the earlier batches of the
+        epoch.
         """
         names = self.names
         if self.epoch and not names:
@@ -108,7 +121,8 @@ class Accumulator:
             self.flush()
 
     def flush(self) -> None:
-        """Add the batches that wait to the sums and the metrics."""
+        """Add the batches that wait to the sums and the metrics, here and in
+        `epoch`."""
         if not self.sizes:
             return
         values = torch.stack(self.values)
@@ -127,7 +141,12 @@ class Accumulator:
     def merge(
         self, names: tuple[str, ...], sums: Tensor, pairs: list[tuple[Any, Any]]
     ) -> None:
-        """Add sums, as in `sums`, and the outputs and targets of batches."""
+        """Add samples to the sums and the metrics. They move to the device of `sums`.
+
+        names: The names of the values.
+        sums: (names + 1,), in the same form as the attribute `sums`.
+        pairs: The outputs and targets of batches, for the metrics.
+        """
         self.names = names
         if self.sums is not None:
             sums = self.sums.to(sums) + sums
@@ -142,8 +161,9 @@ class Accumulator:
                     raise_with_shapes(error, self.metrics, outputs, targets)
 
     def update_metrics(self, outputs: Any, targets: Any) -> None:
-        """Add a batch to the metrics, with targets of the type that each metric
-        takes."""
+        """Add a batch to the metrics. Metrics of classes or masks need integers, so
+        targets of floating-point numbers are converted for them. `num_broken` counts
+        the targets that this changes; `result` refuses them."""
         is_float = isinstance(targets, Tensor) and targets.is_floating_point()
         for metric in self.metrics.values():
             if is_float and takes_labels(metric):
@@ -158,11 +178,13 @@ class Accumulator:
                 metric.update(outputs, targets)
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the means and metrics over all processes, and `num_samples`; nothing
-        without a batch. Raise UserError for targets that no classification metric
-        takes, and if two values have one name.
+        """Return the means and metrics over the samples of all processes, tensors () by
+        name, and `num_samples`. Return nothing if there was no batch.
 
-        reduce: Adds up a tensor over the processes.
+        reduce: A function that returns the sum of a tensor over all processes.
+
+        Raise UserError if a classification metric got targets that are no whole
+        numbers, or if two values have one name.
         """
         self.flush()
         if self.sums is None:
@@ -179,10 +201,13 @@ class Accumulator:
         return means | metrics | {"num_samples": total[-1]}
 
     def _measured(self) -> list[tuple[str, Metric]]:
-        """Return the metrics by name if they got a batch."""
+        """Return the names and metrics if the metrics got a batch, else nothing.
+        torchmetrics warns if a metric without a batch is computed."""
         return [*self.metrics.items()] if self.has_metrics else []
 
     def _compute_metrics(self) -> dict[str, Tensor]:
+        """Return the curves of the metrics, tensors () by name. Set `class_curves` and
+        `non_scalar_values`."""
         curves: dict[str, Tensor] = {}
         self.class_curves = set()
         self.non_scalar_values = {}
@@ -202,9 +227,12 @@ class Accumulator:
         return curves
 
     def state(self) -> dict[str, Any]:
-        """Return the sums and the metrics for a checkpoint, on the CPU: other processes
-        may not see this one's GPU. Metrics whose states cannot be merged are left out;
-        they start from zero."""
+        """Return the sums and the states of the metrics for a checkpoint, on the CPU:
+        other processes may not see the GPU of this one.
+
+        Metrics whose states cannot be merged are left out. They start from zero after a
+        resume.
+        """
         self.flush()
         states = {}
         for name, metric in self._measured():
@@ -216,8 +244,12 @@ class Accumulator:
         return to_host(state)  # type: ignore[no-any-return]
 
     def add_state(self, state: dict[str, Any]) -> None:
-        """Add a state from a checkpoint before the first batch. Raise ValueError if it
-        does not fit."""
+        """Add a state from a checkpoint. Call this before the first batch.
+
+        state: The result of `state`, maybe of another process.
+
+        Raise ValueError if the sums do not fit their names.
+        """
         if state["sums"] is None:
             return
         names = tuple(state["names"])
@@ -226,12 +258,15 @@ class Accumulator:
         self.merge(names, state["sums"], [])
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
+            self.has_metrics = True
 
 
 def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
-    """Return (names + 1,): the sums over samples, and the number of samples.
+    """Return (names + 1,): the sums over samples, and the number of samples. The dtype
+    is float64, on Apple GPUs float32.
 
-    values: (batches, names), means over each batch. sizes: Samples of each batch.
+    values: (batches, names), means over each batch.
+    sizes: The number of samples in each batch.
     """
     # Metal has no float64
     values = values.float() if values.is_mps else values.double()
@@ -245,8 +280,12 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
 def raise_with_shapes(
     error: Exception, metrics: MetricCollection, outputs: Any, targets: Any
 ) -> None:
-    """Raise the error of a metric with the shapes that the metrics got; as a UserError
-    if all metrics are torchmetrics' own, which check their inputs."""
+    """Raise the error of a metric again, with a note about the shapes of its inputs.
+
+    If all metrics are from torchmetrics, raise UserError instead: torchmetrics checks
+    its inputs, so the input is wrong and not the code. A full memory is never a
+    UserError here.
+    """
     pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
     shapes = [str(part)[:80] for part in pair]
     names = ", ".join(map(str, metrics))
@@ -262,8 +301,12 @@ def raise_with_shapes(
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return the batches as one batch, if they are tensors and their samples have the
-    same shape; else as they are."""
+    """Return the pairs as one pair of tensors, so that each metric is updated once.
+    Return them as they are if they are no tensors, or if the samples have several
+    shapes.
+
+    pairs: The outputs and targets of each batch.
+    """
     if not pairs:
         return []
     outputs, targets = zip(*pairs, strict=True)
@@ -274,8 +317,9 @@ def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def takes_labels(metric: Metric) -> bool:
-    """Return whether the metric is one of torchmetrics' metrics of classes or masks, or
-    a wrapper around one."""
+    """Return whether a metric needs integers as targets. It does if it is a metric of
+    classes or masks from torchmetrics, a class derived from one, or a wrapper around
+    one."""
     for part in metric.modules():
         if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
             return True
@@ -283,11 +327,12 @@ def takes_labels(metric: Metric) -> bool:
 
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
-    """Return the parts of a metric's value by name. Tensors float32 () are curves;
-    others are no curves.
+    """Return the parts of a metric's value by name. The parts that become curves are
+    tensors float32 (); all other parts are no curves.
 
     A number is the curve NAME. A vector is NAME/CLASS if it has a value for each class,
-    and NAME_0, NAME_1, ... otherwise. The values of a dict are NAME_KEY.
+    and NAME_0, NAME_1, ... otherwise. The values of a dict are NAME_KEY. A matrix, or a
+    vector with more than 100 values that are not of classes, is returned as it is.
     """
     if isinstance(value, dict):
         parts: dict[str, Any] = {}
@@ -308,7 +353,7 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise UserError if two curves have one name."""
+    """Raise UserError if two curves have one name: a logger would mix their points."""
     for name, num in Counter(names).items():
         if num > 1:
             raise UserError(
@@ -318,8 +363,9 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def as_curve_names(classes: Sequence[str]) -> list[str]:
-    """Return the names as a logger, such as MLflow, and a file name can hold them: "a
-    b/c" becomes a_b_c. Names that are equal then get their number."""
+    """Return the names in a form that all loggers, such as MLflow, and file names
+    allow: "a b/c" becomes a_b_c. Names that are equal then get their index, such as a_0
+    and a_1."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     return [
         f"{name}_{i}" if names.count(name) > 1 else name for i, name in enumerate(names)
@@ -329,11 +375,14 @@ def as_curve_names(classes: Sequence[str]) -> list[str]:
 def collection(
     metrics: Metrics | Metric | None, more: Mapping[str, Any] | None = None
 ) -> MetricCollection:
-    """Return a MetricCollection of what `BaseModule.metrics` may be; a dict keeps its
+    """Return a MetricCollection of the metrics that a user gave. A dict keeps its
     order.
 
+    metrics: The value of `BaseModule.metrics`. A single metric has the name of its
+        class; None means no metric.
     more: Metrics to add, by name.
-    Raise UserError for a name that is taken or that torch does not take.
+
+    Raise UserError for a name that is taken, or that torch does not allow.
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}

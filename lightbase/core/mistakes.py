@@ -1,6 +1,8 @@
 """Errors of jsonargparse in one line: the key, the value, what is wrong with it.
 
-This is the only file that interprets the texts of another package.
+Read `explain` first. Its input is a message of jsonargparse, which may have fifty
+lines: an indented tree with an error for each type that an argument allows. Only this
+file interprets messages of another package. test_cli.py tests it with real commands.
 """
 
 import inspect
@@ -25,13 +27,14 @@ SYNONYMS = {
     "resume": "ckpt_path",
     "seed": "seed_everything",
 }
-"""Words of other tools, and the last words of the flags that are meant."""
+"""{word of other tools: last word of the flag that has this meaning here}"""
 OPTIMIZER_FLAGS = (
     "--model.optimizer_args.momentum",
     "--model.optimizer_args.weight_decay",
 )
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
-"""How lines of an error begin that say nothing: of a union, None and a path."""
+"""Beginnings of lines that do not help: two types of a union that are seldom meant, and
+the value, which `explain` reads separately."""
 ONE_VALUE = (
     "all options of a group go into one value: "
     '--model.parameter_groups.bias "{lr: 0.1}"'
@@ -39,9 +42,13 @@ ONE_VALUE = (
 
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
-    """Return one line for an error of jsonargparse.
+    """Return one line for an error of jsonargparse: "key: value: reason", at most 400
+    characters, with a proposal if a similar name exists.
 
-    config: The settings that were parsed before the error.
+    message: The text of the error.
+    parser: The parser that has raised it. Its keys are proposed.
+    config: The settings that were parsed before the error. The arguments of their
+        classes are proposed, too.
     """
     keys = [action.dest for action in arguments_of(parser)]
     if message.lower().startswith("unrecognized arguments: "):
@@ -67,8 +74,13 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
 
 
 def in_plain_words(reason: str, class_path: str) -> str:
-    """Return the reason with the names of types that users know, and with what may be
-    meant."""
+    """Return the reason in words that users know, with a proposal if there is one.
+
+    The words of Python's typing become words of YAML: None is null, for example.
+
+    reason: One line of jsonargparse.
+    class_path: The class that the error is about, or "".
+    """
     if reason.startswith(("module ", "No module named ")):
         module, _, name = class_path.rpartition(".")
         if module in sys.modules:
@@ -87,8 +99,13 @@ def in_plain_words(reason: str, class_path: str) -> str:
 
 
 def unknown_argument(flag: str, keys: list[str], config: Namespace) -> str:
-    """Return the line for a flag, or for a word without a flag, that the parser does
-    not have."""
+    """Return the line for an argument that the parser does not have.
+
+    flag: The flag without its value, such as "--lr", or a word that is no flag. For
+        a word, a config file with a similar name is proposed.
+    keys: All keys of the parser.
+    config: The settings that were parsed before the error.
+    """
     if not flag.startswith("-"):
         near = did_you_mean(flag, config_files(Path()), "--config ")
         return f"unknown argument {flag!r}{near}"
@@ -106,8 +123,12 @@ def unknown_argument(flag: str, keys: list[str], config: Namespace) -> str:
 
 
 def meant(flag: str, flags: Iterable[str]) -> str:
-    """Return `; did you mean --model.lr?` for --lr, --learning_rate or --modle.lr;
-    an empty text if none of the flags is similar."""
+    """Return a proposal such as `; did you mean --model.lr?`, or "" if no flag is
+    similar.
+
+    The last word is compared first, so that --lr and --learning_rate find --model.lr.
+    If no flag has a similar last word, the flags are compared with all their words.
+    """
     by_word = {}
     for name in (*OPTIMIZER_FLAGS, *flags):
         by_word[name.lstrip("-").rpartition(".")[2]] = name
@@ -119,10 +140,13 @@ def meant(flag: str, flags: Iterable[str]) -> str:
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
-    """Return the key, the class path there, and the error itself.
+    """Return the key, the class path at this key, and the error itself, each "" if the
+    message does not have it.
 
-    message: An indented tree of jsonargparse. It has the keys and classes on the way,
-        and an error for each type of a union. The most indented error says most.
+    The most indented error says most, because it is closest to the wrong value. Errors
+    with the same indent belong to the types of a union, and are joined with "or".
+
+    message: An indented tree. A line names a key, or a class, or an error.
     """
     key_at_indent: dict[int, str] = {}
     newest_class, class_path, key, reason = "", "", "", ""
@@ -148,10 +172,11 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
 
 
 def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
-    """Return the line for a key that is not known.
+    """Return the line for a key that is not known. It has a similar name, or the list
+    of all names that are possible there.
 
     path: The key, such as "model.nett".
-    class_path: The class whose argument it should be, or an empty text.
+    class_path: The class whose argument it should be, or "" if there is none.
     keys: All keys of the parser.
     """
     parent, _, name = path.rpartition(".")
@@ -173,11 +198,15 @@ def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
 
 
 def parser_of(class_path: str) -> ArgumentParser:
-    """Return a parser of the arguments of a class or function, with their defaults."""
+    """Return a parser of the arguments of a class or function, with their defaults. It
+    imports the class.
+
+    class_path: The import path of the class or function.
+    """
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    made_by = pkgutil.resolve_name(class_path)
-    if inspect.isclass(made_by):
-        parser.add_class_arguments(made_by, fail_untyped=False)
+    class_or_function = pkgutil.resolve_name(class_path)
+    if inspect.isclass(class_or_function):
+        parser.add_class_arguments(class_or_function, fail_untyped=False)
     else:
-        parser.add_function_arguments(made_by, fail_untyped=False)
+        parser.add_function_arguments(class_or_function, fail_untyped=False)
     return parser

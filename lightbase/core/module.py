@@ -1,4 +1,9 @@
-"""The base class of a project's LightningModules: optimizer, schedule, curves."""
+"""The base class of a project's LightningModules: optimizer, schedule, curves.
+
+A subclass writes the steps, and calls `track` in them: read `BaseModule` and its method
+`track` first. docs/extending.md has examples. Lightning and the callback `Curves` call
+the other methods.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, Self, TypeGuard
@@ -32,60 +37,64 @@ from lightbase.core.transfer import WeightsFile, freeze_parameters, load_weights
 
 
 class BaseModule(LightningModule):
-    """Trains `net` with `criterion`, measured by `metrics`. A subclass may assign other
-    values to `criterion`, `metrics`, `lr`, `optimizer` and `scheduler`; the last two
-    may be objects, too.
+    """Trains the network `net` with the loss `criterion`, and measures `metrics`.
 
-    The steps call `track`, which makes these curves: train/ on log steps (means over
-    the samples since the last log step), val/ after each validation, test/ and
-    test/num_samples after a test. lr is logged with train/.
+    A subclass may assign other values to `criterion`, `metrics`, `lr`, `optimizer` and
+    `scheduler` in its constructor. `optimizer` and `scheduler` may be objects, too.
+
+    The steps call `track`, which makes these curves: train/ has points on log steps,
+    means over the samples since the last point. val/ has a point after each validation.
+    test/ and test/num_samples have a point after a test. lr has the same points as
+    train/.
 
     Args:
         net: The network.
-        criterion: The loss of outputs and targets in all stages, a mean over the
-            samples of a batch; not needed if the steps do not use it. With another mean
-            (class weights, an index that is ignored) or a sum, val/loss depends on the
-            batch size.
-        metrics: By name, such as {f1: {class_path:
+        criterion: The loss of outputs and targets, in all stages. It has to be a mean
+            over the samples of a batch. With a weighted mean (class weights, an ignored
+            index) or a sum, val/loss depends on the batch size. It is not needed if the
+            steps do not use it.
+        metrics: Metrics with their names, such as {f1: {class_path:
             torchmetrics.classification.MulticlassF1Score}}.
-        lr: Learning rate.
+        lr: The learning rate.
         optimizer: A class of torch.optim, such as SGD, Adam or AdamW, or the import
             path of another one.
-        optimizer_args: Its other arguments, such as {momentum: 0.9}.
+        optimizer_args: The other arguments of the optimizer, such as {momentum: 0.9}.
         parameter_groups: Other options for some parameters, such as {head: {lr: 0.1},
-            norms_and_biases: {weight_decay: 0}}. A group is the first part of the
-            parameters' names or a pattern ("*.bias"); norms_and_biases: all parameters
-            of one dimension.
-        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR;
-            WarmupCosineLR (linear warm-up, then cosine) or FinalDecayLR (constant, then
-            down to 0); or an import path. None keeps the learning rate.
-        scheduler_args: Its arguments, such as {warmup_steps: 500}; the length of the
-            training (T_max, total_steps) and the highest rate (max_lr, which is lr) are
-            filled in. ReduceLROnPlateau watches val/loss, with {mode: max} the first of
-            the metrics.
-        scheduler_interval: Step the scheduler after every "epoch" or every "step".
-            Unless given, OneCycleLR, CyclicLR, WarmupCosineLR and FinalDecayLR step
-            every step, others every epoch.
-        channels_last: Keep images and convolutions' weights as (N, H, W, C) in memory,
-            which is mostly faster.
+            norms_and_biases: {weight_decay: 0}}. A key is the first part of the names
+            of parameters, or a pattern ("*.bias"). norms_and_biases selects all
+            parameters with one dimension.
+        scheduler: A class of torch.optim.lr_scheduler, such as CosineAnnealingLR, or
+            the import path of another one. Two more are WarmupCosineLR (a linear
+            warm-up, then a cosine) and FinalDecayLR (constant, then linear to 0). None
+            keeps the learning rate.
+        scheduler_args: The arguments of the scheduler, such as {warmup_steps: 500}. The
+            length of the training (T_max, total_steps) and the highest rate (max_lr,
+            which is lr) are filled in. ReduceLROnPlateau watches val/loss, or with
+            {mode: max} the first metric.
+        scheduler_interval: Whether the scheduler steps after every "epoch" or every
+            "step". By default OneCycleLR, CyclicLR, WarmupCosineLR and FinalDecayLR
+            step after every step, and others after every epoch.
+        channels_last: Keep images and the weights of convolutions as (N, H, W, C) in
+            memory. This is faster for most networks.
         compile_net: Compile the network with this backend of torch.compile, such as
             "inductor".
-        compile_mode: Of torch.compile, such as "reduce-overhead", which launches CUDA
-            graphs, or "max-autotune".
-        weights: A checkpoint, state_dict or *.safetensors. A new training starts with
-            the tensors that fit by name and shape.
-        freeze: First parts of names or patterns, such as [conv1, "*.bias"]. Such
-            parameters do not train. Modules that have no others stay in eval mode.
+        compile_mode: The mode of torch.compile, such as "reduce-overhead", which
+            launches CUDA graphs, or "max-autotune".
+        weights: A file: a checkpoint, a state_dict or *.safetensors. A new training
+            starts with its tensors, where name and shape fit.
+        freeze: First parts of names, or patterns, such as [conv1, "*.bias"]. These
+            parameters are not trained. A module stays in eval mode if all its
+            parameters are frozen.
     """
 
     task: (
         Literal["multiclass", "multilabel", "segmentation", "regression", "text"] | None
     ) = None
-    """What outputs and targets mean, for pictures, evaluate.py --report and
-    predict.py."""
+    """The meaning of outputs and targets. Pictures, evaluate.py --report and predict.py
+    need it; docs/tensorboard.md lists the shapes."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
-    # outputs and targets of the newest batch, as `track` got them
+    # the outputs and targets that `track` got in the newest step
     tracked: tuple[Any, Any] | None = None
 
     def __init__(
@@ -149,16 +158,22 @@ class BaseModule(LightningModule):
         trust: bool = False,
         **arguments: Any,
     ) -> Self:
-        """Return the module with the weights of a checkpoint. Nothing that the file
-        names is built unless the file is yours, see `lightbase.load`.
+        """Return the module with the weights of a checkpoint.
 
-        map_location: The device of the module, the CPU by default.
-        strict: False keeps the module's tensors that are not in the file.
-        hparams_file, weights_only: Arguments of Lightning's method. They must be None
-            or True: no file is read otherwise.
-        arguments: The arguments of the constructor. With them the module is built from
-            them alone, and any file gives the weights. Without them it is built from
-            the config in the file.
+        With `arguments`, which are the arguments of the constructor, the module is
+        built from them alone, and only weights are read from the file. Without
+        `arguments` the module is built from the config in the file. The config can name
+        any class, so the file must be yours or `trust` must be True: see
+        `lightbase.load`.
+
+        Raise UserError if the file is of another class, or cannot be used.
+
+        map_location: The device of the module. By default it is the CPU.
+        hparams_file: It must be None. Lightning's method has this argument.
+        strict: If False, the file may lack some tensors, which keep their initial
+            values. It has an effect only with `arguments`.
+        weights_only: It must be None or True.
+        trust: Build the module from the config of the file even if it is not yours.
         """
         from lightbase import load  # it imports this module
 
@@ -183,6 +198,8 @@ class BaseModule(LightningModule):
         return self.net(x)
 
     def train(self, mode: bool = True) -> Self:
+        """Set the training mode of all modules. Frozen modules stay in eval mode, so
+        that dropout is off and BatchNorm keeps its statistics."""
         super().train(mode)
         for module in self.frozen_modules:
             module.eval()
@@ -196,12 +213,19 @@ class BaseModule(LightningModule):
         targets: Any = None,
         **values: Any,
     ) -> None:
-        """Add a batch to the curves of a stage. `Curves` writes their points.
+        """Add a batch to the curves of a stage: the loss, the metrics, and values with
+        a name. Call this once in each step. `Curves` writes the points.
 
-        loss, values: Means over the batch, for stage/loss and stage/NAME.
-        outputs, targets: (N, ...), for the metrics; without them the stage has none,
-            and the samples of the batch are counted. They may be what else the metrics
-            take, such as lists with an entry for each sample.
+        A point is a mean over samples, so each batch counts with its number of samples:
+        the length of `targets`, else of `outputs`, else of the inputs of the batch.
+
+        loss: The mean over the batch, a tensor with one number. It is the curve
+            stage/loss.
+        outputs, targets: The arguments for the metrics, mostly (N, ...). Metrics may
+            take other types, such as lists with an entry for each sample. Without them
+            this stage has no metrics.
+        values: Other means over the batch, tensors or numbers, by name. A value `NAME`
+            is the curve stage/NAME.
         """
         outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
         self.tracked = outputs, targets
@@ -212,7 +236,7 @@ class BaseModule(LightningModule):
         for name, value in values.items():
             if isinstance(value, Tensor):
                 means[name] = value.to(loss)
-            else:  # written on the GPU: copying it there would wait for the GPU
+            else:  # new_full fills on the GPU: copying a number there would wait
                 means[name] = loss.new_full((), value)
         samples = outputs if targets is None else targets
         if samples is None:
@@ -222,33 +246,36 @@ class BaseModule(LightningModule):
             curves.note_rates(self.trainer)
 
     def log(self, name: str, *args: Any, **options: Any) -> None:
-        """Log as Lightning does. Curves refuses a name that `track` writes: both would
-        be averaged."""
+        """Log a value as Lightning does. A name that `track` writes, too, is an error
+        at the next point: Lightning would average the two values."""
         self.curves_callback.logged.add(name)
         super().log(name, *args, **options)
 
     def prepare_weights(self) -> None:
-        """Load and freeze weights. It is called before each fit, and before a run makes
-        its folder: a mistake ends the run early."""
+        """Load the file of the argument `weights`, and freeze parameters, if that is
+        not done yet. It is called before each fit, and also before a run makes its
+        folder, so that a mistake ends the run early."""
+        # a second fit continues with the weights of the first one
         if self.weights_file is not None and not self.has_weights:
             load_weights(self.net, self.weights_file)
-            # a second fit continues with the weights of the first
             self.has_weights = True
         if self.frozen_names and not self.is_frozen:
             self.frozen_modules = freeze_parameters(self, self.frozen_names)
             self.is_frozen = True
 
     def prepare_net(self, trains: bool) -> None:
-        """Prepare weights, memory layout and compilation.
+        """Prepare the network: weights, memory layout, compilation.
 
-        Curves calls it before each fit or test; a hook of the module would be lost if a
-        subclass overrides it without super().
+        The callback Curves calls this before each fit or test. It is no hook of
+        Lightning, because a subclass may override a hook without calling super().
+
+        trains: Whether a training follows. Only a training loads and freezes weights.
         """
         if trains:
             self.prepare_weights()
         if self.channels_last:
             tensors: list[Tensor] = [*self.net.parameters()]
-            # on a CPU the layout of buffers changes the last digits
+            # on a CPU another layout of the buffers changes the last digits of results
             if self.trainer.strategy.root_device.type != "cpu":
                 tensors += self.net.buffers()
             for tensor in tensors:
@@ -257,9 +284,9 @@ class BaseModule(LightningModule):
                         memory_format=torch.channels_last
                     )
         if self.compile_net and not self.is_compiled:
-            # torch.compile(net) would rename the weights. dynamic=False: after an
-            # evaluation with another batch size the training would get slower code for
-            # all sizes.
+            # torch.compile(net) would change the names of the weights. Without
+            # dynamic=False, an evaluation with another batch size would let torch
+            # compile slower code for all sizes, and the training would use it.
             self.net.compile(
                 backend=self.compile_net, mode=self.compile_mode, dynamic=False
             )
@@ -268,13 +295,15 @@ class BaseModule(LightningModule):
             say(f"{name} is compiled in the first steps, which may take minutes")
 
     def configure_callbacks(self) -> list[Callback]:
+        """Add the callback Curves, unless the Trainer has it. Lightning calls this."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if self.curves_callback in callbacks:
             return []
         return [self.curves_callback]
 
     def step_scheduler_every(self) -> Literal["epoch", "step"]:
-        """Return how often the scheduler steps."""
+        """Return how often the scheduler steps: `scheduler_interval`, or the default
+        for its class."""
         if self.scheduler_interval:
             return self.scheduler_interval
         name = self.scheduler
@@ -285,6 +314,8 @@ class BaseModule(LightningModule):
         return "epoch"
 
     def configure_optimizers(self) -> Any:
+        """Return the optimizer and the scheduler in Lightning's form. Lightning calls
+        this. A subclass that overrides it chooses both."""
         optimizer = self._make_optimizer()
         if self.scheduler is None:
             return optimizer
@@ -303,12 +334,14 @@ class BaseModule(LightningModule):
             if scheduler.mode == "max":
                 names = [*map(str, collection(self.metrics)), "loss"]
             config["monitor"] = f"val/{names[0]}"
-            # after epochs with a validation
+            # the metric is new only after an epoch with a validation
             config["interval"] = "epoch"
             config["frequency"] = self.trainer.check_val_every_n_epoch or 1
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _make_optimizer(self) -> Optimizer:
+        """Return the optimizer, made from a name or a class, or the object that a
+        subclass has assigned. Raise UserError if an object has parameter groups."""
         if isinstance(self.optimizer, Optimizer):
             if self.parameter_groups:
                 raise UserError(
@@ -319,8 +352,8 @@ class BaseModule(LightningModule):
         groups = grouped(self.named_parameters(), self.parameter_groups)
         if not isinstance(self.optimizer, str):  # a class
             return self.optimizer(groups, lr=self.lr, **self.optimizer_args)
-        # Lightning cannot clip gradients that a fused optimizer unscales (its issue
-        # 21435)
+        # With mixed precision a fused optimizer unscales the gradients itself, in its
+        # step. Lightning cannot clip them before (its issue 21435).
         is_mixed = self.trainer.precision in MIXED
         fused = not (self.trainer.gradient_clip_val and is_mixed)
         return build_optimizer(
@@ -344,8 +377,8 @@ def num_samples(values: Any) -> int:
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
     """Return whether BaseModule builds the optimizer and the scheduler from their
-    names. It does not if a subclass overrides `configure_optimizers`, or assigns an
-    object or a class."""
+    names. It does not if a subclass overrides `configure_optimizers`, or if it assigns
+    an object or a class to `optimizer` or `scheduler`."""
     if not isinstance(model, BaseModule):
         return False
     if is_overridden("configure_optimizers", model, BaseModule):

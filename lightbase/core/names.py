@@ -1,4 +1,8 @@
-"""Names of settings and of metrics."""
+"""Names of settings and of metrics, and what they tell.
+
+A setting has the name of its flag: "model.net.sizes" for --model.net.sizes. A metric
+has the name of its curve: "val/acc".
+"""
 
 import re
 from typing import Any
@@ -22,10 +26,12 @@ HIGHER_IS_BETTER = re.compile(
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """Return a config by the names of flags: {"model.lr": 0.01, "model.net":
-    "my.models.mlp.MLP", "model.net.sizes": [2, 2]}.
+    """Return {name of the flag: value} for a nested config, such as {"model.lr": 0.01,
+    "model.net": "my.models.mlp.MLP", "model.net.sizes": [2, 2]}.
 
-    key: The name of the flag for the config itself.
+    The levels class_path and init_args are left out, as in flags.
+
+    key: The name of the flag for the config itself; "" for all settings.
     """
     if not isinstance(config, dict):
         return {key: config}
@@ -39,7 +45,11 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def better_by_name(metric: str) -> str | None:
-    """Return min or max, or None if the name of the metric does not tell."""
+    """Return "min" if lower values of a metric are better, "max" if higher ones are,
+    or None if the name does not tell.
+
+    Only the last word counts: "max" for val/top5_acc, "min" for val/mean_error.
+    """
     word = metric.rpartition("/")[2].lower().rpartition("_")[2]
     if LOWER_IS_BETTER.fullmatch(word):
         return "min"

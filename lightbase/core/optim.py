@@ -1,4 +1,9 @@
-"""Optimizers, parameter groups and learning-rate schedules by name."""
+"""Optimizers, parameter groups and learning-rate schedules by name.
+
+`build_optimizer` and `build_scheduler` make the objects for a training. `grouped`
+divides the parameters into groups. `try_schedule` tries the same settings on small
+numbers before a run.
+"""
 
 import inspect
 import math
@@ -39,8 +44,11 @@ class WarmupCosineLR(LambdaLR):
     """Raise the rate in a line over `warmup_steps`, then lower it along half a cosine
     to 0 at `total_steps`.
 
-    The cosine is of Loshchilov and Hutter, "SGDR", 2017; the warm-up is of Goyal et
-    al., "Accurate, large minibatch SGD", 2017.
+    The factor of the rate is (step + 1) / warmup_steps during the warm-up, so it is
+    never 0 there. The cosine is from Loshchilov and Hutter, "SGDR", 2017; the warm-up
+    is from Goyal et al., "Accurate, large minibatch SGD", 2017.
+
+    Raise ValueError for negative `warmup_steps`.
     """
 
     def __init__(
@@ -63,7 +71,8 @@ class FinalDecayLR(LambdaLR):
     """Keep the rate, then lower it in a line to 0 over the last `decay_fraction` of
     `total_steps`.
 
-    This is the cooldown of Zhai et al., "Scaling vision transformers", 2022.
+    This is the cooldown of Zhai et al., "Scaling vision transformers", 2022. Raise
+    ValueError for a `decay_fraction` that is not in (0, 1].
     """
 
     def __init__(
@@ -93,11 +102,12 @@ KINDS: dict[str, tuple[Any, type]] = {
 
 
 def find_class(kind: str, name: str) -> Any:
-    """Return the class that a name means.
+    """Return the class with a name.
 
     kind: "optimizer" or "scheduler".
     name: A class of torch or of this file, or the import path of any class.
-    Raises UserError if there is no such class of this kind.
+
+    Raise UserError if there is no such class of this kind.
     """
     module, base = KINDS[kind]
     cls = SCHEDULERS.get(name) or getattr(module, name, None)
@@ -115,7 +125,10 @@ def build(kind: str, cls: type, args: Options, first: Any, **filled_in: Any) -> 
     """Return `cls(first, **filled_in, **args)`.
 
     kind: "optimizer" or "scheduler", for the message.
-    Raises UserError if the class does not take an argument, or refuses its value.
+    first: The parameter groups of an optimizer, or the optimizer of a scheduler.
+    filled_in: Arguments that the library chooses, such as the learning rate.
+
+    Raise UserError if the class does not take an argument, or refuses its value.
     """
     try:
         return cls(first, **filled_in, **args)
@@ -137,11 +150,15 @@ def build_optimizer(
 ) -> Optimizer:
     """Return an optimizer.
 
-    name: A class of torch.optim, or the import path of any other.
+    name: A class of torch.optim, or the import path of another class.
+    args: Its arguments without `lr`.
     groups: Parameter groups, see `grouped`.
-    fused: Compute a step in one kernel, if torch can and `args` choose no other
-        implementation. That is much the fastest for small networks.
-    Raises UserError for an unknown name or argument.
+    lr: The learning rate of groups that have none.
+    fused: Compute a step in one kernel, if torch can do it for all parameters and
+        `args` choose no other implementation. It is by far the fastest way for small
+        networks.
+
+    Raise UserError for an unknown name or argument.
     """
     cls = find_class("optimizer", name)
     if "lr" in args:
@@ -163,12 +180,16 @@ def build_scheduler(
 ) -> LRScheduler:
     """Return a scheduler.
 
-    name: A class of torch.optim.lr_scheduler or of this file, or the import path of any
-        other.
+    name: A class of torch.optim.lr_scheduler or of this file, or the import path of
+        another class.
+    args: Its arguments.
     num_steps: How often it will step in the whole training; None if the training has no
         end. It becomes `T_max` or `total_steps`, unless `args` have it.
-    Raises UserError for an unknown name or argument, and for a `max_lr` that is not the
-    optimizer's learning rate.
+
+    `max_lr` is filled in with the learning rates of the groups.
+
+    Raise UserError for an unknown name or argument, for a schedule that needs an end
+    without one, and for a `max_lr` that is not the optimizer's learning rate.
     """
     cls = find_class("scheduler", name)
     length = length_argument(name, args)
@@ -196,9 +217,11 @@ def build_scheduler(
 
 
 def length_argument(name: str, args: Options) -> str | None:
-    """Return the scheduler's argument that is the length of the training.
+    """Return the name of the scheduler's argument that is the length of the training:
+    "T_max" or "total_steps".
 
     args: The arguments that the user gave.
+
     Return None if it has no such argument, or if `args` already determine it.
     """
     if {"epochs", "steps_per_epoch"} & args.keys():
@@ -213,9 +236,11 @@ def length_argument(name: str, args: Options) -> str | None:
 def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | None:
     """Return how often a scheduler steps in the whole training, at least 1.
 
-    interval: What the scheduler steps after.
-    Return None if the training has no end, or if an epoch has none and the scheduler
-    steps after epochs. Raises UserError if the number of steps in an epoch changes.
+    interval: The scheduler steps after each "epoch" or after each "step".
+
+    Return None if the training has no end. The same holds if a schedule by epochs is
+    limited by max_steps, and the length of an epoch is unknown. Raise UserError if the
+    number of steps differs between epochs.
     """
     if interval == "epoch" and trainer.max_steps == -1:
         if trainer.max_epochs < 0:
@@ -250,13 +275,15 @@ def grouped(
 ) -> list[Options]:
     """Return parameter groups as torch's optimizers take them.
 
-    The first group holds the parameters that are in no other, if there are any.
+    The first group, "rest", holds the parameters that are in no other group. It is left
+    out if there are none. It has no name if `groups` is empty.
 
     named: The names and parameters of a model.
-    groups: The options of each group by its name. A parameter is in the first group
-        whose name it matches, see `matches`.
-    Raises UserError for a group without parameters, or with an impossible learning
-    rate.
+    groups: {name: options}, such as {"head": {"lr": 0.1}}. A parameter is in the first
+        group whose name it matches, see `matches`.
+
+    Raise UserError for a group without parameters, or with a learning rate that is not
+    a finite number above 0.
     """
     rest: Options = {"params": []}
     if groups:
@@ -266,12 +293,12 @@ def grouped(
     for full_name, parameter in named:
         name = full_name.removeprefix("net.")
         names.append(name)
-        fitting = [group for group in groups if matches(group, name, parameter)]
-        if fitting:
-            members[fitting[0]].append(parameter)
+        matching = [group for group in groups if matches(group, name, parameter)]
+        if matching:
+            members[matching[0]].append(parameter)
         else:
             rest["params"].append(parameter)
-    built = [rest] if rest["params"] else []
+    all_groups = [rest] if rest["params"] else []
     for group, options in groups.items():
         flag = f"model.parameter_groups.{group}"
         lr = options.get("lr", 1.0)
@@ -282,8 +309,8 @@ def grouped(
         if not members[group]:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, names)
-        built.append({**options, "params": members[group], "name": group})
-    return built
+        all_groups.append({**options, "params": members[group], "name": group})
+    return all_groups
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -301,9 +328,11 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
 
 
 def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
-    """Return the error for a pattern that selects nothing.
+    """Return the error for a pattern that selects nothing. It proposes a similar name,
+    or lists the first four.
 
-    flag: What holds the pattern. names: The names of all parameters.
+    flag: The setting that holds the pattern, for the message.
+    names: The names of all parameters.
     """
     parts = [name.partition(".")[0] for name in names]
     hint = did_you_mean(pattern, [*names, *parts])
@@ -316,7 +345,10 @@ def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
 
 def check_options(groups: dict[str, Options], optimizer: Optimizer) -> None:
     """Raise UserError if a group has an option that the optimizer does not have. torch
-    would ignore it."""
+    would ignore the option.
+
+    groups: {name: options}, as for `grouped`.
+    """
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
         for key in options.keys() - accepted:
@@ -328,11 +360,13 @@ def check_options(groups: dict[str, Options], optimizer: Optimizer) -> None:
 
 
 def try_schedule(model: Any) -> None:
-    """Build the model's optimizer and scheduler for a hundred steps, and make three.
+    """Build the model's optimizer and scheduler for a hundred steps, and make three of
+    them.
 
     model: A BaseModule with the names of its optimizer and scheduler. One number takes
-        the place of the parameters of each group, so that this takes no time.
-    Raises UserError for names or arguments that do not work.
+        the place of the parameters of each group, so this takes no time.
+
+    Raise UserError for names or arguments that do not work.
     """
     groups = grouped(model.named_parameters(), model.parameter_groups)
     for group in groups:

@@ -1,5 +1,10 @@
-"""The parser of a run's settings: jsonargparse's, with stricter types and short
-errors."""
+"""The parser of a run's settings: the parser of Lightning and jsonargparse, with
+stricter types and short errors of two lines: the mistake, and the way out.
+
+Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
+that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
+types of Lightning that accept wrong values, or that may read 1 as 1.0.
+"""
 
 import inspect
 from pathlib import Path
@@ -51,6 +56,7 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 100,
     "enable_model_summary": False,
 }
+"""Defaults of the Trainer's arguments that differ from Lightning's defaults."""
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
@@ -83,7 +89,11 @@ SEE_HELP = "see --help, or --print_config for every argument"
 
 
 def types_for(class_type: type) -> dict[str, Any]:
-    """Return the types that replace those of a class, by the names of its arguments."""
+    """Return {argument: type} for the arguments of a class whose declared types are
+    replaced. The dict is empty for most classes.
+
+    class_type: The Trainer, a callback, a logger, or any other class.
+    """
     if class_type is Trainer:
         return TRAINER_TYPES
     if class_type is ModelPruning:
@@ -94,25 +104,37 @@ def types_for(class_type: type) -> dict[str, Any]:
 
 
 def absolute(text: str) -> Path:
-    """Return the path from the working folder, so that a saved config means the same
-    from anywhere. Raises ValueError for an empty text."""
+    """Return an absolute path, so that a saved config means the same in any working
+    folder. Raises ValueError for an empty text.
+
+    text: The value of a flag. A relative path starts at the working folder.
+    """
     if not text:
         raise ValueError("no path is given")
     return Path(text).absolute()
 
 
 def load_value(text: str) -> Any:
-    """Return the value of a flag."""
+    """Return the value of a text in YAML: a number, a list, a dict, or the text.
+
+    Raises yaml.YAMLError for a text that is not valid YAML.
+    """
     if text == "None":  # jsonargparse makes it of a null
         return None
     return get_loader("yaml")(text)
 
 
 class Parser(LightningArgumentParser):
-    """Reports mistakes as a UserError of two lines. Replaces some types that Lightning
-    declares.
+    """LightningArgumentParser with errors of two lines, and with the types of
+    `types_for` in place of declared types.
 
-    parsed: The settings so far. A message about an unknown flag names what they have.
+    A bare class name of the user's package, such as MLP, counts as its import path.
+    Relative paths become absolute.
+
+    options: Arguments of LightningArgumentParser. Those that `__init__` sets win.
+        jsonargparse also makes parsers of this class, for a class inside the settings.
+    parsed: The settings that are parsed so far, for the message about an unknown flag:
+        it proposes arguments of the classes that these settings name.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -131,20 +153,34 @@ class Parser(LightningArgumentParser):
     def add_class_arguments(
         self, class_type: type, nested_key: str | None = None, **options: Any
     ) -> list[str]:
-        # jsonargparse calls this for the Trainer, and for the class of each logger
+        """Add the arguments of a class, with the types of `types_for`. Return their
+        names. jsonargparse calls this for the Trainer and for each class in the
+        settings, such as a logger.
+
+        nested_key: The name before each argument, such as "trainer"; None for no name.
+        """
         types = types_for(class_type)
         parameters = inspect.signature(class_type).parameters
         names = sorted(types.keys() & parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
         added = super().add_class_arguments(class_type, nested_key, **options)
         for name in names:
-            default = parameters[name].default if class_type is Trainer else None
-            key = f"{nested_key}.{name}" if nested_key else name
+            default = None
+            if class_type is Trainer:
+                default = parameters[name].default
+            key = name
+            if nested_key:
+                key = f"{nested_key}.{name}"
             self.add_argument(f"--{key}", type=types[name], default=default)
             added.append(key)
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise UserError with one line for a mistake, and the way to the help.
+
+        message: The text of jsonargparse, which may have many lines.
+        ex: The exception that has this message, or None.
+        """
         if not self.exit_on_error:  # a parser inside the parser: part of a message
             super().error(message, ex)
         raise UserError(explain(message, self, self.parsed), SEE_HELP, 2) from ex
@@ -153,8 +189,12 @@ class Parser(LightningArgumentParser):
 def make_parser(default_model: str | None) -> Parser:
     """Return a parser of all settings of a run.
 
-    default_model: The import path of the model's class where no setting names one.
-        None: model and data are objects, and the parser takes their descriptions.
+    The names of the settings are flags, such as --trainer.max_epochs, and keys of a
+    config file. A flag of a bool may stand alone, without a value: it means true. The
+    parser has no default for `data`; `lightbase.core.spec.settle` reports its absence.
+
+    default_model: The import path of the model's class if no setting names one. None:
+        model and data are Python objects, and the parser takes a dict for each.
     """
     parser = Parser()
     parser.add_argument("--seed_everything", type=Seed, default=42)

@@ -1,4 +1,4 @@
-"""Pictures for the loggers of a run."""
+"""Pictures for the loggers of a run: TensorBoard, W&B and MLflow take them."""
 
 from typing import Any
 
@@ -8,14 +8,19 @@ from lightbase.core.curves import newest_step
 
 
 def has_pictures(trainer: Any) -> bool:
-    """Return whether one of the loggers takes pictures."""
+    """Return whether one of the Trainer's loggers takes pictures. If none does, the
+    caller need not draw them."""
     takers = (TensorBoardLogger, WandbLogger, MLFlowLogger)
     return any(isinstance(logger, takers) for logger in trainer.loggers)
 
 
 def log_figure(trainer: Any, tag: str, figure: Any) -> None:
-    """Give a picture to the loggers that take one, at the newest step. MLflow gets the
-    artifact TAG/STEP.png."""
+    """Give a picture to all loggers that take pictures, at the newest step of the
+    curves.
+
+    tag: The name of the picture. In MLflow it is the artifact TAG/STEP.png.
+    figure: A Figure of matplotlib.
+    """
     step = newest_step(trainer)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

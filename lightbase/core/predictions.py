@@ -16,8 +16,8 @@ chooses them."""
 
 
 def class_names(data: Any, num_classes: int) -> list[str]:
-    """Return the names of the classes, and numbers for classes without a name. The list
-    is longer than `num_classes` if the data has more names."""
+    """Return a name for each class: the data's names, then numbers for classes without
+    a name. If the data has more than `num_classes` names, all of them are returned."""
     names = []
     if isinstance(data, BaseDataModule):
         names = list(data.classes)
@@ -25,13 +25,16 @@ def class_names(data: Any, num_classes: int) -> list[str]:
 
 
 def label_names(is_set: Tensor, names: Sequence[str]) -> str:
-    """Return the names of the labels of one sample. is_set: bool (labels,)."""
+    """Return the names of the labels that one sample has, as one text with commas.
+
+    is_set: Whether the sample has a label, bool (labels,).
+    """
     return ", ".join(names[i] for i in is_set.nonzero()[:, 0])
 
 
 def probabilities(outputs: Tensor) -> Tensor:
-    """Return the sigmoid of logits. Outputs that all lie in [0, 1] are taken as
-    probabilities, as torchmetrics does."""
+    """Return the sigmoid of logits, in the same shape. Outputs that all lie in [0, 1]
+    count as probabilities and are returned unchanged. torchmetrics does the same."""
     are_probabilities = ((outputs >= 0) & (outputs <= 1)).all()
     return torch.where(are_probabilities, outputs, outputs.sigmoid())
 

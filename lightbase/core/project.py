@@ -1,4 +1,7 @@
-"""The user's repository: its folders, its package, and which files are the user's."""
+"""The user's repository: its folders, its package, and which files are the user's.
+
+`PROJECT` is the repository of this process.
+"""
 
 import os
 from dataclasses import dataclass
@@ -7,12 +10,13 @@ from pathlib import Path
 
 @dataclass
 class Project:
-    """The user's repository. Each script sets it, see
+    """The folders and names of the user's repository. Each script sets them, see
     `lightbase.commands.script.starting`.
 
-    root: Its folder; without a script, the folder that holds lightbase/.
-    default_model: Import path of the LightningModule that trains where a command names
-        none.
+    root: The folder of the repository. Without a script, it is the folder that holds
+        lightbase/.
+    default_model: The import path of the LightningModule that a command trains if it
+        names none.
     """
 
     root: Path = Path(__file__).parents[2]
@@ -25,31 +29,39 @@ class Project:
 
     @property
     def logs(self) -> Path:
+        """The default folder of all runs, without symbolic links."""
         return (self.root / "logs").resolve()
 
     @property
     def data(self) -> Path:
+        """The default folder of data sets, which downloads go to."""
         return self.root / "data"
 
     @property
     def configs(self) -> Path:
+        """The folder of config files."""
         return self.root / "configs"
 
     @property
     def default_config(self) -> Path | None:
-        """What `python scripts/train.py` trains; None if the user has deleted it."""
+        """The config file that `python scripts/train.py` trains, or None if the user
+        has deleted it."""
         file = self.configs / "default.yaml"
-        return file if file.is_file() else None
+        if file.is_file():
+            return file
+        return None
 
 
 PROJECT = Project()
 
 
 def is_own(path: Path, root: str | None = None) -> bool:
-    """Return whether a file is the user's: it lies in the repository's logs/, or below
-    the folder of runs that the command names. Symbolic links are resolved.
+    """Return whether a file is the user's, so that classes which it names may be run.
 
-    root: The value of --trainer.default_root_dir.
+    The file has to lie in the repository's logs/, or below `root`, after symbolic links
+    are resolved.
+
+    root: The value of --trainer.default_root_dir, or None.
     """
     # realpath, unlike Path.resolve, takes links in a circle
     real = Path(os.path.realpath(path))

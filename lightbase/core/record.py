@@ -1,5 +1,9 @@
-"""What a run writes down about itself: config, environment, progress, and the curves
-and hyperparameters in its loggers."""
+"""What a run records about itself: files in its folder, and the loggers of its curves.
+
+Read `RunRecorder` first, the callback that writes config.yaml, environment.txt and
+progress.json. `make_loggers` makes TensorBoard's logger and others, with arguments that
+follow from the folder of the run.
+"""
 
 import datetime
 import importlib.metadata
@@ -50,19 +54,21 @@ PACKAGES = (
     *("torch", "torchvision", "lightning", "torchmetrics", "tensorboard"),
     *("jsonargparse", "numpy"),
 )
-"""Packages whose versions environment.txt has."""
+"""Packages whose versions are written into environment.txt."""
 
 Values = dict[str, Any]
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard's logger. It writes lr and epoch below watch/ and the test below
-    view/, because TensorBoard sorts by name and opens the first groups: train/ and
-    val/."""
+    """TensorBoard's logger with other names for some curves: lr and epoch are in the
+    group watch/, the test metrics in view/. TensorBoard sorts groups by name and opens
+    the first ones, which are then train/ and val/."""
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int | None = None
     ) -> None:
+        """Write one point for each metric. The number of test samples is left out: it
+        is no curve."""
         tags = {}
         for name, value in metrics.items():
             tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
@@ -73,12 +79,14 @@ class RunTensorBoard(TensorBoardLogger):
 
 class RunRecorder(Callback):
     """Writes config.yaml, environment.txt and progress.json into the run's folder, the
-    hyperparameters into its loggers, and the config into its checkpoints. Counts the
-    seconds of training, across resumes.
+    hyperparameters into its loggers, and the config into its checkpoints.
+
+    It also counts the seconds of training. A resumed run adds to the count of its
+    checkpoint. Validations count, the test does not.
 
     config: The config of the run, as plain values.
-    text: The same as YAML.
-    run: The run's folder; None where nothing is written.
+    text: The config as YAML.
+    run: The run's folder, or None in a process that writes nothing.
     """
 
     def __init__(self, config: Values, text: str, run: Run | None = None) -> None:
@@ -93,14 +101,18 @@ class RunRecorder(Callback):
         self.totals = torch.zeros(3, dtype=torch.float64).share_memory_()
 
     def state_dict(self) -> Values:
+        """Return the seconds of training so far, for the checkpoint."""
         return {"train_seconds": self.train_seconds()}
 
     def load_state_dict(self, state_dict: Values) -> None:
+        """Continue to count from the seconds in the checkpoint."""
         self.seconds_before = state_dict["train_seconds"]
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
     ) -> None:
+        """Add everything that rebuilds the run from the checkpoint alone: the config,
+        the name of the user's package, and the version of the library."""
         checkpoint["config"] = self.config
         checkpoint["package"] = PROJECT.package
         checkpoint["lightbase"] = lightbase.__version__
@@ -108,12 +120,14 @@ class RunRecorder(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
     ) -> None:
+        """Find the step at which a run that continues in its folder starts again. A new
+        run that starts from a checkpoint begins its curves at step 0."""
         if self.run and not self.run.is_new:
             # not its global_step, which counts each of several optimizers
             self.first_step = saved_logged_step(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the hyperparameters into the loggers."""
+        """Write the hyperparameters into the loggers, in the first process only."""
         if not trainer.is_global_zero:
             return
         if self.run:  # Lightning would keep the file of an earlier start
@@ -141,11 +155,15 @@ class RunRecorder(Callback):
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        self.write_progress(trainer)  # best.ckpt of the last epoch is written now
+        """Write progress.json after the checkpoints of the last epoch are written."""
+        self.write_progress(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the validation has not logged the metric of --monitor.
-        Lightning would say so after a whole epoch only."""
+
+        The sanity check before the training finds this, if there is one validation
+        loader. Lightning alone would find it only at the end of the first epoch.
+        """
         if trainer.sanity_checking and len(trainer.num_sanity_val_batches) > 1:
             return  # Lightning keeps no values of several loaders here
         best = best_callback(trainer)
@@ -160,8 +178,11 @@ class RunRecorder(Callback):
             self.write_progress(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves before the epoch's checkpoint. A run that is
-        killed after the checkpoint has all points up to it."""
+        """Write the points of the curves to disk, before the checkpoint of the epoch.
+
+        If the run is killed after the checkpoint, its curves have all points up to this
+        checkpoint. A resume then leaves no gap.
+        """
         for logger in trainer.loggers:
             logger.save()
 
@@ -172,27 +193,31 @@ class RunRecorder(Callback):
         self.write_progress(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the totals for `metrics`."""
+        """Keep the epochs, steps and seconds of the training, for `metrics`. If
+        max_steps ended the last epoch early, this epoch counts as a fraction."""
         if not trainer.is_global_zero:
             return
         epochs: float = epochs_begun(trainer)
         num_batches = batch_index(trainer) + 1
-        num_all = trainer.num_training_batches
-        if 0 < num_batches < num_all < math.inf:  # max_steps ended the epoch
-            epochs -= 1 - num_batches / num_all
+        epoch_length = trainer.num_training_batches
+        if 0 < num_batches < epoch_length < math.inf:  # max_steps ended the epoch
+            epochs -= 1 - num_batches / epoch_length
         self.totals[0] = epochs
         self.totals[1] = num_steps(trainer)
         self.totals[2] = self.train_seconds()
 
     def train_seconds(self) -> float:
-        """Return the seconds of training so far, with the time before a resume."""
+        """Return the seconds of training so far. The time before a resume counts."""
         if self.start is None:
             return self.seconds_before
         return self.seconds_before + time.monotonic() - self.start
 
     def write_progress(self, trainer: Trainer) -> None:
-        """Write progress.json: epochs, steps and seconds so far, and the best value if
-        epochs are compared. runs.py and sweep.py read it."""
+        """Write progress.json, which runs.py and sweep.py read.
+
+        It has the epochs, steps and seconds so far. If a metric compares epochs, it
+        also has the metric's name, its mode (min or max) and its best value.
+        """
         if not self.run or not trainer.is_global_zero:
             return
         values: Values = {
@@ -208,8 +233,8 @@ class RunRecorder(Callback):
         self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
     def metrics(self) -> Values:
-        """Return epochs, steps and seconds of the training that has ended. Only a
-        training that max_steps has ended within an epoch has a fraction of epochs."""
+        """Return epochs, steps and seconds of the training that has ended. The number
+        of epochs is an int, or a float if max_steps ended the last epoch early."""
         epochs, steps, seconds = self.totals.tolist()
         return {
             "epochs": int(epochs) if epochs.is_integer() else round(epochs, 2),
@@ -219,11 +244,12 @@ class RunRecorder(Callback):
 
 
 def start_curves(logger: TensorBoardLogger, parameters: Values, step: int) -> None:
-    """Let TensorBoard drop the points from a step on, which an earlier start has
-    written, and show the hyperparameters.
+    """Tell TensorBoard the first step of this start, and the hyperparameters.
 
-    parameters: The hyperparameters as plain values.
-    step: The first step of this start.
+    TensorBoard then drops the points from this step on that an earlier start of the run
+    has written after its last checkpoint.
+
+    parameters: The hyperparameters by name, as plain values.
     """
     writer = logger.experiment.file_writer
     # It ignores the first such event of a run, so a new run needs one, too.
@@ -236,9 +262,10 @@ def start_curves(logger: TensorBoardLogger, parameters: Values, step: int) -> No
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
-    """Return the callback that writes best.ckpt and knows the best value so far.
+    """Return the callback that writes best.ckpt.
 
-    Return None with --trainer.enable_checkpointing false.
+    Its `monitor` and `mode` say which metric compares epochs, and `best_model_score`
+    is the best value so far. Return None with --trainer.enable_checkpointing false.
     """
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
@@ -247,10 +274,11 @@ def best_callback(trainer: Trainer) -> RunCheckpoint | None:
 
 
 def hyper_parameters(config: Values) -> Values:
-    """Return what tells one experiment from another, by the names of flags and as plain
-    values: {"model.lr": 0.01, "model.net": "my.models.mlp.MLP", ...}.
+    """Return the settings in which experiments differ, such as {"model.lr": 0.01,
+    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
 
-    Settings that are None, or that do not change the training, are left out.
+    Settings that are None, or that do not change the training, are left out. Only the
+    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
 
     config: The config of a run, as plain values.
     """
@@ -269,10 +297,8 @@ def hyper_parameters(config: Values) -> Values:
 
 
 def describe_environment(trainer: Trainer) -> str:
-    """Return date, command, versions, devices and git commit, a line each.
-
-    This is the entry of a start in environment.txt. An empty line ends it.
-    """
+    """Return the text that each start of a run adds to environment.txt: date, command,
+    versions, devices and git commit, a line each. An empty line ends it."""
     now = datetime.datetime.now().astimezone()
     versions = [f"{name}: {importlib.metadata.version(name)}" for name in PACKAGES]
     # A training on the CPU must not start CUDA, whose driver may not work.
@@ -295,8 +321,8 @@ def describe_environment(trainer: Trainer) -> str:
 
 
 def git_commit() -> str:
-    """Return the commit of the user's repository, and whether files have changed since;
-    if git fails or takes longer than 2 s, why."""
+    """Return the commit of the user's repository, and whether files have changed since
+    this commit. If git fails or takes longer than 2 s, return the reason."""
     command = ["git", "--no-optional-locks", "-C", str(PROJECT.root), "status"]
     try:
         result = subprocess.run(
@@ -323,16 +349,19 @@ def git_commit() -> str:
 DEFAULT = Namespace(
     class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace()
 )
+"""The logger of a run whose config names none."""
 
 
 def make_loggers(
     spec: RunSpec, root: Path, run: Run | None
 ) -> list[Logger] | Literal[False]:
-    """Build the loggers of trainer.logger; TensorBoard's without one.
+    """Build the loggers that trainer.logger names. Without this setting, the logger is
+    TensorBoard's. Return False if the setting is false or an empty list.
 
-    run: None in a fast_dev_run, and in all processes but the first.
-    Raises UserError if a logger cannot start, for instance without its package or its
-    server.
+    root: The folder of all runs.
+    run: The run's folder, or None in a process that writes nothing.
+    Raises UserError if a logger cannot start, for instance because its package is not
+    installed, or its server does not answer.
     """
     setting = spec.config.trainer.logger
     if setting in (False, []):
@@ -346,11 +375,17 @@ def make_loggers(
 
 
 def make_logger(spec: RunSpec, config: Any, run: Run) -> Logger:
-    """Build a logger. Arguments that the config leaves out follow from the run."""
+    """Build a logger. Arguments that the config leaves out follow from the run, see
+    `default_arguments`.
+
+    config: A Namespace with class_path, and maybe init_args and dict_kwargs.
+    Raises UserError if the logger cannot start. Any error counts, because each package
+    has its own classes of errors.
+    """
     name = config.class_path.rpartition(".")[2]
     arguments = default_arguments(str(spec.config.name), run).get(name, {})
-    for given in (config.get("init_args"), config.get("dict_kwargs")):
-        for key, value in vars(given or Namespace()).items():
+    for part in (config.get("init_args"), config.get("dict_kwargs")):
+        for key, value in vars(part or Namespace()).items():
             if value is not None:
                 arguments[key] = value
     # MLflow 3 needs it where the runs are in a folder
@@ -359,17 +394,20 @@ def make_logger(spec: RunSpec, config: Any, run: Run) -> Logger:
         if config.class_path == DEFAULT.class_path:
             return RunTensorBoard(**arguments)
         config = Namespace(class_path=config.class_path, init_args=Namespace(arguments))
-        part = Namespace(trainer=Namespace(logger=config))
-        logger: Logger = instantiate(spec, part).trainer.logger
+        settings = Namespace(trainer=Namespace(logger=config))
+        logger: Logger = instantiate(spec, settings).trainer.logger
         if isinstance(logger, WandbLogger | MLFlowLogger):
             _ = logger.experiment  # starts the run at the server
         return logger
-    except Exception as error:  # each package has errors of its own
+    except Exception as error:
         raise UserError(f"{name} cannot start: {first_line(error)}") from error
 
 
 def default_arguments(title: str, run: Run) -> dict[str, Values]:
-    """Return the arguments that follow from the run, by the class of the logger.
+    """Return {name of the logger's class: arguments that follow from the run}.
+
+    TensorBoard and CSV files are written into the folder of the run. W&B writes there,
+    too. MLflow keeps all runs in mlruns/ in the folder of all runs.
 
     title: The run's name, without its version.
     """
@@ -401,8 +439,12 @@ def default_arguments(title: str, run: Run) -> dict[str, Values]:
 
 @contextmanager
 def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
-    """End the run at W&B when ours ends: the next run of this process would continue
-    it."""
+    """End the run at W&B at the end of this context, with status 1 if an error ends it.
+
+    Without this, the next run of the same process would continue the run at W&B.
+
+    loggers: The loggers as `make_loggers` returns them. Other loggers need no end.
+    """
     status = 1
     try:
         yield

@@ -1,4 +1,11 @@
-"""A run that continues: which one, with which changes."""
+"""A run that continues: which one, and with which changes.
+
+Read `Restart` and `find_restart` first. `find_restart` finds the run that --ckpt_path
+names and reads its checkpoint. `resumed_spec` applies the settings of the command to
+the saved ones, and refuses a change that would give other results (see `MAY_CHANGE`).
+After the model and the data are built, `check_restart` compares them with the
+checkpoint.
+"""
 
 import json
 import os
@@ -63,11 +70,14 @@ which batch."""
 class Restart:
     """The run that --ckpt_path names.
 
-    name, root: Where the run is now. root None is the default folder of runs.
-    path: The checkpoint. None if the run was killed before its first one: it starts
-        again.
-    checkpoint: Its content. Without one only the config.
-    folder: Where the run continues. None: a new run starts from the checkpoint.
+    name: The name of the run, without version_N.
+    root: The folder of runs that it is in now, or None for the default folder, logs/.
+    path: The checkpoint. None if the run was killed before its first one. Then it
+        starts again, with its saved config.
+    checkpoint: The content of the checkpoint. Without a checkpoint it is a dict with
+        the config only.
+    folder: The folder of the run if the run continues there. None if a new run starts
+        from the checkpoint.
     """
 
     name: str
@@ -78,19 +88,22 @@ class Restart:
 
     @property
     def start_config(self) -> dict[str, Any]:
-        """The config that the flags of the command change, with the place of the run
-        today."""
+        """The saved config, to which the flags of the command are then applied. It has
+        today's name and folder, because the files may have been moved. Under torchrun
+        or SLURM it leaves the number of processes to them."""
         config = self.checkpoint["config"]
         trainer = config["trainer"] | {"default_root_dir": self.root}
         if num_processes_started() != (0, 0):  # torchrun or SLURM decides
             trainer |= {"devices": "auto", "num_nodes": 1, "strategy": "auto"}
-        place = {"name": self.name, "ckpt_path": str(self.path or self.folder)}
-        return config | place | {"trainer": trainer}
+        location = {"name": self.name, "ckpt_path": str(self.path or self.folder)}
+        return config | location | {"trainer": trainer}
 
 
 def find_restart(line: CommandLine) -> Restart | None:
-    """Return the run that --ckpt_path of a command line names; None without
-    --ckpt_path.
+    """Return the run that --ckpt_path names, or None if the command starts a new run.
+
+    --ckpt_path last, or the path of a run's last.ckpt, continues the run in its folder.
+    --ckpt_path best, or another path, starts a new run from this checkpoint.
 
     Raises UserError if there is no such run, if it is somebody else's, or if its
     checkpoint is not sound.
@@ -118,7 +131,12 @@ def find_restart(line: CommandLine) -> Restart | None:
 def restart_by_name(
     which: str, name: str, root: str | None, line: CommandLine
 ) -> Restart | None:
-    """Return the newest run of a name. which: last or best."""
+    """Return the newest run of this name, or None if the command starts a new run, see
+    `start_again`.
+
+    which: "last" or "best".
+    root: The folder of all runs, or None for logs/.
+    """
     path = newest_checkpoint(which, Path(root or PROJECT.logs) / name)
     check_own(path, root, line)
     folder = path.parent.parent
@@ -131,7 +149,8 @@ def restart_by_name(
 
 
 def check_own(path: Path, root: str | None, line: CommandLine) -> None:
-    """Raise UserError for a file that is not in the user's folder of runs."""
+    """Raise UserError for a file that is not in the user's folder of runs, unless the
+    command has --trust_checkpoint true. A file that does not exist passes."""
     is_trusted = str(line.place("trust_checkpoint")).lower() == "true"
     if path.exists() and not is_own(path, root) and not is_trusted:
         raise UserError(
@@ -145,10 +164,12 @@ def check_own(path: Path, root: str | None, line: CommandLine) -> None:
 def start_again(
     folder: Path, name: str, root: str | None, line: CommandLine
 ) -> Restart | None:
-    """Return a run that was killed before its first checkpoint.
+    """Return a run that was killed before its first checkpoint, and print that it
+    starts again.
 
-    Return None if it has no config either. Then the command has to name an experiment,
-    and is a new run.
+    folder: The folder of the run.
+    Return None if the folder has no config.yaml. Then the command starts a new run.
+    Raises UserError if such a command names no experiment.
     """
     file = folder / "config.yaml"
     if file.is_file():
@@ -169,7 +190,8 @@ def start_again(
 
 
 def default_name(line: CommandLine) -> str:
-    """Return the name of runs of this command if it gives none."""
+    """Return the name of the run for a command without --name: the name of the model's
+    class, or "default" if the command trains configs/default.yaml."""
     if not line.names_experiment:
         return default_experiment().stem
     model = line.model or line.file_settings.get("model") or PROJECT.default_model
@@ -177,8 +199,15 @@ def default_name(line: CommandLine) -> str:
 
 
 def newest_checkpoint(which: str, parent: Path) -> Path:
-    """Return last.ckpt or best.ckpt of the newest run in a folder. last.ckpt is missing
-    if the run was killed before its first checkpoint."""
+    """Return the path of last.ckpt or best.ckpt of the newest run in a folder.
+
+    The file last.ckpt may be missing: then the run was killed before its first
+    checkpoint.
+
+    which: "last" or "best".
+    parent: The folder ROOT/NAME, with the folders version_N.
+    Raises UserError if there is no run, or if the file is missing for another reason.
+    """
     folders = [*versions(parent).values()]
     if not folders:
         raise UserError(
@@ -196,8 +225,12 @@ def newest_checkpoint(which: str, parent: Path) -> Path:
 
 
 def resumed_spec(restart: Restart, line: CommandLine) -> RunSpec:
-    """Return the record of a run that goes on: its saved config with the changes of
-    this command. Raises UserError for a change that a resume cannot make."""
+    """Return the record of a run that continues: its saved config with the changes of
+    this command, which are printed.
+
+    Raises UserError for a change that a resume cannot make, and for a run whose model
+    and data were Python objects.
+    """
     check_has_classes(restart.checkpoint["config"], restart.path or Path())
     origin = "resume" if restart.folder else "checkpoint"
     spec = saved_spec(restart.start_config, line, origin)
@@ -216,9 +249,12 @@ def spec_of_objects(
     line: CommandLine,
     restart: Restart | None,
 ) -> RunSpec:
-    """Return the record of a training of objects. Of the objects it has the classes.
+    """Return the record of a training whose model and data are Python objects. It
+    describes both objects by their classes only.
 
-    line: It has all other settings.
+    line: The other settings, as arguments of a command.
+    restart: The run that continues, or None for a new run.
+    Raises UserError for a change that a resume cannot make.
     """
     saved = restart.start_config if restart else {}
     spec = spec_without_classes(saved, line)
@@ -234,16 +270,19 @@ def spec_of_objects(
 
 
 def class_path_of(value: Any) -> str:
-    """Return the import path of an object's class."""
+    """Return the import path of an object's class, such as "my.models.mlp.MLP"."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def say_unused(
     restart: Restart, line: CommandLine, given: frozenset[str], now: dict[str, Any]
 ) -> None:
-    """Print the settings of the config files that the resume does not take.
+    """Print each setting of the config files that the resumed run does not use, and how
+    to use it. A resume takes its settings from the checkpoint and from flags. A config
+    file may have changed since the run started.
 
-    given: The settings that the flags name. now: The settings of the resumed run.
+    given: The names of the settings that flags set.
+    now: The settings of the resumed run, by the names of flags.
     """
     other_classes: list[str] = []
     for key, value in line.file_settings.items():
@@ -262,8 +301,12 @@ def say_unused(
 
 
 def is_same(value: Any, now: Any) -> bool:
-    """Return whether a value of a config file is the value of the run. There, names of
-    classes are import paths, and paths are absolute."""
+    """Return whether a value of a config file means the same as a value of the run.
+
+    value: The value in the file, maybe with the bare name of a class or a relative
+        path.
+    now: The value in the run, with import paths and absolute paths.
+    """
     if str(value) == str(now):
         return True
     if not isinstance(value, str) or not isinstance(now, str):
@@ -272,10 +315,11 @@ def is_same(value: Any, now: Any) -> bool:
 
 
 def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) -> None:
-    """Print the settings that a resume changes. Raises UserError for one that may not
-    change.
+    """Print each setting that a resume changes, with its old value. Raises UserError
+    for a setting that may not change, see `may_change`.
 
-    given: The settings that the flags name. new: All settings, with the flags.
+    given: The names of the settings that flags set.
+    new: All settings of the resumed run, by the names of flags.
     """
     old = flatten(restart.checkpoint["config"])
     for key in old | new:
@@ -300,7 +344,11 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
-    """Return whether a resume of a checkpoint may change a setting."""
+    """Return whether a resume may change a setting: it is in `MAY_CHANGE` or belongs to
+    an extra. In the middle of an epoch, settings in `NOT_IN_EPOCH` have to stay.
+
+    key: The name of the setting, such as "trainer.max_epochs".
+    """
     if key in NOT_IN_EPOCH and is_within_epoch(checkpoint):
         return False
     section, *names = key.split(".")
@@ -310,7 +358,8 @@ def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
 
 
 def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
-    """Return whether a checkpoint was written in the middle of an epoch."""
+    """Return whether a checkpoint was written in the middle of an epoch. A checkpoint
+    without the state of a training was not."""
     if "loops" not in checkpoint:
         return False
     current = saved_epochs(checkpoint)["current"]
@@ -320,8 +369,14 @@ def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
 def check_restart(
     restart: Restart, spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> None:
-    """Give the data its state. Raise UserError if the training of the checkpoint cannot
-    go on with this model."""
+    """Check that the training can continue with this model and data. Give the data the
+    state in the checkpoint, and free the memory of the checkpoint.
+
+    Lightning later reads the file again and restores model and optimizer. This check
+    comes first, so that a mistake is found before the data is loaded.
+
+    Raises UserError if the weights, the state or the number of epochs does not fit.
+    """
     path = restart.path
     if path is None:
         return
@@ -341,8 +396,12 @@ def check_resume(
     max_epochs: int | None,
     path: Path,
 ) -> None:
-    """Raise UserError if the training of the checkpoint cannot go on with this model
-    and number of epochs."""
+    """Raise UserError if the training of the checkpoint cannot continue with this model
+    and number of epochs. The model then has the weights of the checkpoint.
+
+    max_epochs: The value of --trainer.max_epochs; -1 or None for no limit.
+    path: The checkpoint, for the message.
+    """
     load_state(checkpoint, model, path)
     needed = {"loops", "optimizer_states", "lr_schedulers", "callbacks"}
     if not needed <= checkpoint.keys():

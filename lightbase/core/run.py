@@ -1,4 +1,10 @@
-"""A training from its record to its test result."""
+"""A training, from the record of the run to its test result.
+
+Read `train` first. It checks everything that can be checked without a folder, makes the
+folder, the callbacks, the loggers and the Trainer, and calls `fit_and_test`. A run can
+end early by a mistake of the user, a full disk or a signal: `end_early` and
+`short_endings` handle this.
+"""
 
 import shlex
 import sys
@@ -44,7 +50,13 @@ def train(
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
-    extras: Callbacks that only watch.
+    Only the first process (rank 0) makes the run's folder and writes into it. With
+    fast_dev_run, no process does. The folder is made as late as possible, so that a
+    wrong setting leaves no folder behind. It is locked until this function ends.
+
+    spec, model, data: As `lightbase.core.build.build` has made them.
+    extras: Callbacks that watch the training and do not change it.
+    Raises UserError for a mistake of the user, and Stopped after a signal.
     """
     config = spec.config
     root = root_folder(config)
@@ -56,7 +68,9 @@ def train(
     if rank() == 0 and not config.trainer.fast_dev_run:  # others write nothing
         run = Run(root, config.name, spec.folder)
     try:
-        folder = run.checkpoints if run else root
+        folder = root
+        if run:
+            folder = run.checkpoints
         callbacks = make_callbacks(spec, folder, run, monitor, extras)
         loggers = make_loggers(spec, root, run)
         with ended(loggers), short_device_errors():
@@ -81,8 +95,15 @@ def train(
 
 
 def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
-    """Say how a stopped run can continue, or remove the folder of a new run without a
-    checkpoint."""
+    """Keep or remove the folder of a run that could not finish.
+
+    With a checkpoint, the folder stays. After a signal, the error then gets the command
+    that continues the run. Without one, the folder of a new run is removed; after a
+    signal only if the run would have written checkpoints.
+
+    error: The error that ends the run.
+    config: The settings of the run.
+    """
     has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
@@ -92,8 +113,12 @@ def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
 
 
 def resume_command(run: Run, name: str) -> str:
-    """Return the command that continues this run, in the folder where it was started.
-    The settings of the run are in its checkpoint."""
+    """Return the command that continues this run. It has no other settings of the run,
+    because the checkpoint has them.
+
+    name: The name of the run, without version_N. Paths in the command are relative to
+        the working folder.
+    """
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
         start = "python"
@@ -117,8 +142,10 @@ def fit_and_test(
     """Train, test the best checkpoint, write and print the results. Return the content
     of metrics.json.
 
-    path: The checkpoint that the training starts from, or None.
-    run: None where nothing is written.
+    path: The checkpoint from which the training starts, or None.
+    run: The run's folder, or None in a process that writes nothing.
+    Raises Stopped after a signal, and UserError for a flag that Lightning refuses only
+    in the training.
     """
     say(describe_devices(trainer))
     for logger in trainer.loggers:
@@ -145,8 +172,12 @@ def fit_and_test(
 
 @contextmanager
 def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
-    """Turn Lightning's errors about flags into a UserError, and its end at a signal
-    into an end of this process."""
+    """Turn Lightning's errors about flags into UserError, and its SIGTERMException,
+    which ends a training after a signal, into Stopped.
+
+    A ValueError or RuntimeError is about a flag only if it has a known text. Otherwise
+    it is a bug, and is raised as it is.
+    """
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:

@@ -1,5 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a script in one line, and a training after its state
-is saved."""
+"""Ctrl-C, SIGTERM and SIGHUP end a script with one line. A training saves its state
+before it ends.
+
+Read the class `StopSignals` first. `SIGNALS` is its only object.
+"""
 
 import contextlib
 import multiprocessing.util
@@ -24,9 +27,10 @@ STUCK_S = 20
 
 
 class Stopped(SystemExit):
-    """A signal ends this process. `code` is its exit status.
+    """A signal ends this process. `code` is its exit status: 128 plus the number of the
+    signal, as in a shell.
 
-    text: What ended it, for the line that short_errors prints.
+    text: The cause, for the line that short_errors prints.
     hint: How to continue, for the same line.
     """
 
@@ -37,18 +41,20 @@ class Stopped(SystemExit):
 
 
 class StopSignals:
-    """What a signal does: it raises Stopped; or, if `waits`, it is only kept in
-    `received`.
+    """Handles the signals that stop a process. A signal raises Stopped. If `waits` is
+    true, it is only kept in `received`, and the training stops when its state can be
+    saved.
 
-    Python runs a signal's handler between two of its instructions. While the main
-    thread is in a call that does not return, such as an exchange with a process that is
-    elsewhere, a thread ends the process instead: after CHECK_S, or after STUCK_S if
-    there may be a state to save. A second Ctrl-C ends it at once. A forked process,
-    such as a loader's worker, ignores a terminal's Ctrl-C.
+    Python runs a handler between two of its instructions, in the main thread. If the
+    main thread is in a call that does not return, such as an exchange with a process
+    that has ended, the handler never runs. Then a second thread ends the process: after
+    CHECK_S, or after STUCK_S if `exchanges` is true. If only `waits` is true, it lets
+    the main thread continue. A second Ctrl-C ends the process at once. A forked
+    process, such as a worker of a loader, ignores the Ctrl-C of a terminal.
 
     received: The number of the first signal, 0 before it.
     waits: Whether a signal is only kept.
-    exchanges: Whether the process may wait for others.
+    exchanges: Whether the process may wait for other processes.
     pid: The process whose signals are handled, 0 for none.
     """
 
@@ -59,10 +65,12 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals within this context."""
+        """Handle signals within this context. Afterwards the earlier handlers are back,
+        unless this context is inside another one."""
         handlers = {number: signal.getsignal(number) for number in NUMBERS}
         is_inner = self.pid == os.getpid()  # benchmark.py calls train.py's main
-        self.received, self.exchanges = 0, False
+        self.received = 0
+        self.exchanges = False
         self.install()
         try:
             yield
@@ -77,14 +85,22 @@ class StopSignals:
                     signal.signal(number, handler)
 
     def wait(self, exchanges: bool) -> None:
-        """From now on keep signals in `received`. exchanges: this process may wait for
-        others."""
-        self.waits, self.exchanges = True, exchanges
+        """From now on only keep signals in `received`.
+
+        exchanges: Whether this process may wait for other processes.
+        """
+        self.waits = True
+        self.exchanges = exchanges
         self.install()
 
     def install(self) -> None:
-        """Set the handler; again after Lightning sets its handlers, and in a process
-        forked to train."""
+        """Set the handler. Call this again after Lightning has set its handlers, and in
+        a process that was forked to train.
+
+        A signal that this process ignores stays ignored: Ctrl-C and SIGHUP under nohup
+        and in the background of a script. In another thread than the main thread
+        nothing happens, because Python allows no handler there.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
@@ -97,7 +113,9 @@ class StopSignals:
             self._start_watching()
 
     def _start_watching(self) -> None:
-        """Let a thread get the number of each signal."""
+        """Start the thread that gets the number of each signal. Python writes the
+        number to a socket as soon as the signal comes, even while the main thread is
+        stuck."""
         receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
         signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
@@ -108,7 +126,8 @@ class StopSignals:
         threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
-        """Handle a signal in the main thread."""
+        """Handle a signal in the main thread. Only the first signal counts. In a forked
+        process, SIGTERM ends the process, and other signals are ignored."""
         if os.getpid() != self.pid:  # a forked process
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
@@ -123,31 +142,34 @@ class StopSignals:
             raise Stopped(number)
 
     def _watch(self, receiver: socket.socket) -> None:
-        """In a thread: receive the number of each signal, also while the main thread is
-        stuck."""
+        """In the second thread: receive the number of each signal, and look every
+        CHECK_S whether the main thread has handled it."""
         numbers: list[int] = []
-        seconds = 0  # since the newest signal
+        seconds = 0  # without a new signal, since the first one
         with receiver:
             while True:
                 try:
-                    received = receiver.recv(1)
+                    message = receiver.recv(1)
                 except TimeoutError:
                     seconds += CHECK_S
                     self._check(numbers[0], seconds)
                     continue
-                if not received:
+                if not message:  # the sender is closed
                     return
-                if received[0] in NUMBERS:
-                    numbers.append(received[0])
+                if message[0] in NUMBERS:
+                    numbers.append(message[0])
                     receiver.settimeout(CHECK_S)
                 if numbers.count(signal.SIGINT) > 1:
                     tell("Ended by a second Ctrl-C, maybe before the state was saved")
                     os._exit(128 + signal.SIGINT)
 
     def _check(self, number: int, seconds: int) -> None:
-        """End a process whose main thread has not handled this signal.
+        """End the process if its main thread has not handled the signal. If the signal
+        is handled and the state has to be saved first, tell the user once.
 
-        seconds: The time since the newest signal.
+        number: The first signal.
+        seconds: About how long ago it came. Only times of CHECK_S without a signal are
+            counted.
         """
         if self.received:
             if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:

@@ -1,5 +1,10 @@
-"""What a run is: all its settings, which of them the user named, and where it comes
-from."""
+"""The record of a run: its settings, which of them the user named, and where it starts.
+
+Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
+and its config files. Three functions make a `RunSpec`: `new_spec` for a new run,
+`saved_spec` for the settings in a checkpoint, and `spec_without_classes` for a model
+and data that are Python objects. The rest checks settings and turns them into YAML.
+"""
 
 import argparse
 import copy
@@ -35,7 +40,11 @@ YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(No
 
 
 class FirstParser(argparse.ArgumentParser):
-    """Takes the flags that decide how all other words are read."""
+    """Reads the flags that decide how the other arguments are read.
+
+    These are --config, --model, --data, and the flags in `LOCATION`. `RunSpec.parser`
+    reads the other arguments: it can be made only after the model's class is known.
+    """
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
@@ -47,18 +56,21 @@ class FirstParser(argparse.ArgumentParser):
         self.add_argument("--trust_checkpoint", nargs="?", const="true")
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with argparse's message, instead of the usage and an exit."""
         raise UserError(message.removeprefix("argument "), SEE_HELP, 2)
 
 
 class CommandLine:
     """The arguments of a command.
 
+    args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
-    model, data: The classes of --model and --data, or None.
-    location: The texts of the flags in `LOCATION` that are given.
+    model, data: The import paths of --model and --data, or None.
+    location: {flag: text} for each flag in `LOCATION` that is given.
     others: All other arguments, as they were typed.
 
-    Raises UserError for a config file that is missing or not valid.
+    Raises UserError for a config file that is missing or not valid, and for a flag in
+    `LOCATION` without a value.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -69,39 +81,53 @@ class CommandLine:
         self.data: str | None = values["data"] and path_of_class(values["data"])
         self.location: dict[str, str] = {}
         for name in LOCATION:
+            if values[name] == "":  # a variable of a shell that is not set
+                problem = f"--{name}= has no value"
+                raise UserError(problem, f"give one, or leave --{name} out", 2)
             if values[name] is not None:
                 self.location[name] = values[name]
 
     @property
     def names_experiment(self) -> bool:
-        """Whether there is a config, or both a model and its data. Otherwise the
-        default experiment is meant."""
+        """Whether the command names what to train: by a config file, or by --model and
+        --data together. Otherwise it trains the default experiment."""
         return bool(self.configs) or bool(self.model and self.data)
 
     @property
     def flags(self) -> list[str]:
-        """All arguments but the --config files, classes first."""
+        """All arguments but the --config files, as a list for the parser. The classes
+        come first, because they decide which further flags there are."""
         first = {"model": self.model, "data": self.data, **self.location}
-        given = [f"--{key}={value}" for key, value in first.items() if value]
+        given = [
+            f"--{key}={value}" for key, value in first.items() if value is not None
+        ]
         return [*given, *self.others]
 
     @functools.cached_property
     def file_settings(self) -> dict[str, Any]:
-        """The settings of the config files by the names of flags. The last file
-        counts."""
+        """The settings of all config files by the names of flags, such as "model.lr".
+        If two files have the same setting, the later file counts."""
         settings: dict[str, Any] = {}
         for content in self.configs.values():
             settings |= flatten(content)
         return settings
 
     def place(self, key: str) -> Any:
-        """Return a setting that says where the run is: the flag's text, or the value of
-        the config files, or None."""
+        """Return a setting that says where the run is, or None if it is not given. A
+        flag counts before the config files.
+
+        key: One of `LOCATION`.
+        """
         return self.location.get(key, self.file_settings.get(key))
 
     def names(self, key: str) -> bool:
-        """Return whether a flag names a setting such as "model.lr", or a part of its
-        value, or the object that it belongs to."""
+        """Return whether a flag sets this setting or a part of its value.
+
+        --model CLASS counts for every setting of the model, too. Config files do not
+        count.
+
+        key: The setting, such as "model.lr".
+        """
         for word in self.flags:
             if word.startswith("--"):
                 name = word.partition("=")[0].removeprefix("--").rstrip("+")
@@ -112,8 +138,8 @@ class CommandLine:
 
 
 def default_experiment() -> Path:
-    """Return the YAML of a command that names no experiment. Raises UserError if there
-    is none."""
+    """Return the path of configs/default.yaml, which a command without an experiment
+    trains. Raises UserError if the file does not exist."""
     if PROJECT.default_config is None:
         raise UserError(
             "there is no configs/default.yaml, so a command has to name its experiment",
@@ -125,17 +151,20 @@ def default_experiment() -> Path:
 
 @dataclass
 class RunSpec:
-    """What one run is.
+    """The record of one run.
 
-    config: All its settings.
-    given: The names of the settings that the user has typed or that his YAML has, such
-        as "model.net.sizes".
-    parser: It has read the settings. It writes them and builds their objects.
-    origin: "new", "resume" (continues in the folder of its run), or "checkpoint"
-        (starts from one).
-    folder: Where a resumed run continues.
-    checkpoint: The file that the training starts from.
-    trainer: The Trainer's arguments as objects, after `build`.
+    config: All settings of the run, with defaults.
+    given: The names of the settings that the user has chosen, such as
+        "model.net.sizes". For a new run the flags and the YAML count, for a saved run
+        the flags only.
+    parser: The parser that has read the settings. It also writes them as YAML, and
+        builds the objects that they describe.
+    origin: "new"; "resume": a saved run continues in its folder; "checkpoint": the
+        settings of a saved run are used for a new run, or to test, predict or export.
+    folder: The folder of a resumed run, otherwise None.
+    checkpoint: The file from which the training starts, otherwise None.
+    trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
+        empty until `build` fills it.
     """
 
     config: Namespace
@@ -148,8 +177,15 @@ class RunSpec:
 
 
 def new_spec(line: CommandLine) -> RunSpec:
-    """Return the record of a new run. With --print_config print its settings and
-    exit."""
+    """Return the record of a new run.
+
+    The config files are read first, then the flags. The later value counts. Defaults
+    are added last, so that `given` has only what the user has chosen.
+
+    With --print_config, print the settings as YAML and raise SystemExit with status 0.
+    Raises UserError for an unknown setting, or if data or an experiment is missing.
+    Types are checked later, by `validate`: the data may still fill in values.
+    """
     find_users_modules()
     parser = make_parser(line.model or PROJECT.default_model)
     configs = list(line.configs.values())
@@ -178,8 +214,11 @@ def new_spec(line: CommandLine) -> RunSpec:
 
 
 def with_class_to_explain(flags: list[str], given: Namespace) -> list[str]:
-    """Return the flags with the class of the config behind a bare --model.help or
-    --data.help."""
+    """Return the flags. If the last one is a bare --model.help or --data.help, it gets
+    the class that the config names.
+
+    given: The settings of the config files.
+    """
     for name in ("model", "data"):
         flag = f"--{name}.help"
         class_path = given.get(f"{name}.class_path")
@@ -189,9 +228,11 @@ def with_class_to_explain(flags: list[str], given: Namespace) -> list[str]:
 
 
 def saved_spec(saved: dict[str, Any], line: CommandLine, origin: Any) -> RunSpec:
-    """Return the record of a saved run with the changes that the user has typed.
+    """Return the record of a saved run, with the changes that the flags make.
 
-    saved: The config in its checkpoint.
+    saved: The config in the checkpoint of the run.
+    line: Its config files are not used here.
+    origin: "resume" or "checkpoint", see `RunSpec`.
     """
     find_users_modules()
     parser = make_parser(str(saved["model"]["class_path"]))
@@ -208,9 +249,10 @@ def saved_spec(saved: dict[str, Any], line: CommandLine, origin: Any) -> RunSpec
 
 
 def spec_without_classes(saved: dict[str, Any], line: CommandLine) -> RunSpec:
-    """Return the record of a training whose model and data are objects.
+    """Return the record of a training whose model and data are Python objects. The
+    caller adds descriptions of both to `config`.
 
-    saved: The config of the run that continues; empty for a new run.
+    saved: The config of the run that continues, or an empty dict for a new run.
     """
     parser = make_parser(None)
     start = parse_unvalidated(parser.parse_object, copy.deepcopy(saved))
@@ -224,15 +266,19 @@ def spec_without_classes(saved: dict[str, Any], line: CommandLine) -> RunSpec:
 
 
 def find_users_modules() -> None:
-    """Let imports find the user's modules as with python -m. The script's folder is
-    scripts/."""
+    """Let imports find modules in the user's repository and in the working folder, as
+    `python -m` does. Python itself adds only scripts/, the folder of the script."""
     for folder in (str(PROJECT.root), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
 
 
 def settle(spec: RunSpec) -> None:
-    """Bring the values into the form in which they are used and saved."""
+    """Bring the settings into the form in which they are used and saved. A run without
+    a name gets the name of the model's class.
+
+    Raises UserError if the settings name no data.
+    """
     config = spec.config
     config.pop("print_config", None)
     if config.get("data") is None:
@@ -244,9 +290,11 @@ def settle(spec: RunSpec) -> None:
 
 
 def make_plain(config: Namespace) -> None:
-    """Turn PositiveInt and similar types into plain numbers, which can be dumped.
+    """Turn PositiveInt and similar types into plain numbers, in place. YAML can hold
+    plain numbers only.
 
-    Raises UserError for values that no argument takes.
+    Raises UserError for values that no argument takes: the text None, a whole number of
+    more than 64 bits, and an infinite value of an argument that has a range.
     """
     for key, value in list(config.items()):
         flag = key.replace(".init_args", "")
@@ -265,16 +313,20 @@ def make_plain(config: Namespace) -> None:
 
 
 def out_of_range(flag: str, value: float, way_out: str) -> UserError:
-    """Return the error for a number that is too large."""
+    """Return the error for a number that is too large.
+
+    flag: The name of the setting, such as "model.lr".
+    """
     return UserError(f"{flag}: {value} is out of range; {way_out}", status=2)
 
 
 def validate(spec: RunSpec, config: Namespace) -> None:
-    """Raise UserError if a value of `config`, which is all settings or a part of them,
-    does not fit its type.
+    """Raise UserError if a value does not fit the type of its argument.
 
-    None has to fit, too. jsonargparse takes it for "not given", and would let
-    `model.lr: null` pass.
+    None has to fit, too. By default jsonargparse takes None for "not given", and would
+    accept `model.lr: null`.
+
+    config: All settings of the run, or a part of them.
     """
     try:
         with none_has_to_fit():
@@ -291,9 +343,14 @@ def validate(spec: RunSpec, config: Namespace) -> None:
 
 
 def drop_objects(config: Any) -> None:
-    """Leave defaults that are objects, such as a functools.partial, out of each
-    {class_path: ..., init_args: {...}}. YAML cannot hold them, and the class has them
-    anyway."""
+    """Remove defaults that are objects, such as a functools.partial, in place.
+
+    YAML cannot hold such an object. The class has it as its default, so the saved
+    config does not need it. An object that differs from the default stays.
+
+    config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
+        it is searched, at any depth.
+    """
     inner_configs = config if isinstance(config, list) else entries(config).values()
     for inner in inner_configs:
         drop_objects(inner)
@@ -318,7 +375,9 @@ def drop_objects(config: Any) -> None:
 
 
 def as_yaml(spec: RunSpec) -> str:
-    """Return the settings that the run keeps as YAML."""
+    """Return the settings as YAML text, as config.yaml and checkpoints have them. The
+    settings in `NOT_KEPT` are left out, and ckpt_path is null: the text describes the
+    run, not the command that started it."""
     to_repeat = spec.config.clone()
     to_repeat.ckpt_path = None
     for key in NOT_KEPT:
@@ -327,21 +386,24 @@ def as_yaml(spec: RunSpec) -> str:
 
 
 def as_values(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings that the run keeps as plain values."""
+    """Return the settings of `as_yaml` as dicts, lists, texts and numbers."""
     return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
 
 
 def check_round_trip(spec: RunSpec, text: str) -> None:
-    """Raise UserError if the settings, read from their YAML `text`, would be others.
-    Then neither a resume nor a test could repeat the run."""
+    """Raise UserError if a setting changes when the saved config is read again. Neither
+    a resume nor a test could repeat such a run.
+
+    text: The settings as `as_yaml` returns them.
+    """
     parser = spec.parser
     plain = yaml.safe_load(text)
     try:
         # parsing changes its argument
-        again = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
-        drop_objects(again)
+        parsed_again = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
+        drop_objects(parsed_again)
         dumped = parser.dump(
-            again, format="json", skip_unset=False, skip_validation=True
+            parsed_again, format="json", skip_unset=False, skip_validation=True
         )
         values = flatten(json.loads(dumped))
         for key, value in flatten(plain).items():
@@ -359,13 +421,14 @@ def check_round_trip(spec: RunSpec, text: str) -> None:
 
 
 def arguments(config: Any) -> dict[str, Any]:
-    """Return the arguments in {class_path: ..., init_args: {...}}."""
+    """Return the init_args of {class_path: ..., init_args: {...}}, or an empty dict. A
+    change of the returned dict changes the config."""
     return entries(entries(config).get("init_args"))
 
 
 def entries(config: Any) -> dict[str, Any]:
-    """Return the entries of a dict or Namespace, in the same object. A plain value has
-    none."""
+    """Return a dict or Namespace as a dict, and an empty dict for any other value. A
+    change of the returned dict changes the config."""
     if isinstance(config, Namespace):
         return vars(config)
     if isinstance(config, dict):

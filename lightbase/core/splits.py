@@ -1,4 +1,8 @@
-"""Which samples are for training, validation and test: seeded splits and folds."""
+"""Which samples are for training, validation and test: seeded splits and folds.
+
+`BaseDataModule` calls these functions. A split depends only on the number of samples,
+their classes and the seed, so it is the same on any machine.
+"""
 
 from typing import NamedTuple
 
@@ -10,8 +14,8 @@ from lightbase.core.errors import UserError
 
 
 class Fold(NamedTuple):
-    """The fold that is the test set. Samples are dealt out to `num_folds` folds, by
-    `seed`."""
+    """The fold that is the test set. The samples are divided into `num_folds` folds;
+    this is fold `number`, from 0. `seed` decides which samples are in which fold."""
 
     number: int
     num_folds: int
@@ -19,8 +23,14 @@ class Fold(NamedTuple):
 
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
-    """Return the fold, or None without folds. Raise UserError if one of the flags is
-    missing, or the fold does not exist."""
+    """Return the fold of the flags, or None if both are missing. Raise UserError if
+    only one is given, if there are fewer than two folds, or if the fold does not exist.
+
+    Args:
+        number: The flag data.fold.
+        num_folds: The flag data.num_folds.
+        seed: The flag data.split_seed.
+    """
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
@@ -31,11 +41,12 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
 
 
 def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
-    """Return the samples of the fold, and all others.
+    """Return two sets: the samples of the fold, and all other samples.
 
-    The sizes of the folds differ by one at most. So do their numbers of samples of a
-    class, for arrays, and for a Dataset that has its class numbers as `targets`. Raise
-    UserError if there are fewer samples than folds.
+    The sizes of two folds differ by at most one. If the class numbers are known without
+    reading samples (see `class_numbers`), the folds are stratified: of each class, two
+    folds have equally many samples or differ by one. Raise UserError if there are fewer
+    samples than folds.
     """
     num = len(samples)
     if num < fold.num_folds:
@@ -45,6 +56,7 @@ def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
     order = seeded_order(num, fold.seed)
     labels = class_numbers(samples)
     if labels is not None:
+        # class by class, shuffled within a class; then every n-th sample is taken
         order = order[labels[order].argsort(stable=True)]
     return divide(samples, order[fold.number :: fold.num_folds])
 
@@ -52,11 +64,12 @@ def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
 def split_validation(
     samples: Samples, fraction: float, seed: int
 ) -> tuple[Samples, Samples]:
-    """Return the samples for validation, and the others.
+    """Return two sets: the samples for validation, chosen at random, and the others.
+
+    Raise UserError if the fraction makes one of the sets empty.
 
     Args:
-        fraction: The share of the samples that is for validation, in [0, 1]. Raise
-            UserError if this is no sample, or all of them.
+        fraction: The share of the samples for validation, in [0, 1].
     """
     num = len(samples)
     num_val = round(num * fraction)
@@ -68,8 +81,12 @@ def split_validation(
 
 
 def divide(samples: Samples, chosen: Tensor) -> tuple[Samples, Samples]:
-    """Return the samples at the chosen positions, int64 (M,), and all others, each in
-    the order of the data set."""
+    """Return two sets: the chosen samples, and all others. Both are in the order of the
+    data set.
+
+    Args:
+        chosen: The positions of the chosen samples, int64 (M,), in any order.
+    """
     is_chosen = torch.zeros(len(samples), dtype=torch.bool)
     is_chosen[chosen] = True
     others = samples.select((~is_chosen).nonzero().flatten())
@@ -77,16 +94,18 @@ def divide(samples: Samples, chosen: Tensor) -> tuple[Samples, Samples]:
 
 
 def seeded_order(num: int, seed: int) -> Tensor:
-    """Return 0 to num - 1, shuffled by the seed, equally on any machine."""
+    """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
+    seed. The CPU makes it, so it is the same with and without a GPU."""
     return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
 
 
 def class_numbers(samples: Samples) -> Tensor | None:
-    """Return the class of each sample, int64 (N,), or None if the samples do not have
-    one integer each as target. No sample is read."""
+    """Return the class number of each sample, int64 (N,). Return None if the targets
+    are not one integer for each sample, or if they are unknown. No sample is read:
+    arrays are in memory, and a Dataset may have an attribute `targets`."""
     try:
         targets = torch.as_tensor(samples.targets)
-    except (TypeError, ValueError, RuntimeError):  # None, or not numbers
+    except (TypeError, ValueError, RuntimeError):  # they are None, or not numbers
         return None
     if targets.shape != (len(samples),) or targets.is_floating_point():
         return None

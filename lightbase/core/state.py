@@ -1,9 +1,9 @@
 """The state of a training beside its weights, so that a resume is exact.
 
-`RandomState` keeps the random numbers, `WholeEpochs` whether an epoch was complete,
-`PlateauFirst` what ReduceLROnPlateau has seen. `ResumedOptimizer` fits the saved states
-of optimizers and schedules to those that this run has built. A state that somebody else
-has changed is refused before torch reads it.
+`RandomState` keeps the random numbers. `WholeEpochs` keeps whether an epoch was
+complete. `PlateauFirst` keeps what ReduceLROnPlateau has seen. `ResumedOptimizer`
+adapts the saved states of optimizers and schedules to the objects that this run has
+built. A damaged or forged state is refused before torch reads it.
 """
 
 import random
@@ -48,8 +48,9 @@ MOMENTS: dict[type, tuple[str, ...]] = {
 
 
 class RandomState(Callback):
-    """Keeps the random generators' states of all processes in checkpoints. Each process
-    draws other numbers: with equal ones, dropout would be the same on all of them."""
+    """Keeps the states of the random generators of all processes in checkpoints. Each
+    process draws different numbers. With equal numbers, dropout would be the same in
+    all of them."""
 
     resumed: list[dict[str, Any]] = []
 
@@ -65,13 +66,19 @@ class RandomState(Callback):
         return {"ranks": gather(random_state(self.gpus))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the saved states. `on_train_start` restores the state of this
+        process."""
         self.resumed = state_dict["ranks"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the state of this process; in a new training give each process other
-        random numbers.
+        """Restore the random state of this process if the run resumes. In a new
+        training, give each process other random numbers.
 
-        Raises ValueError for a damaged state.
+        If there are more processes than saved states, the further ones get new random
+        numbers. If an epoch begins, the loader draws its order again, from the restored
+        state.
+
+        Raise ValueError for a damaged state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
@@ -88,8 +95,8 @@ class RandomState(Callback):
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:
-    """Return the state of the global random generators of torch, Python and numpy, as a
-    checkpoint can hold it.
+    """Return the state of the global random generators of torch, Python and numpy, in a
+    form that safe loading accepts.
 
     gpus: The GPUs whose generators count, too.
     """
@@ -104,7 +111,8 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
 
 
 def check_random_state(state: dict[str, Any]) -> None:
-    """Raise ValueError for a state that is not as `random_state` returns it."""
+    """Raise ValueError for a state that `random_state` cannot have returned. The number
+    of GPUs may differ from today's."""
     fresh = random_state([])
     fresh["cuda"] = None  # another number of GPUs is allowed
     check_like(state, fresh, "the state of the random numbers", 2**32)
@@ -113,7 +121,12 @@ def check_random_state(state: dict[str, Any]) -> None:
 
 
 def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
-    """Give the global random generators the state that `random_state` has returned."""
+    """Set the global random generators to a state.
+
+    state: The result of `random_state`, checked by `check_random_state`.
+    gpus: The GPUs of this process, in the same order. If their number has changed, the
+        further GPUs keep their state.
+    """
     torch.set_rng_state(state["torch"])
     # the number of GPUs may have changed
     for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
@@ -124,21 +137,25 @@ def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> Non
 
 
 def is_epoch_over(trainer: Trainer) -> bool:
-    """Return whether all batches of this epoch were trained on."""
+    """Return whether the training has used all batches of this epoch."""
     num_batches = batch_index(trainer) + 1
     return num_batches >= trainer.num_training_batches or trainer.is_last_batch
 
 
 class WholeEpochs(Callback):
-    """Corrects what Lightning counts as a complete epoch. Lightning also counts one
-    that max_steps or max_time cuts short, and a resume leaves out its rest. With
-    max_steps it takes a resume from an epoch's end for one in its middle, and leaves
-    out the next epoch."""
+    """Corrects which epochs Lightning counts as complete.
+
+    Lightning also counts an epoch that max_steps or max_time cuts short, so a resume
+    would leave out the rest of the epoch. With max_steps, Lightning treats a resume
+    from the end of an epoch as a resume in the middle, and would leave out the next
+    epoch.
+    """
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Count an epoch that was cut short as not complete."""
+        """Change the counts in the checkpoint if Lightning has counted an epoch that
+        was cut short."""
         epochs = saved_epochs(checkpoint)
         is_counted = epochs["current"]["processed"] == epochs["current"]["ready"]
         if is_counted and not is_epoch_over(trainer):
@@ -146,23 +163,25 @@ class WholeEpochs(Callback):
                 counts["processed"] -= 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the next epoch if the checkpoint was written at an epoch's end."""
+        """Begin the next epoch if the checkpoint was written at the end of an epoch."""
         skip_ended_epoch(trainer)
 
 
 class PlateauFirst(Checkpoint):
     """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before
-    the checkpoint is written. Lightning steps it after that, so a resume would lose the
-    step.
+    the checkpoint is written. Lightning steps it after the checkpoint, so a resume
+    would lose the step.
 
-    It is a Checkpoint, so that the module's `on_train_epoch_end` is called before it:
-    the module may log the value there.
+    The module may log the watched value in `on_train_epoch_end`, so this class must
+    step later. Lightning calls each callback of type Checkpoint after the module, which
+    is why this class is one.
     """
 
     resumed: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the schedules, and keep how often they step."""
+        """Find the schedules, keep their frequencies (in epochs), and stop Lightning
+        from stepping them."""
         self.frequencies = [
             (config, config.frequency)
             for config in trainer.lr_scheduler_configs
@@ -171,12 +190,14 @@ class PlateauFirst(Checkpoint):
         self.switch_off()
 
     def switch_off(self) -> None:
-        """Let Lightning step the schedules in no epoch."""
+        """Set a frequency that no training reaches, so that Lightning never steps the
+        schedules."""
         for config, _ in self.frequencies:
             config.frequency = sys.maxsize
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step the schedules, unless max_steps has cut the epoch short."""
+        """Step the schedules, unless the epoch was cut short. Their frequencies are
+        restored for this step only."""
         if not is_epoch_over(trainer):
             return
         for config, frequency in self.frequencies:
@@ -197,24 +218,30 @@ class PlateauFirst(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
+        """Keep the saved values until the training starts."""
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the saved values back to the Trainer, in which a schedule looks for
+        them."""
         trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
 
 
 class ResumedOptimizer(Callback):
-    """Lets a resumed optimizer step as this run has built it, and refuses a state of
-    another one."""
+    """Adapts the saved state of an optimizer to the optimizer that this run has built,
+    and refuses a state of another optimizer or schedule.
+
+    saved_optimizers, saved_schedules: The states in the checkpoint, in its order.
+    """
 
     saved_optimizers: list[Any] = []
     saved_schedules: list[Any] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the optimizers for the saved states, which Lightning restores after
-        this hook.
+        """Prepare the optimizers for the saved states. Lightning restores the states
+        after this hook.
 
-        Raises ValueError for states of other optimizers or schedules.
+        Raise ValueError for states of other optimizers or schedules.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
@@ -226,8 +253,12 @@ class ResumedOptimizer(Callback):
             forget_train_loader(trainer)
 
     def check_restored(self, trainer: Any) -> None:
-        """Raise ValueError for states that are not those of the optimizers and
-        schedules."""
+        """Raise ValueError if the saved states have another number of optimizers or
+        schedules, or if the state of a schedule does not fit.
+
+        Only the schedules of torch are compared: the states of other classes may have
+        any form.
+        """
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         saved_numbers = len(self.saved_optimizers), len(self.saved_schedules)
         if saved_numbers != (len(trainer.optimizers), len(schedules)):
@@ -248,10 +279,11 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Any, model: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Check the states before Lightning restores them.
+        """Check the states before Lightning restores them. Evaluation needs no such
+        state and checks nothing.
 
-        Raises ValueError for a damaged state, and UserError if the code or the length
-        of the training has changed.
+        Raise ValueError for a damaged state, and UserError if the code or the length of
+        the training has changed.
         """
         if trainer.state.fn != "fit":
             return
@@ -266,14 +298,16 @@ class ResumedOptimizer(Callback):
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state so that the optimizer steps as it was built: `fused` and
-    similar options stay, and its moments lie in memory as the weights do now, which a
-    fused step relies on.
+    """Change a saved state so that the optimizer steps as it was built.
+
+    Options such as `fused` keep the value of this run. The moments get the same memory
+    layout as the weights, because a fused step relies on an equal layout.
 
     optimizer: The optimizer of this run.
     saved: The result of `state_dict` of an optimizer of the same parameters. It is
         changed in place.
-    Raises ValueError for a state of other parameters.
+
+    Raise ValueError for a state of other parameters.
     """
     fresh = optimizer.state_dict()["param_groups"]
     check_like(saved["param_groups"], fresh, "the optimizer", is_complete=False)
@@ -293,8 +327,8 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             for name, value in moments.items():
                 is_moment = isinstance(value, Tensor) and value.dim() > 0
                 if is_moment and value.shape == weight.shape:
-                    layout = torch.empty_like(weight, dtype=value.dtype)
-                    moments[name] = layout.copy_(value)
+                    moment = torch.empty_like(weight, dtype=value.dtype)
+                    moments[name] = moment.copy_(value)
     if not saved["state"].keys() <= indices:
         raise ValueError("the optimizer's state has other parameters")
 
@@ -303,7 +337,8 @@ def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> N
     """Raise ValueError for moments of another shape than their parameter: a fused step
     would read and write past their end.
 
-    optimizer: The class of the optimizer.
+    optimizer: The class of the optimizer. A class that is not in MOMENTS is not
+        checked.
     moments: The saved state of this parameter, by name; empty if it has none yet.
     """
     if not moments or optimizer not in MOMENTS:
@@ -322,24 +357,28 @@ def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> N
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the code gives other options than the checkpoint has. In other
-    groups a fused step would read the state of another parameter, past its end.
+    """Raise UserError if the code gives other options than the checkpoint has. With
+    other parameter groups, a fused step would read the state of another parameter, past
+    its end.
 
     saved: The result of `schedule_options` when the checkpoint was written.
     """
     options = schedule_options(model)
     for name, value in saved.items():
         if value != options.get(name):
-            problem = f"{type(model).__name__} has the {name} {options.get(name)}"
-            way_out = f"a resume goes on with {value}; leave --ckpt_path out"
-            raise UserError(f"{problem}: {way_out}", status=2)
+            raise UserError(
+                f"{type(model).__name__} has the {name} {options.get(name)}: a resume "
+                f"goes on with {value}; leave --ckpt_path out",
+                status=2,
+            )
 
 
 def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the schedule is made for another length of the training.
+    """Raise UserError if the saved schedule was made for another length of the
+    training.
 
-    A cosine over 10 epochs cannot become one over 20 epochs: its first half would have
-    been another one.
+    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
+    would have had other rates.
     """
     name = model.scheduler
     if not isinstance(name, str) or not length_argument(name, model.scheduler_args):
@@ -358,8 +397,8 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
 
 
 def schedule_options(model: BaseModule) -> dict[str, Any]:
-    """Return what sets the options of the optimizer's parameter groups, as a checkpoint
-    can hold it."""
+    """Return the settings that determine the options of the parameter groups, in a form
+    that safe loading accepts."""
     names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
     if model.parameter_groups:
         names.append("parameter_groups")

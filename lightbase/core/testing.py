@@ -1,4 +1,8 @@
-"""The test of a checkpoint, and the lines that report it."""
+"""The test of a checkpoint, and the lines that report it.
+
+Read `run_test` first. train.py calls it after the training, with the path of the best
+checkpoint. evaluate.py calls it with weights that are loaded already.
+"""
 
 import random
 from collections.abc import Mapping
@@ -22,7 +26,12 @@ LENGTHS = ("epochs", "steps", "train_seconds")
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Return best.ckpt; None if the first process has not written one."""
+    """Return the path of best.ckpt, or None if this run has not written one.
+
+    All processes have to call this function. The first one decides, because only it
+    writes the file. The path of a file that has been deleted is returned, too: then the
+    test raises an error.
+    """
     best = best_callback(trainer)
     path = None
     is_written = False
@@ -38,11 +47,14 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 def run_test(
     trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """Test a checkpoint. Return the metrics, or why there are none.
+    """Test a checkpoint. Return (metrics, ""), or ({}, the reason) if there are none.
 
-    The random numbers of a test are always the same, whatever has drawn some before.
+    The random generators are seeded with 0 for the test, and restored after it. So the
+    result does not depend on random numbers that the training has drawn.
 
-    path: The checkpoint; None: the last weights.
+    trainer: WeightAveraging is removed from its callbacks. It would replace the weights
+        of the checkpoint.
+    path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
         return {}, "No test: the model or the data has none"
@@ -73,12 +85,12 @@ def run_test(
 
 
 def say_results(values: Mapping[str, Any], tested: Path | None, reason: str) -> None:
-    """Print the length of the training and the test metrics, those of each class below
-    the others.
+    """Print the length of the training and the test metrics. Metrics of single classes
+    follow below the others, the lowest value first.
 
     values: The content of metrics.json.
-    tested: The checkpoint; None: the last weights.
-    reason: Why there are no test metrics.
+    tested: The checkpoint that was tested, or None for the last weights.
+    reason: Why there are no test metrics, as `run_test` returns it.
     """
     length = f"{values['epochs']} epochs, {values['steps']:,} steps"
     say(f"Trained {length} in {values['train_seconds']:.1f} s")
@@ -93,14 +105,14 @@ def say_results(values: Mapping[str, Any], tested: Path | None, reason: str) -> 
         f"{name} {as_text(values[name])}" for name in metrics if not is_of_class(name)
     ]
     say(f"Test of {weights}: {', '.join(overall)}")
-    of_classes = [name for name in metrics if is_of_class(name)]
-    of_classes.sort(key=lambda name: values[name])
-    for name in of_classes:  # the worst class first
+    class_metrics = [name for name in metrics if is_of_class(name)]
+    class_metrics.sort(key=lambda name: values[name])
+    for name in class_metrics:  # the worst class first
         say(f"  {name:<40}{as_text(values[name])}")
 
 
 def as_text(value: float) -> str:
-    """Return a metric with four decimals, or a whole number."""
+    """Return a metric as text: a float with four decimals, an int as it is."""
     if isinstance(value, int):
         return str(value)
     return f"{value:.4f}"

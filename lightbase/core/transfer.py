@@ -1,4 +1,8 @@
-"""Where a new training begins: weights from a file, frozen parameters."""
+"""Where a new training begins: weights from a file, frozen parameters.
+
+`load_weights` copies a file into a network, even if the names have another prefix.
+`freeze_parameters` selects by names what does not train.
+"""
 
 import importlib
 import warnings
@@ -16,9 +20,12 @@ from lightbase.core.optim import matches, no_such_name
 
 
 class WeightsFile(str):
-    """The absolute path of a file."""
+    """The absolute path of a file. An argument of this type is made absolute when a
+    command line or a YAML is read, so that a run can resume from another working
+    folder."""
 
     def __new__(cls, path: str) -> "WeightsFile":
+        """Return the path, made absolute from the working folder."""
         return super().__new__(cls, Path(path).absolute())
 
 
@@ -28,34 +35,34 @@ register_type(WeightsFile)
 def load_weights(
     net: nn.Module, path: str, is_complete: bool = False, content: Any = None
 ) -> None:
-    """Copy the tensors of a file that fit by name and shape into `net`, and print which
-    do.
+    """Copy the tensors of a file that fit by name and shape into `net`, and print how
+    many fit.
 
-    The names of the file, or those of the network, may have a prefix, such as "net.",
-    "module." or "backbone.".
+    The names in the file, or the names in the network, may have a prefix, such as
+    "net.", "module." or "backbone.".
 
-    is_complete: All tensors of the network have to be in the file.
-    content: The content of the file, if it has been read already.
-    Raises UserError for a file that is missing, damaged, not safe to load, or does not
-    fit at all.
+    is_complete: The file must have all tensors of the network.
+    content: The content of the file, if the caller has read it already.
+
+    Raise UserError for a file that is missing, damaged, not safe to load, or without a
+    fitting tensor of at least one dimension.
     """
     if content is None:
         content = read_weights(Path(path))
     state = net.state_dict()
     tables = tensor_tables(content)
-    fits = [fitting(state, table) for table in tables]
-    fit = max(fits, key=len, default={})
-    left = [name for name in state if name not in fit]
-    missing = [name for name in left if torch.is_tensor(state[name])]
+    candidates = [fitting(state, table) for table in tables]
+    matched = max(candidates, key=len, default={})
+    unmatched = [name for name in state if name not in matched]
+    missing = [name for name in unmatched if torch.is_tensor(state[name])]
     if is_complete and missing:
-        problem = f"{path} has no tensor of the same name and shape for"
         raise UserError(
-            f"{problem} {shortened(missing)}",
+            f"{path} has no tensor of the same name and shape for {shortened(missing)}",
             f"the file is of another network than this {type(net).__name__}",
             2,
         )
     # A single number, such as BatchNorm's counter, fits any network.
-    if not any(tensor.dim() for tensor in fit.values()):
+    if not any(tensor.dim() for tensor in matched.values()):
         names = [name for table in tables for name in table]
         raise UserError(
             f"model.weights {path}: no tensor in it fits {type(net).__name__}",
@@ -63,16 +70,16 @@ def load_weights(
             f"{shortened(names) or 'no tensors by name'}",
             2,
         )
-    net.load_state_dict(fit, strict=False)
-    text = f"Weights: {len(fit)} of {len(state)} tensors are those of {path}"
-    if left:
-        text += f"; left as initialised: {shortened(left)}"
+    net.load_state_dict(matched, strict=False)
+    text = f"Weights: {len(matched)} of {len(state)} tensors are those of {path}"
+    if unmatched:
+        text += f"; left as initialised: {shortened(unmatched)}"
     say(text)
 
 
 def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
-    """Return the tensors by name that a file holds: as {name: tensor}, or as
-    {"state_dict": {name: tensor}} under any key."""
+    """Return each table {name: tensor} that a file holds: the file's dict itself, and
+    every dict in it, such as "state_dict". Return nothing for other content."""
     if not isinstance(content, dict):
         return []
     tables = []
@@ -89,29 +96,35 @@ def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
 
 
 def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the table, by the network's names, that agree in name and
-    shape. Either the names of the table or those of the network may have a prefix. It
-    is the same for all names, and chosen so that most tensors fit."""
+    """Return the tensors of a file that fit a network by name and shape, by the
+    network's names.
+
+    A prefix is removed from the names of the file or added to them. It is the same for
+    all names. Of all prefixes, the one that makes most tensors fit is taken.
+
+    state: The tensors of the network by name.
+    table: The tensors of the file by name.
+    """
     pairs = [("", prefix) for prefix in prefixes(state)]
     pairs += [(prefix, "") for prefix in prefixes(table)]
     best: dict[str, Tensor] = {}
     for old, new in pairs:
-        fit = {}
+        renamed = {}
         for name, value in table.items():
             if name.startswith(old):
-                fit[new + name.removeprefix(old)] = value
-        fit = {
+                renamed[new + name.removeprefix(old)] = value
+        matched = {
             name: value
-            for name, value in fit.items()
+            for name, value in renamed.items()
             if name in state and state[name].shape == value.shape
         }
-        best = max(best, fit, key=len)
+        best = max(best, matched, key=len)
     return best
 
 
 def prefixes(names: Iterable[str]) -> list[str]:
-    """Return the beginnings of dotted names, of two parts at most: "", "a." and "a.b."
-    of a.b.c.weight."""
+    """Return the beginnings of dotted names, of at most two parts: "", "a." and "a.b."
+    for the name a.b.c.weight."""
     beginnings = {""}
     for name in names:
         parts = name.split(".")[:-1]
@@ -121,7 +134,7 @@ def prefixes(names: Iterable[str]) -> list[str]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first four names and the number of the others: "a, b, c, d and 3
+    """Return the first four names and the number of further ones: "a, b, c, d and 3
     more"."""
     text = ", ".join(names[:4])
     if len(names) > 4:
@@ -132,27 +145,35 @@ def shortened(names: Sequence[str]) -> str:
 def read_weights(file: Path) -> Any:
     """Return the content of a file of weights, of torch.save or of safetensors.
 
-    Raises UserError if it is missing, damaged or not safe to load.
+    Raise UserError if it is missing, damaged or not safe to load.
     """
     if file.suffix != ".safetensors" or not file.is_file():
-        way_out = "if you trust it, torch.save(net.state_dict(), FILE) makes one of the"
-        return load_checked(file, "model.weights", f"{way_out} weights")
+        return load_checked(
+            file,
+            "model.weights",
+            "if you trust it, torch.save(net.state_dict(), FILE) makes one of the "
+            "weights",
+        )
     try:
         return importlib.import_module("safetensors.torch").load_file(file)
     except Exception as error:  # safetensors' errors have no other base class
-        problem = f"model.weights {file} cannot be read: {first_line(error)}"
-        raise UserError(problem) from error
+        raise UserError(
+            f"model.weights {file} cannot be read: {first_line(error)}"
+        ) from error
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Freeze the parameters whose names match one of the patterns, and print how many.
+    """Freeze the parameters whose names match one of the patterns, and print how many
+    numbers they hold.
 
     model: The module that trains. Its network is the attribute `net`.
     patterns: Names or patterns without "net.", see `lightbase.core.optim.matches`.
-    Return the modules that match, or have no other parameters. They are in eval mode
-    now.
 
-    Raises UserError for a pattern that matches nothing, or if nothing would train.
+    Return the modules that are now in eval mode: the modules that match, and the
+    modules whose parameters are all frozen. Call `eval` on them again after
+    `model.train()`.
+
+    Raise UserError for a pattern that matches nothing, or if nothing would train.
     """
     named = [
         (name.removeprefix("net."), part)
@@ -174,8 +195,9 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
         if not parameter.requires_grad:
             num_frozen += parameter.numel()
     if num_frozen == total:
-        problem = f"model.freeze {', '.join(patterns)}: nothing would train"
-        raise UserError(problem, status=2)
+        raise UserError(
+            f"model.freeze {', '.join(patterns)}: nothing would train", status=2
+        )
     say(f"Frozen: {num_frozen:,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []

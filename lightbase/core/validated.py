@@ -30,10 +30,14 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class ValidatedWeights(Callback):
     """Compares the weights in best.ckpt with the weights that the validation has
-    measured. They differ if a callback changes them in between, as ModelPruning does.
+    measured. They differ if a callback such as ModelPruning changes them in between.
 
-    Must be the first callback: WeightAveraging takes its weights back when a validation
-        ends.
+    It must be the first callback. WeightAveraging validates averaged weights and puts
+    the others back when the validation ends; the fingerprints must be taken before.
+
+    step: The number of optimizer steps at the newest validation, -1 before it.
+    fingerprints: {name: int64 ()} of the parameters and buffers at this step.
+    suspects: The names of classes that may have changed the weights.
     """
 
     def __init__(self) -> None:
@@ -44,8 +48,8 @@ class ValidatedWeights(Callback):
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Keep the fingerprints of the weights that were validated, and the names of
-        everything that may change them before they are saved."""
+        """Keep the fingerprints of the validated weights, and the names of all classes
+        that may change the weights before they are saved."""
         self.step = trainer.global_step
         tensors: dict[str, Any] = dict(pl_module.named_parameters())
         tensors.update(pl_module.named_buffers())
@@ -62,7 +66,11 @@ class ValidatedWeights(Callback):
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if a checkpoint has other weights than the validation after
-        the same step has measured."""
+        the same step has measured.
+
+        checkpoint: What Lightning is about to save. Nothing is checked if its step is
+            not the step of the newest validation.
+        """
         if self.step != checkpoint["global_step"]:
             return
         are_equal = []
@@ -82,8 +90,9 @@ class ValidatedWeights(Callback):
 
 
 def may_change_weights(callback: Callback) -> bool:
-    """Return whether a callback has a hook after a validation, and is not known to
-    change no weight."""
+    """Return whether a callback may change weights between a validation and a
+    checkpoint. A callback of another package may do so if it has a hook there, unless
+    it is in HARMLESS."""
     is_ours = type(callback).__module__.startswith("lightbase.")
     if is_ours or isinstance(callback, HARMLESS):
         return False
@@ -91,13 +100,17 @@ def may_change_weights(callback: Callback) -> bool:
 
 
 def overrides_any(hooked: Any, base: type) -> bool:
-    """Return whether an object overrides a hook of `base` after a validation."""
+    """Return whether an object overrides one of the hooks in AFTER_VALIDATION.
+
+    hooked: A callback or a module.
+    base: The class of Lightning that declares the hooks.
+    """
     return any(is_overridden(hook, hooked, base) for hook in AFTER_VALIDATION)
 
 
 def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of floating-point numbers that have values. Parameters of
-    lazy modules have none before the first batch."""
+    """Return the tensors of floating-point numbers that have values. Parameters of lazy
+    modules have none before the first batch."""
     values = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
@@ -108,9 +121,15 @@ def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """Return a sum over the bits of a tensor's numbers, weighted by row: int64 (). The
-    sum is exact, so it does not depend on the layout in memory."""
+    """Return a checksum of the values of a tensor: int64 ().
+
+    It is the sum over the bits of all values, weighted by row. Sums of integers are
+    exact, so it does not depend on the layout in memory or on the device.
+    """
     bits = tensor.view(INTEGERS[tensor.element_size()])
-    rows = bits.reshape(len(bits) if bits.dim() else 1, -1)
+    num_rows = 1
+    if bits.dim():
+        num_rows = len(bits)
+    rows = bits.reshape(num_rows, -1)
     sums = rows.sum(1, dtype=torch.int64)
     return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()

@@ -1,4 +1,7 @@
-"""The strategy "dp": one process splits each batch over the GPUs of a machine."""
+"""The strategy "dp": one process splits each batch over the GPUs of a machine.
+
+docs/devices.md says when it is useful, and how to select it.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -16,16 +19,17 @@ from lightbase.core.module import BaseModule
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
-    """Splits the forward of the LightningModule's attribute `net` over several GPUs.
+    """Splits each batch over several GPUs, in the forward of the LightningModule's
+    attribute `net`. torch.nn.DataParallel does the same; Lightning 2.0 removed its
+    strategy "dp".
 
-    Step, loss, metrics, logging and optimizer run once, on the first GPU; so
-    checkpoints are the same as on one device. torch.nn.DataParallel splits in the same
-    way; Lightning's strategy "dp" was removed in 2.0. A layer that looks at the batch,
-    such as BatchNorm, sees the part on its GPU; its running statistics are those of the
-    first GPU.
+    The step, loss, metrics, logging and the optimizer run once, on the first GPU. So a
+    checkpoint is the same as on one device. A layer that computes over the batch, such
+    as BatchNorm, gets only the part of the batch on its GPU. The running statistics of
+    BatchNorm come from the part on the first GPU.
 
     parallel_devices: The GPUs. The first one holds the LightningModule. The Trainer
-        fills them in by default.
+        fills them in if they are not given.
     """
 
     strategy_name = "dp"
@@ -35,14 +39,16 @@ class DataParallelStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__(**options)
         self.parallel_devices = list(parallel_devices)
-        self.net: nn.Module | None = None  # the network whose forward is replaced
+        self.net: nn.Module | None = None  # set while its forward is replaced
 
     @property
     def root_device(self) -> torch.device:
+        """The GPU that holds the module and runs the steps."""
         return self.parallel_devices[0]
 
     def setup(self, trainer: Trainer) -> None:
-        """Let the network split its batches. Raise UserError if it is compiled."""
+        """Replace the forward of the network by `split_forward`, if there are several
+        GPUs. Raise UserError if the network is to be compiled."""
         model: Any = self.lightning_module
         if isinstance(model, BaseModule) and model.compile_net:
             raise UserError(
@@ -55,8 +61,9 @@ class DataParallelStrategy(SingleDeviceStrategy):
             self.net = net
 
     def teardown(self) -> None:
+        """Give the network its forward back."""
         if self.net is not None:
-            del self.net.forward  # the forward of the class is back
+            del self.net.forward  # an attribute that hid the method of the class
             self.net = None
         super().teardown()
 
@@ -66,10 +73,14 @@ def split_forward(
 ) -> Any:
     """Return the outputs of `net` for a batch, on the first device.
 
-    args, kwargs: The arguments of forward. Their tensors are split along the samples,
-        and each device computes its part.
+    Each device gets a part of the batch and a copy of the network. Python queues the
+    work of one device after the other, and the devices compute at the same time.
+
+    args, kwargs: The arguments of forward. Their tensors are split along the first
+        dimension; other values are the same on all devices.
     """
-    # torch's parallel_apply passes on neither autocast's dtype nor inference mode
+    # torch's parallel_apply would call the copies in threads, which have neither the
+    # dtype of autocast nor inference mode
     args_of, kwargs_of = scatter_kwargs(args, kwargs, devices)
     devices = devices[: len(args_of)]  # a batch may have fewer samples than devices
     replicas = replicate(net, devices, detach=not torch.is_grad_enabled())

@@ -1,4 +1,8 @@
-"""How busy the devices are: GPU and process, as curves beside the loss."""
+"""Curves of the load of the training process and of the GPUs, beside the loss.
+
+`DeviceMonitor` reads the devices in a thread. `busy_shares` returns the result for the
+advice at the end of a training.
+"""
 
 import threading
 from collections.abc import Callable
@@ -16,34 +20,37 @@ from lightbase.core.errors import say
 
 GIB = 2**30
 Readers = dict[str, Callable[[], float]]
+"""Functions that read one value, by the name of the curve without watch/device/."""
 
 
 class DeviceMonitor(Callback):
-    """Reads the devices in a thread of the first process, and writes curves in
-    watch/device/.
+    """Writes curves of the devices; their names begin with watch/device/. Only the
+    first process reads the devices.
 
-    cpu_percent (100 is one core) and memory_gib are of this process. GPU I of
-    --trainer.devices has gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and
-    gpuI_temperature_celsius, as nvidia-smi shows them. What NVML cannot read has no
-    curve, and a line says so.
+    cpu_percent and memory_gib are the values of this process; 100 % is one core. Each
+    GPU of --trainer.devices has gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and
+    gpuI_temperature_celsius, where I is its index in torch. They are the values that
+    nvidia-smi shows, for all programs on the GPU. NVML, the library behind nvidia-smi,
+    reads them. A value that NVML cannot read has no curve, and a line is printed.
 
-    A point is the mean since the point before it; there is at most one in
-    log_every_n_steps steps.
+    A point is the mean of the readings since the point before it. There is at most one
+    point in log_every_n_steps steps.
 
-    interval_s: Seconds between two readings. NVML's busy_percent is itself a mean over
-        1/6 to 1 s.
+    interval_s: Seconds between two readings. More readings would not show more: NVML's
+        busy_percent is itself a mean over 1/6 to 1 s.
     """
 
     def __init__(self, interval_s: float = 0.5) -> None:
         self.interval_s = interval_s
         self.readers: Readers = {}
         self.readings: dict[str, list[float]] = {}  # since the start, by curve
-        self.recent: dict[str, list[float]] = {}  # since the last point
+        self.recent: dict[str, list[float]] = {}  # since the last point, by curve
         self.written_at = 0  # step of the last point
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Find out what can be read, and start the thread, in the first process."""
         if not trainer.is_global_zero:
             return
         process = psutil.Process()
@@ -65,25 +72,30 @@ class DeviceMonitor(Callback):
         self.thread.start()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        # written here and not by the thread: loggers need not bear a second thread
+        """Write a point every log_every_n_steps steps. The thread does not write,
+        because a logger may not allow calls from two threads."""
         if num_steps(trainer) - self.written_at >= trainer.log_every_n_steps:
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Stop the thread, and write the last point."""
         self._stop()
         if num_steps(trainer) > self.written_at:
             self._write(trainer)
 
     def on_exception(self, *_: Any) -> None:
+        """Stop the thread if the training ends with an error."""
         self._stop()
 
     def _stop(self) -> None:
+        """End the thread, and wait for its last reading."""
         if self.thread is not None:
             self.stopped.set()
             self.thread.join()
             self.thread = None
 
     def _write(self, trainer: Any) -> None:
+        """Write the mean of the recent readings of each curve, and drop them."""
         if trainer.log_every_n_steps and self.recent:
             recent = list(self.recent.items())
             self.recent = {}
@@ -93,15 +105,16 @@ class DeviceMonitor(Callback):
             )
 
     def _watch(self) -> None:
-        """Read in intervals, and once when the training ends, so that a short one has a
-        point, too."""
+        """Read every `interval_s` seconds, in the thread. Read once more when the
+        training ends, so that a short training has a point, too."""
         is_last = False
         while not is_last:
             is_last = self.stopped.wait(self.interval_s)
             for name, read in list(self.readers.items()):
                 try:
                     value = read()
-                except pynvml.NVMLError as error:  # not permitted, or the GPU has gone
+                # the user may not read this value, or the GPU has failed
+                except pynvml.NVMLError as error:
                     say(f"Device monitor: no {name}: {error}")
                     del self.readers[name]
                     continue
@@ -110,8 +123,9 @@ class DeviceMonitor(Callback):
 
 
 def busy_shares(trainer: Any) -> list[float]:
-    """Return the share of the time in which each GPU ran anything, in [0, 1], after a
-    training with a DeviceMonitor. GPUs that cannot be read are left out."""
+    """Return for each GPU the share of the time in which it ran anything, in [0, 1].
+    Call it after a training with a DeviceMonitor; without one the list is empty. A GPU
+    that NVML cannot read is left out."""
     shares = []
     for callback in trainer.callbacks:
         if isinstance(callback, DeviceMonitor):
@@ -122,10 +136,11 @@ def busy_shares(trainer: Any) -> list[float]:
 
 
 def gpu_readers(gpu: torch.device) -> Readers:
-    """Return functions that read a GPU through NVML, by curve.
+    """Return the functions that read a GPU.
 
-    Without NVML, as on a part of a GPU (MIG) and in many containers, a line says so,
-    and the memory is only that of this process.
+    NVML may be missing, as in many containers, and it does not know the parts of a
+    divided GPU (MIG). Then a line is printed, and the only value is the memory that
+    torch has reserved in this process.
     """
     prefix = f"gpu{gpu.index}"
     try:

@@ -1,5 +1,9 @@
-"""Files of data sets: downloaded if they are missing, and pickled arrays read
-safely."""
+"""Files of data sets: download them if they are missing, with short errors, and read
+pickled arrays without running code from the file.
+
+`open_or_download` is for data sets of torchvision. For other downloads,
+`short_download_errors` turns any error into two lines; docs/data.md has an example.
+"""
 
 import contextlib
 import os
@@ -35,18 +39,20 @@ def open_or_download(
     published: Mapping[str, tuple[int, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return an object of the class `source` of torchvision.datasets. If its files are
-    missing, one process downloads them, and others wait.
-
-    Args:
-        files: For the error, what to put where without a network: "a.gz and b.gz into
-            data/X".
-        published: Size in bytes and MD5 of files below data_dir, for sets whose files
-            torchvision does not check. A file of this size must have this MD5. A file
-            of another size is other data.
-        options: Arguments of `source`.
+    """Return a data set of torchvision. If its files are missing, one process downloads
+    them, and other processes wait.
 
     Raise UserError if a file is damaged, cannot be read, or cannot be downloaded.
+
+    Args:
+        source: A class of torchvision.datasets, such as MNIST.
+        data_dir: The folder for the download. It is made if it is missing.
+        files: A text for the error: which files a user without a network has to put
+            where, such as "a.gz and b.gz into data/X".
+        published: {path below data_dir: (size in bytes, MD5)}, for data sets whose
+            files torchvision does not check. A file of this size must have this MD5. A
+            file of another size is taken for other data and is not checked.
+        options: The arguments of `source`, such as `root` and `train`.
     """
     name = source.__name__
     for path, (size, md5) in (published or {}).items():
@@ -67,10 +73,11 @@ def open_or_download(
 
 @contextlib.contextmanager
 def one_process(name: str, data_dir: Path) -> Iterator[None]:
-    """Let one process at a time use the files of a data set. A folder that cannot be
-    written needs no lock.
+    """Let only one process at a time use the files of a data set: a lock file in
+    data_dir makes the others wait. A folder that cannot be written is used without a
+    lock, because nobody downloads into it.
 
-    name: The name of the data set.
+    name: The name of the data set. Each data set has a lock file.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     if os.access(data_dir, os.W_OK):
@@ -82,12 +89,13 @@ def one_process(name: str, data_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[None]:
-    """Turn the errors of a download into a UserError that says which files belong in
-    which folder.
+    """Turn the errors of a download, or of unpacking, into a UserError. It says which
+    files belong into which folder.
 
     Args:
         name: The name of the data set.
-        files: What to put where without a network: "a.gz and b.gz into data/X".
+        data_dir: The folder in which the files were expected.
+        files: See `open_or_download`.
     """
     try:
         yield
@@ -102,11 +110,14 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, lists, dicts and NumPy arrays. It refuses all other names
-    in a pickle, which could run code."""
+    """Reads numbers, texts, lists, dicts and NumPy arrays from a pickle. A pickle can
+    name any function and have it called. This class refuses all names except the names
+    in a pickled array. See "Restricting Globals" in Python's documentation of pickle.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name in the pickle stands for, if it belongs to an array."""
+        """Return the object of a name in the pickle, if arrays need it. Otherwise raise
+        UnpicklingError."""
         is_numpy = module.partition(".")[0] == "numpy" and name in NUMPY_NAMES
         if is_numpy or (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
@@ -114,9 +125,9 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def read_arrays(file: Path, *keys: str) -> list[Tensor]:
-    """Return the arrays or lists of numbers under these keys of a pickled dict. Nothing
-    in the file is run. Raise UserError if the file is damaged, or holds something
-    else."""
+    """Return the arrays, or lists of numbers, under these keys of a pickled dict, as
+    tensors. No code in the file is run. Raise UserError if the file is damaged, or if
+    it has other content."""
     try:
         with file.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="latin1").load()

@@ -23,14 +23,17 @@ from lightbase.core.batches import for_network
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, first_line
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # see largest_difference
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
 Graph = tuple[bytes, Callable[[Tensor], Tensor]]
 """The content of a file, and a function that runs the file on a batch."""
 
 
 def weights_file(net: nn.Module) -> bytes:
-    """Return the content of a pth file: the state_dict of the network, on the CPU."""
+    """Return the content of a pth file: the state_dict of the network, on the CPU.
+
+    Other programs load it with torch.load(file, weights_only=True).
+    """
     buffer = io.BytesIO()
     weights = {name: value.cpu() for name, value in net.state_dict().items()}
     torch.save(weights, buffer)
@@ -42,13 +45,13 @@ def graph_file(
     model: LightningModule, data: LightningDataModule, kind: str
 ) -> tuple[bytes, float]:
     """Return the content of a file with the graph and its weights, and the largest
-    difference of its outputs from the checkpoint's. Raise UserError if there is no such
-    graph, or if the file gives other outputs.
+    difference of its outputs from the checkpoint's.
 
-    model, data: Of the checkpoint. The file takes what a BaseDataModule loads. For
-        other data it takes the inputs of the network, and the model has to have an
-        `example_input_array`.
+    model, data: The model and the data of the checkpoint. The file takes what a
+        BaseDataModule loads. For other data it takes the inputs of the network, and the
+        model has to have an `example_input_array`.
     kind: "onnx" or "pt2".
+    Raise UserError if there is no such graph, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Callable[[Tensor], Tensor] = nn.Identity()
@@ -57,7 +60,9 @@ def graph_file(
         f"set self.example_input_array of {type(model).__name__} to a tensor (N, ...)"
     )
     if isinstance(data, BaseDataModule):
-        samples, normalize, classes = data.input_spec, data.normalize, data.classes
+        samples = data.input_spec
+        normalize = data.normalize
+        classes = data.classes
         way_out = "--format pth needs none"
     if not isinstance(samples, Tensor):
         name = type(data).__name__
@@ -69,16 +74,19 @@ def graph_file(
     expected = [predictor(batch) for batch in batches]
     for size, outputs in zip(BATCH_SIZES, expected, strict=True):
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != (size,):
-            name = type(model).__name__
-            needs = "has to return a tensor with a row for each input"
-            raise UserError(f"predict_step of {name} {needs}")
+            raise UserError(
+                f"predict_step of {type(model).__name__} has to return a tensor with a "
+                "row for each input"
+            )
     # what torch logs and warns of during an export is long, and of no use
     with (
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         program = trace(predictor, batches[0])
-        write = as_onnx if kind == "onnx" else as_pt2
+        write = as_pt2
+        if kind == "onnx":
+            write = as_onnx
         content, run_file = write(program, json.dumps(classes))
         outputs = [run_file(batch) for batch in batches]
     return content, largest_difference(outputs, expected)
@@ -86,26 +94,31 @@ def graph_file(
 
 def largest_difference(outputs: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference, as a part of 1, or of the largest expected output
-    if that is more. Raise UserError if it is over TOLERANCE or NaN.
+    if that is more.
+
+    So the limit is absolute for probabilities and relative for large outputs.
 
     outputs, expected: The outputs of the file and of the checkpoint for each batch.
+    Raise UserError if the difference is over TOLERANCE or NaN.
     """
     largest = 0.0
     for output, right in zip(outputs, expected, strict=True):
         scale = max(1.0, right.abs().max().item())
         difference = (output.double() - right.double()).abs().max().item() / scale
-        if not difference <= TOLERANCE:
-            values = f"its outputs for {len(right)} random inputs"
-            reason = f"{values} are {difference:.1e} off the checkpoint's"
-            raise UserError(f"the export is wrong and was not kept: {reason}")
+        if not difference <= TOLERANCE:  # also true for NaN
+            raise UserError(
+                "the export is wrong and was not kept: its outputs for "
+                f"{len(right)} random inputs are {difference:.1e} off the checkpoint's"
+            )
         largest = max(largest, difference)
     return largest
 
 
 class Predictor(nn.Module):
     """From samples (N, ...), as the data module loads them, to the outputs of
-    predict_step.
+    predict_step. The graph in a file is the graph of this module.
 
+    model: It is in eval mode afterwards.
     normalize: The function of the data module.
     """
 
@@ -139,7 +152,9 @@ def random_batches(samples: Tensor) -> list[Tensor]:
         if samples.is_floating_point():
             batch = torch.randn(shape, generator=generator)
         else:
-            high = 256 if samples.dtype == torch.uint8 else 2
+            high = 2
+            if samples.dtype == torch.uint8:
+                high = 256
             batch = torch.randint(high, shape, generator=generator)
         batches.append(batch.to(samples.dtype))
     return batches
@@ -169,7 +184,11 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
 
 
 def as_pt2(program: ExportedProgram, classes: str) -> Graph:
-    """Return a file for torch.export.load. classes: A JSON list of names."""
+    """Return a file for torch.export.load, which holds the names of the classes in its
+    extra file classes.json.
+
+    classes: A JSON list of names.
+    """
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"classes.json": classes})
     buffer.seek(0)
@@ -177,8 +196,15 @@ def as_pt2(program: ExportedProgram, classes: str) -> Graph:
 
 
 def as_onnx(program: ExportedProgram, classes: str) -> Graph:
-    """Return a file for ONNX Runtime. Raise UserError if the packages for it are
-    missing, or if the network cannot be written. classes: A JSON list of names."""
+    """Return a file for ONNX Runtime, which holds the names of the classes in its
+    metadata.
+
+    The input is named `inputs`, the output `outputs`. The file is run on the CPU.
+
+    classes: A JSON list of names.
+    Raise UserError if the packages for ONNX are missing, or if the network cannot be
+    written.
+    """
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession
@@ -207,6 +233,7 @@ def as_onnx(program: ExportedProgram, classes: str) -> Graph:
         raise UserError(problem, first_line(cause)) from error
 
     def run_file(batch: Tensor) -> Tensor:
+        """Return the outputs of the file for a batch."""
         (outputs,) = session.run(None, {"inputs": batch.numpy()})
         return torch.from_numpy(outputs)
 

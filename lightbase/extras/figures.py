@@ -1,10 +1,14 @@
 """What a network gets right and wrong: pictures for loggers, and the tables of
 evaluate.py --report.
 
-A callback keeps the predictions of a validation or test. When it is over, functions
-below draw them: one function for each task, whose pictures docs/tensorboard.md shows,
-and below them one function for each kind of picture. They know tensors and matplotlib
-only.
+A callback keeps the predictions of a validation or test. When the evaluation ends,
+functions draw the predictions: one function for each task, and at the end of the file
+one function for each kind of picture. The functions for pictures know tensors and
+matplotlib only. docs/tensorboard.md shows the pictures.
+
+Read `PredictionKeeper` first, and `columns_of` for the values that it keeps.
+`PredictionFigures` decides when the pictures are drawn, and FIGURES has the function of
+each task. `ClassReport` writes the tables.
 """
 
 import json
@@ -56,16 +60,23 @@ REPORTED_TASKS = ("multiclass", "multilabel", "segmentation")
 
 
 def columns_of(task: str, outputs: Any, targets: Any) -> list[Tensor]:
-    """Return what is kept of a batch, tensors (N, ...): true and predicted values. They
-    are class numbers except for multilabel and regression. For multiclass the
-    log-probabilities (N,) of the predicted and of the true class follow.
+    """Return the values of a batch that are kept: tensors with a row for each sample.
+    The first tensor has the true values, the second one has the predicted values.
 
-    The list is empty if the batch does not have the shapes of the task. A text with as
-    many tokens as places does not: its outputs may be meant in two ways.
+    multiclass: Class numbers (N,). Two more tensors (N,) have the log-probabilities of
+        the predicted class and of the true class.
+    segmentation: Class numbers (N, H, W).
+    text: Token numbers (N, TEXT_LENGTH). Longer texts are cut. Shorter ones are filled
+        up; the true value is -100 there.
+    multilabel, regression: The targets and the outputs as they are.
 
-    task: The attribute `task` of the module; docs/tensorboard.md lists the shapes.
-    outputs, targets: What a step gives to `track`; for multiclass logits or
-        probabilities.
+    The list is empty if the shapes do not fit the task. A text of which the length is
+    equal to the number of tokens does not fit either, because nothing shows which
+    dimension of the outputs is which.
+
+    task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
+    outputs, targets: The values that a step gives to `track`. The outputs for
+        multiclass may be logits or probabilities.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return []
@@ -83,7 +94,9 @@ def columns_of(task: str, outputs: Any, targets: Any) -> list[Tensor]:
         if target_shape in (masks.shape, masks.unsqueeze(1).shape):
             return [targets.view_as(masks).long(), masks]
     if task == "text" and len(shape) == 3:
-        is_last, is_middle = target_shape == shape[:2], target_shape == shape[::2]
+        # the outputs are (N, length, tokens) or (N, tokens, length)
+        is_last = target_shape == shape[:2]
+        is_middle = target_shape == shape[::2]
         if is_last != is_middle:
             tokens = outputs.argmax(2 if is_last else 1)
             missing = (0, TEXT_LENGTH - target_shape[1])  # negative: it is cut
@@ -95,10 +108,11 @@ def columns_of(task: str, outputs: Any, targets: Any) -> list[Tensor]:
 
 
 def confusion(true: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
-    """Return int64 (num_classes, num_classes); rows are true classes.
+    """Return a confusion matrix, int64 (num_classes, num_classes). Row i, column j has
+    the number of samples or pixels of class i that are predicted as class j.
 
-    true: int64 of any shape. Values that are no class, such as -100, which the loss
-        ignores, do not count.
+    true: int64 of any shape. Only values from 0 to num_classes - 1 count. The value
+        -100, which the loss ignores, does not.
     predicted: Class numbers of the same shape.
     """
     counts = (true >= 0) & (true < num_classes)
@@ -106,23 +120,29 @@ def confusion(true: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
 
 
 class PredictionKeeper(Callback):
-    """Keeps the predictions of a validation or test as the steps give them to `track`,
-    from `start` on. Of masks and texts it keeps about NUM_SAMPLES samples.
+    """Keeps the predictions of a validation or test that the steps give to `track`.
+
+    A subclass calls `start` when the evaluation begins, and `gather` when it ends. All
+    samples are kept, but only about NUM_SAMPLES masks or texts, spread over the data
+    set.
 
     loader: The loader of the evaluation. While it is None, nothing is kept.
-    misfit: Why the outputs do not fit the task; empty if they do.
-    columns: See `columns_of`. After `gather` they hold the kept samples of all
-        processes, in the order of the data set.
-    indices: After `gather`, the positions of these samples in the data set.
-    confusion: After `gather`, int (classes, classes), counts of all samples or pixels;
-        rows are true classes. Not for all tasks.
-    names: After `gather`, the names of the classes or labels.
+    misfit: The reason why the outputs do not fit the task, or "" if they fit.
+
+    These attributes exist after `gather`:
+    columns: The kept samples of all processes, in the order of the data set. See
+        `columns_of`.
+    indices: The positions of these samples in the data set, int64 (N,).
+    confusion: The confusion matrix of all samples (multiclass) or of all pixels
+        (segmentation), see `confusion`. Other tasks have no counts.
+    names: The names of the classes or labels.
     """
 
     loader: Any = None
 
     def start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep what the validation or test that begins now predicts."""
+        """Keep the predictions of the validation or test that begins now. Predictions
+        of an earlier one are dropped."""
         self.task: Any = pl_module.task
         self.data = trainer.datamodule
         self.loader = trainer.val_dataloaders
@@ -136,15 +156,18 @@ class PredictionKeeper(Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, _: Any, __: Any, batch_idx: int, *___: Any
     ) -> None:
-        """Keep the batch that the step has given to `track`, as copies: a compiled
-        network may use the memory of its outputs again."""
+        """Keep copies of the outputs and targets that the step has given to `track`: a
+        compiled network may write its next outputs into the same memory. If they do not
+        fit the task, set `misfit`, and keep nothing more."""
         if self.loader is None or self.misfit:
             return
         tracked: Any = pl_module.tracked or (None, None)
         outputs, targets = tracked
         pl_module.tracked = None  # the next step may not call `track`
-        num, size = len(self.loader.dataset), self.loader.batch_sampler.batch_size
+        num = len(self.loader.dataset)
+        size = self.loader.batch_sampler.batch_size
         start = batch_idx * size
+        # process r of n evaluates the samples r, r + n, r + 2 n, ...
         order = torch.arange(num)[trainer.global_rank :: trainer.world_size]
         indices = order[start : start + size]
         columns = columns_of(self.task, outputs, targets)
@@ -160,6 +183,8 @@ class PredictionKeeper(Callback):
         every = 1
         if self.task in ("segmentation", "text"):
             every = math.ceil(num / NUM_SAMPLES)
+        # the first kept sample of this batch: its position among the samples of this
+        # process is a multiple of `every`
         first = math.ceil(start / every) * every - start
         columns = [indices, *columns]
         self.batches.append([column[first::every].clone() for column in columns])
@@ -167,8 +192,9 @@ class PredictionKeeper(Callback):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def gather(self) -> None:
-        """Take the samples of all processes, in the order of the data set. All
-        processes must call this. If one of them has a misfit, all have it then."""
+        """Collect the kept samples of all processes, and sort them in the order of the
+        data set. All processes must call this. If one process has a misfit, all
+        processes have it afterwards, and the attributes are not set."""
         batches: list[list[Tensor]] = []
         parts = gather((self.misfit, *to_host((self.batches, self.confusion))))
         self.misfit = max(misfit for misfit, _, _ in parts)  # "" comes before any text
@@ -193,11 +219,14 @@ class PredictionKeeper(Callback):
             self.confusion = confusion(true, predicted, len(self.names))
 
     def scores(self) -> dict[str, Tensor]:
-        """Return tensors (classes,) by their name.
+        """Return the scores of each class or label, {name of the score: (classes,)}.
 
-        Masks have the IoU, which is NaN for a class that is neither true nor predicted.
-        Other tasks have precision, recall and F1, which are 0 then. `support` is how
-        often a class is true.
+        segmentation: `iou`, intersection over union, in [0, 1]. It is NaN for a class
+            that is neither true nor predicted.
+        multiclass, multilabel: `precision`, `recall` and `f1`, in [0, 1]. A score whose
+            denominator is 0 is 0.
+
+        All tasks also have `support`: how many samples or pixels have the class.
         """
         if self.task == "multilabel":
             true, predicted = self.labels()
@@ -222,17 +251,22 @@ class PredictionKeeper(Callback):
         return true > 0.5, probabilities(outputs) > 0.5
 
     def images(self, rows: Tensor) -> Tensor:
-        """Return images (len(rows), 3, H, W) in [0, 1]. rows: which kept samples."""
+        """Read the images of kept samples again. Return (len(rows), 3, H, W) in [0, 1].
+
+        rows: Row numbers in `columns`, int64.
+        """
         samples = self.loader.dataset.__getitems__(self.indices[rows].tolist())
         return displayable(inputs_of(samples))
 
 
 class ClassReport(PredictionKeeper):
-    """Writes report.csv, and confusion_matrix.csv of classes or pixels, at the end of a
-    test. They cover the samples of all processes, as test_step gives them to `track`.
+    """Writes report.csv, the scores of each class or label, at the end of a test. For
+    multiclass and segmentation it also writes confusion_matrix.csv. The files cover all
+    samples that test_step gives to `track`, in all processes.
 
-    folder: Where the files are written.
-    lines: The table of report.csv for the terminal, after the test.
+    folder: The folder for the files. It must exist.
+    lines: The table of report.csv as lines for the terminal. Empty before the test has
+        ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -240,7 +274,8 @@ class ClassReport(PredictionKeeper):
         self.lines: list[str] = []
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep what the test predicts. Raise UserError for a task without classes."""
+        """Keep the predictions of the test. Raise UserError if the task has no classes,
+        or if there are several test sets."""
         task = pl_module.task if isinstance(pl_module, BaseModule) else None
         if task not in REPORTED_TASKS or isinstance(trainer.test_dataloaders, list):
             name = type(pl_module).__name__
@@ -252,8 +287,8 @@ class ClassReport(PredictionKeeper):
         self.start(trainer, pl_module)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the files, in the first process. Raise UserError if the predictions do
-        not fit the task."""
+        """Write the files; only the first process does. Raise UserError if the
+        predictions do not fit the task."""
         self.gather()
         if self.misfit:
             raise UserError(f"--report: {self.misfit}", status=2)
@@ -261,7 +296,7 @@ class ClassReport(PredictionKeeper):
             self.write()
 
     def write(self) -> None:
-        """Write the files, and make `lines`."""
+        """Write the files, and fill `lines`. Call `gather` first."""
         scores = self.scores()
         label = "label" if self.task == "multilabel" else "class"
         columns = [column.tolist() for column in scores.values()]
@@ -276,13 +311,18 @@ class ClassReport(PredictionKeeper):
 
 
 class PredictionFigures(PredictionKeeper):
-    """Draws pictures in view/ after validations and the test: of predictions, by the
-    module's `task`, and of metrics that are no curves, which also get a file. At the
-    start it draws `inputs/train`, images as the network gets them. A line says which
-    pictures are not drawn.
+    """Draws pictures for the loggers, with tags that begin with view/.
 
-    every_n_epochs: How often validations have pictures; 0 draws none at all. The last
-        validation always has some.
+    At the start it draws `inputs/train`: training images as the network gets them.
+    After a validation or the test it draws the predictions, in the way that the
+    module's `task` needs, and metrics with several values, which are no curves. These
+    metrics are also written to files. Printed lines say which pictures are missing, and
+    why.
+
+    every_n_epochs: Draw after the validation of each such epoch, and after the last
+        validation. 0 draws no pictures at all.
+    has_task: Whether predictions can be drawn.
+    is_drawn: Whether the newest evaluation is drawn already, or must not be drawn.
     """
 
     def __init__(self, every_n_epochs: int) -> None:
@@ -292,26 +332,28 @@ class PredictionFigures(PredictionKeeper):
         self.notes: set[str] = set()
 
     def note(self, text: str) -> None:
-        """Print a line, once in a run."""
+        """Print a line, unless it has been printed before."""
         if text not in self.notes:
             say(text)
         self.notes.add(text)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Find out which pictures can be drawn. All processes decide alike."""
-        # only the first process's loggers write
+        """Find out which pictures can be drawn. All processes use the answer of the
+        first one, because only the loggers of the first process write."""
         draws = self.every_n_epochs > 0 and has_pictures(trainer)
         self.draws = trainer.strategy.broadcast(draws)
         if self.draws and stage == "fit":
             self.has_task = has_task(pl_module, trainer.datamodule)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Draw the training images, but not again when a run is resumed."""
         if self.draws and has_images(trainer.datamodule) and trainer.global_step == 0:
             figure = input_figure(trainer.datamodule, pl_module)
             log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the predictions of each validation, because any may be the last one."""
+        """Keep the predictions of every validation, also in epochs without pictures:
+        early stopping may make any validation the last one."""
         self.loader = None
         self.is_drawn = trainer.sanity_checking or not self.draws
         if self.has_task and not self.is_drawn:
@@ -320,20 +362,24 @@ class PredictionFigures(PredictionKeeper):
     on_test_start = on_validation_start
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the metrics with several values, and draw if it is the turn."""
         if not trainer.sanity_checking:
             write_metric_values(trainer, "val")
         if self.draws and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self.draw(trainer, "val")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Draw the last validation, unless it is drawn already."""
         self.draw(trainer, "val")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the metrics with several values, and draw the test."""
         write_metric_values(trainer, "test")
         self.draw(trainer, "test")
 
     def draw(self, trainer: Any, stage: Stage) -> None:
-        """Draw the newest evaluation, unless it is drawn already."""
+        """Draw the newest evaluation, unless it is drawn already. All processes must
+        call this; the first one draws."""
         if self.is_drawn:
             return
         self.is_drawn = True
@@ -350,13 +396,13 @@ class PredictionFigures(PredictionKeeper):
             log_figure(trainer, f"view/{name}/{stage}", figure)
 
     def metric_figures(self, model: Any, stage: Stage) -> dict[str, Figure]:
-        """Return torchmetrics' own pictures of metrics that are no curves, by name. A
-        line says which metric has none."""
+        """Return the pictures that torchmetrics makes of metrics with several values,
+        {name of the metric: figure}. If a metric cannot be drawn, print a line."""
         figures: dict[str, Figure] = {}
         for name, value in non_scalar_values(model, stage).items():
             try:
                 metric = model.curves_callback.means[stage].metrics[name]
-                # numpy warns of what torchmetrics does
+                # numpy warns about the code of torchmetrics
                 with warnings.catch_warnings(action="ignore"):
                     figures[name], _ = metric.plot(value)
                 pyplot.close(figures[name])
@@ -366,15 +412,16 @@ class PredictionFigures(PredictionKeeper):
 
 
 def non_scalar_values(model: LightningModule, stage: Stage) -> dict[str, Any]:
-    """Return the newest values of metrics that are no curves, by name."""
+    """Return the newest values of the metrics that are no curves because they are not a
+    single number or a number for each class: {name of the metric: value}."""
     if isinstance(model, BaseModule):
         return model.curves_callback.means[stage].non_scalar_values
     return {}
 
 
 def write_metric_values(trainer: Any, stage: Stage) -> None:
-    """Write metrics/STAGE_NAME.json into the run's folder for each metric that is no
-    curve. A line names a new file."""
+    """Write metrics/STAGE_NAME.json in the run's folder for each metric that is no
+    curve. A later call overwrites the file. Print a line about each new file."""
     if not trainer.is_global_zero:
         return
     for name, value in non_scalar_values(trainer.lightning_module, stage).items():
@@ -388,12 +435,14 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
 
 
 def has_task(model: LightningModule, data: Any) -> bool:
-    """Return whether predictions can be drawn. A line says what is missing."""
+    """Return whether predictions can be drawn. Print a line about missing pictures, and
+    the attribute to set."""
     if not isinstance(data, BaseDataModule) or not isinstance(model, BaseModule):
         reason = "they need a BaseModule and a BaseDataModule"
         say(f"Pictures: none of predictions: {reason}")
         return False
-    name, inputs = type(data).__name__, data.input_spec
+    name = type(data).__name__
+    inputs = data.input_spec
     if model.task is None:
         way_out = f"attribute task of {type(model).__name__}, see docs/tensorboard.md"
         say(f"Pictures: none of predictions: set the {way_out}")
@@ -405,7 +454,8 @@ def has_task(model: LightningModule, data: Any) -> bool:
 
 
 def has_images(data: Any) -> bool:
-    """Return whether the inputs are images of one size, in one tensor."""
+    """Return whether the data module gives images: it has an `image_shape`, and the
+    inputs are one tensor."""
     if not isinstance(data, BaseDataModule):
         return False
     return data.image_shape is not None and data.input_spec is not None
@@ -415,15 +465,17 @@ def has_images(data: Any) -> bool:
 
 
 def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
-    """Draw training images as the network gets them, with their classes or masks."""
+    """Draw up to NUM_IMAGES training images as the network gets them, after random
+    transforms. Above each image is its class; masks lie over the images."""
     samples = data.splits["train"]
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES))
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = move_data_to_device(batch, model.device)
         batch = data.transform_batch(batch, training=True)
-    images, texts = displayable(inputs_of(batch)), []
+    images = displayable(inputs_of(batch))
     targets = targets_of(batch)
+    texts = []
     if isinstance(model, BaseModule) and isinstance(targets, Tensor):
         if model.task == "multiclass" and data.classes:
             texts = [shorten(data.classes[target], 9) for target in targets.tolist()]
@@ -434,11 +486,13 @@ def input_figure(data: BaseDataModule, model: LightningModule) -> Figure:
 
 
 def multiclass_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Draw the confusion matrix, and for images predictions and the worst mistakes."""
+    """Draw the confusion matrix. For images also draw predictions and the worst
+    mistakes: samples whose true class got the lowest probability."""
     true, predicted, _, of_true = kept.columns
     rows = (true >= 0).nonzero()[:, 0]  # the loss ignores the others
     wrong = rows[true[rows] != predicted[rows]]
-    num, num_right = len(rows), len(rows) - len(wrong)
+    num = len(rows)
+    num_right = num - len(wrong)
     title = f"{num_right:,} of {num:,} right ({num_right / max(1, num):.2%})"
     figures = {"confusion_matrix": confusion_matrix(kept.confusion, kept.names, title)}
     if has_images(kept.data):
@@ -453,8 +507,11 @@ def multiclass_figures(kept: PredictionKeeper) -> dict[str, Figure]:
 
 
 def class_grid(kept: PredictionKeeper, rows: Tensor, title: str) -> Figure:
-    """Draw images with the predicted class, its probability, and the true class if it
-    is another one. rows: which kept samples."""
+    """Draw images. The text above each image has the predicted class, its probability,
+    and the true class if the prediction is wrong.
+
+    rows: Row numbers of kept samples, int64.
+    """
     texts = []
     for row in rows:
         true, predicted, best, _ = (column[row] for column in kept.columns)
@@ -464,8 +521,8 @@ def class_grid(kept: PredictionKeeper, rows: Tensor, title: str) -> Figure:
 
 
 def comparison(predicted: str, true: str, note: str = "") -> str:
-    """Return a text for `image_grid`: what is predicted, and in a second line what is
-    true if that is something else. note: Printed behind the predicted text."""
+    """Return a text for `image_grid`. The first line has the predicted name and the
+    note. If the true name is different, a second line has the true name."""
     text = f"{shorten(predicted, 9)}{note}"
     if predicted != true:
         text += f"\nis {shorten(true, 9)}"
@@ -473,7 +530,8 @@ def comparison(predicted: str, true: str, note: str = "") -> str:
 
 
 def multilabel_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Draw precision and recall of each label, and for images the predicted labels."""
+    """Draw precision and recall of each label. For images also draw samples with the
+    predicted labels, and the true labels where the prediction is wrong."""
     true, predicted = kept.labels()
     scores = kept.scores()
     values = {name: scores[name] for name in ("precision", "recall")}
@@ -492,7 +550,8 @@ def multilabel_figures(kept: PredictionKeeper) -> dict[str, Figure]:
 
 
 def segmentation_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Draw the IoU of each class, and images with their true and predicted masks."""
+    """Draw the IoU of each class. For images also draw each kept sample three times:
+    plain, with the true mask, and with the predicted mask."""
     iou = kept.scores()["iou"]
     figures = {"iou": bars({"IoU": iou}, kept.names, f"mean {iou.nanmean():.3f}")}
     if has_images(kept.data):
@@ -506,14 +565,14 @@ def segmentation_figures(kept: PredictionKeeper) -> dict[str, Figure]:
 
 
 def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Draw true against predicted numbers of at most NUM_POINTS samples, and a
-    histogram of errors."""
+    """Draw predicted numbers over true numbers, of at most NUM_POINTS samples. Also
+    draw a histogram of the errors of all samples. A perfect prediction lies on the
+    black line."""
     true, predicted = (column.reshape(len(column), -1) for column in kept.columns)
     rows = spread(len(true), NUM_POINTS)
     points, axes = new_figure(3.5, 3.5, f"{len(true):,} samples", "true", "predicted")
     axes.plot(true[rows].numpy(), predicted[rows].numpy(), ".", markersize=2, alpha=0.5)
     middle = float(true.mean())
-    # where perfect predictions are
     axes.axline((middle, middle), slope=1, color="black")
     errors = (predicted - true).flatten()
     title = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
@@ -523,8 +582,9 @@ def regression_figures(kept: PredictionKeeper) -> dict[str, Figure]:
 
 
 def text_figures(kept: PredictionKeeper) -> dict[str, Figure]:
-    """Draw true and predicted texts, without the places that the loss ignores. The data
-    module turns tokens into texts."""
+    """Draw true and predicted texts, one line each. `to_text` of the data module makes
+    texts of tokens. Tokens are left out where the true value is negative, because the
+    loss ignores them."""
     lines = []
     for true, predicted in zip(*kept.columns, strict=True):
         for name, tokens in (("true", true), ("predicted", predicted)):
@@ -559,9 +619,10 @@ def new_figure(
 ) -> tuple[Figure, Axes]:
     """Return an empty figure and its axes.
 
-    width, height: In inches of `dpi` pixels. TensorBoard shows 350 pixels before a
-        click.
+    width, height: The size in inches. TensorBoard shows pictures 350 pixels wide until
+        they are clicked: 3.5 inches with 100 pixels per inch.
     x, y: Labels of the axes.
+    dpi: Pixels per inch.
     """
     figure = Figure((width, height), dpi=dpi, layout="constrained")
     figure.suptitle(title, fontsize=9)
@@ -571,10 +632,13 @@ def new_figure(
 
 
 def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figure:
-    """Draw a confusion matrix. The colour is the square root of the share of the row,
-    so that rare classes are visible. Up to 20 classes have counts in the cells.
+    """Draw a confusion matrix.
 
-    counts: int (classes, classes); rows are true classes.
+    The colour of a cell is the square root of its share of the row. So rare mistakes
+    are visible, and a rare class looks like a frequent one. The cells show their counts
+    if there are at most 20 classes.
+
+    counts: See `confusion`.
     """
     num = len(classes)
     cell = 0.3 if num <= 20 else 0.14  # inches
@@ -594,9 +658,9 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figu
 
 
 def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figure:
-    """Draw a bar for each class and value.
+    """Draw horizontal bars: for each class one bar of each score.
 
-    values: Numbers (classes,) in [0, 1], by their name in the legend.
+    values: The scores, {name in the legend: (classes,)}, in [0, 1].
     names: The names of the classes, from top to bottom.
     """
     figure, axes = new_figure(3.5, 1.2 + 0.15 * min(len(names), 100), title)
@@ -614,15 +678,16 @@ def bars(values: Mapping[str, Tensor], names: Sequence[str], title: str) -> Figu
 def image_grid(
     images: Tensor, texts: Sequence[str], title: str, num_columns: int = 5
 ) -> Figure:
-    """Draw images with a text above each. A text of two lines, which is a mistake, is
-    red.
+    """Draw images in rows, with a text above each image. A text of two lines stands for
+    a mistake (see `comparison`) and is red.
 
     images: (N, 3, H, W) in [0, 1].
-    texts: One for each image, or none at all.
-    num_columns: How many images are side by side.
+    texts: A text for each image, or an empty sequence.
+    num_columns: The number of images in a row.
     """
     side = max(images.shape[-2:])
-    margin, text_height = math.ceil(0.05 * side), math.ceil(0.4 * side)
+    margin = math.ceil(0.05 * side)
+    text_height = math.ceil(0.4 * side)
     tiles = pad(images, (margin, margin, text_height, margin), value=1.0)
     height, width = tiles.shape[-2:]
     num_rows = math.ceil(len(tiles) / num_columns)
@@ -640,11 +705,11 @@ def image_grid(
 
 
 def overlay(images: Tensor, masks: Tensor) -> Tensor:
-    """Return images with the colours of the classes over them. Pixels that the loss
-    ignores, such as -100 or 255, have no colour.
+    """Return images that are mixed half and half with the colours of the classes.
+    Pixels that the loss ignores (below 0, or 255 and above) keep their colour.
 
     images: (N, 3, H, W) in [0, 1].
-    masks: Class numbers (N, h, w) of any size.
+    masks: Class numbers (N, h, w). They are resized to the images.
     """
     masks = interpolate(masks[:, None].float(), images.shape[-2:]).long()
     has_colour = (masks >= 0) & (masks < 255)
@@ -653,10 +718,11 @@ def overlay(images: Tensor, masks: Tensor) -> Tensor:
 
 
 def displayable(images: Tensor) -> Tensor:
-    """Return floats (N, 3, H, W) in [0, 1], grey unless the images have three channels.
+    """Return the images as float32 (N, 3, H, W) in [0, 1] on the CPU. If they do not
+    have three channels they become grey, by the mean of the channels.
 
-    images: (N, C, H, W). Bytes are divided by 255; other numbers are stretched from the
-        least to the greatest of each image.
+    images: (N, C, H, W). Integers are divided by 255. Floats may be normalised, so each
+        image is scaled: its lowest value becomes 0 and its highest value becomes 1.
     """
     x = images.detach().cpu().float()
     if images.is_floating_point():
@@ -671,25 +737,27 @@ def displayable(images: Tensor) -> Tensor:
 
 
 def centred_text(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    """Write a text whose middle is at (x, y) in the units of the axes."""
+    """Write a text with its middle at (x, y), in the units of the axes."""
     axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=6)
 
 
 def name_ticks(axis: Axis, names: Sequence[str]) -> None:
-    """Write the names along an axis. More than 100 names could not be read."""
+    """Write the names along an axis. Write none if there are more than 100, because
+    they would be too small to read."""
     if len(names) <= 100:
         axis.set_ticks(range(len(names)), [shorten(name) for name in names], fontsize=7)
 
 
 def spread(num: int, count: int) -> list[int]:
-    """Return at most `count` of the indices below `num`, evenly spread: data may be
-    sorted by class."""
+    """Return at most `count` indices from 0 to num - 1, with equal distances. The first
+    `count` indices could all have one class, because data may be sorted by class."""
     count = min(num, count)
     return [i * num // count for i in range(count)]
 
 
 def shorten(name: str, length: int = 14) -> str:
-    """Return the name, or its beginning if it is longer than `length`."""
+    """Return the name. If it has more than `length` characters, return its beginning
+    and an ellipsis, with `length` characters together."""
     if len(name) > length:
         return f"{name[: length - 1]}…"
     return name

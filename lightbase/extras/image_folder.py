@@ -1,5 +1,6 @@
-"""Folders of image files: how the images are found, and a data module that reads them
-while training."""
+"""Folders of image files: functions that find the images, and the data module
+`ImageFolder`, which reads the images while training.
+"""
 
 import os
 from collections.abc import Iterable
@@ -33,10 +34,11 @@ SPLITS = {
 
 
 def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the images that a user names by files and folders.
+    """Return the images that a user names by files and folders, for predict.py.
 
-    The first list has the files among `paths`, and the images below its folders,
-    sorted. The second one has the paths without an image, each with the reason.
+    The first list has the images in the order of `paths`. A file is taken whatever its
+    name; a folder stands for all images below it, sorted. The second list has each path
+    without an image, with the reason.
     """
     files: list[Path] = []
     missing: list[tuple[Path, str]] = []
@@ -49,8 +51,9 @@ def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images below the folder, sorted. Hidden files and folders do not
-    count: `._1.jpg` of macOS, for instance."""
+    """Return the images below the folder, at any depth, sorted. An image is a file with
+    a name that ends with one of SUFFIXES, in upper or lower case. Hidden files and
+    folders are left out: macOS makes files such as `._1.jpg`."""
     images: list[Path] = []
     for place, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
@@ -58,13 +61,14 @@ def list_images(folder: Path) -> list[Path]:
             if name.startswith(".") or not name.lower().endswith(SUFFIXES):
                 continue
             file = Path(place, name)
-            if file.is_file():  # not a pipe, which would wait for ever for a writer
+            if file.is_file():  # opening a pipe would wait for ever for a writer
                 images.append(file)
     return sorted(images)
 
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the images of each class that has any. A class is a folder in `folder`."""
+    """Return {class: images}. Each subfolder of `folder` with an image below it is a
+    class; its name is the name of the class."""
     classes: dict[str, list[Path]] = {}
     for path in folders_in(folder):
         images = list_images(path)
@@ -74,18 +78,20 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return its folders, sorted, without hidden ones such as .ipynb_checkpoints."""
+    """Return the subfolders, sorted. Hidden ones are left out, such as
+    .ipynb_checkpoints."""
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
 @dataclass(eq=False)
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Images as uint8 (*shape), read when they are needed, and their class numbers.
+    """A Dataset of pairs (image, class number). An image is uint8 (C, H, W). It is read
+    from its file each time it is needed.
 
     Args:
         files: The image files.
         targets: The class number of each file.
-        shape: Channels, height and width that the images are brought to.
+        shape: Channels, height and width. Each image is converted to this shape.
     """
 
     files: list[Path]
@@ -96,7 +102,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Read an image. Raise UserError, which names the file, if it is damaged."""
+        """Return an image and its class number. Raise UserError with the name of the
+        file if the file is damaged."""
         file = self.files[index]
         try:
             return read_image(file, self.shape), self.targets[index]
@@ -107,20 +114,22 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
 
 class ImageFolder(BaseDataModule):
-    """data_dir/train/CLASS/..., and val/ and test/ if they exist; images of any size,
-    in [0, 1] for the network.
+    """Images of any size in folders. The network gets them as float32 in [0, 1].
 
-    If the classes are in data_dir itself, a seeded fifth of each class is the test set.
-    Hidden files and folders do not count.
+    Two layouts work. Either the folders are data_dir/train/CLASS, and test and val
+    beside train if they exist. Or the folders are data_dir/CLASS; then a seeded fifth
+    of each class is the test set. Images may lie in subfolders of CLASS. Hidden files
+    and folders are left out.
 
     Args:
         data_dir: The folder with `train`, or with the classes.
-        image_shape: Channels (1 grey, 3 colour), height and width that the images are
-            brought to.
-        num_workers: Processes that read the images; if not given, one for each core, 8
-            at most.
-        random_crop: Shift training images by up to this many pixels; 0 leaves them.
-        random_flip: Mirror half of the training images.
+        image_shape: Channels (1 for grey, 3 for colour), height and width. All images
+            are converted to this shape.
+        num_workers: Processes that read the images. The default is one for each core,
+            but at most 8.
+        random_crop: Shift each training image at random by up to this many pixels. 0
+            does not shift them.
+        random_flip: Mirror each training image left to right with probability 1/2.
     """
 
     def __init__(
@@ -141,7 +150,8 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The folder of each split; no folder if the classes are in data_dir itself."""
+        """{split: folder}, for the folders with a name in SPLITS. It is empty if there
+        is neither a training nor a test folder: then data_dir has the classes."""
         folders: dict[str, Path] = {}
         for path in folders_in(self.data_dir):
             split = SPLITS.get(path.name.lower())
@@ -153,8 +163,8 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
-        """The images by split and class, sorted. With folds there is no other test
-        set."""
+        """{split: {class: images, sorted}}. With folds the test folder is left out,
+        because a fold is the test set."""
         files = {name: images_by_class(path) for name, path in self.folders.items()}
         if not files:
             files = self._divide(images_by_class(self.data_dir))
@@ -166,12 +176,14 @@ class ImageFolder(BaseDataModule):
         return files
 
     def _divide(self, classes: dict[str, list[Path]]) -> dict[str, Any]:
-        """Return the images by split and class, with a seeded part of each class for
-        the test.
+        """Divide the images of each class into training and test set, see
+        `seeded_part`. Return {split: {class: images}}.
 
-        classes: All images of each class.
+        classes: {class: all its images}.
         """
-        part = "a fold" if self.fold else "a fifth"
+        part = "a fifth"
+        if self.fold:
+            part = "a fold"
         say(
             f"Images: no train and test in {self.data_dir}: "
             f"{part} of each class is the test"
@@ -185,12 +197,13 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        """The splits that have an image."""
+        """The splits that have at least one image."""
         return [name for name, classes in self.files.items() if any(classes.values())]
 
-    @cached_property  # which a checkpoint can assign
+    @cached_property  # unlike a property, it can be assigned, from a checkpoint
     def classes(self) -> list[str]:  # type: ignore[override]
-        """The names of the class folders for the training."""
+        """The names of the classes in the training set, sorted. Raise UserError if it
+        has no image."""
         names = list(self.files.get("train", {}))
         if not names:
             raise UserError(
@@ -199,8 +212,8 @@ class ImageFolder(BaseDataModule):
         return names
 
     def prepare_data(self) -> None:
-        """Raise UserError if a split has a class that the training set does not
-        have."""
+        """Raise UserError if another split has a class that the training set does not
+        have: the network has no output for it."""
         for split, by_class in self.files.items():
             unknown = sorted(by_class.keys() - {*self.classes})
             if unknown:
@@ -210,7 +223,7 @@ class ImageFolder(BaseDataModule):
                 )
 
     def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
-        """Return the images of a split, class by class. None is read yet."""
+        """Return the images of a split, class by class. No file is opened yet."""
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():
@@ -219,7 +232,9 @@ class ImageFolder(BaseDataModule):
         return ImageFiles(files, targets, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
+        """Scale the images from [0, 255] to [0, 1]."""
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
+        """Shift and mirror training images, if the arguments ask for it."""
         return crop_and_flip(inputs, self.random_crop, self.random_flip)

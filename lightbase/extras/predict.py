@@ -1,5 +1,8 @@
-"""Predictions as files: arrays, masks, and tables of classes, labels, numbers or
-texts."""
+"""Predictions as files: arrays, masks, and tables of classes, labels, numbers or texts.
+
+`write_arrays` and `write_masks` write a file or a folder. `prediction_columns` and
+`true_columns` give the columns of a table; the task of the module decides which ones.
+"""
 
 import io
 from argparse import Namespace
@@ -47,7 +50,7 @@ def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
 
 
 def numpy_array(tensor: Tensor) -> np.ndarray:
-    """Return the tensor as an array, which is float32 for bfloat16."""
+    """Return the tensor as an array. bfloat16, which NumPy lacks, becomes float32."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     return tensor.numpy()
@@ -58,24 +61,25 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
 
     folder: It is made if it is missing.
     names: The names of the samples. A mask of photo.jpg is photo.png.
-    outputs: Class numbers (H, W) of each sample.
-    Raise UserError if an input would be overwritten, or if an output is no mask.
+    outputs: Class numbers (H, W) of each sample, in [0, 255].
+    Raise UserError if an input or another mask would be overwritten, or if an output is
+    no mask.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [(folder / f"{Path(name).stem}.png").resolve() for name in names]
     inputs = [Path(name).resolve() for name in names]
     if len({*paths, *inputs}) < 2 * len(names):
-        reason = "two inputs have one name, or an input is in this folder"
         raise UserError(
-            f"--output {folder}: {reason}",
+            f"--output {folder}: two inputs have one name, or an input is in this "
+            "folder",
             "give another folder, or FILE.npz",
             2,
         )
     for path, mask in zip(paths, single(outputs), strict=True):
         if mask.dim() != 2 or (mask.byte() != mask).any():
-            returned = f"{mask.dtype} {tuple(mask.shape)} for a sample"
             raise UserError(
-                f"predict_step returns {returned}, no mask of 256 classes at most",
+                f"predict_step returns {mask.dtype} {tuple(mask.shape)} for a sample, "
+                "no mask of 256 classes at most",
                 "give --output FILE.npz",
                 2,
             )
@@ -101,11 +105,14 @@ def single(outputs: Rows) -> list[Tensor]:
 def prediction_columns(
     outputs: Rows, data: Any, task: str | None, options: Namespace
 ) -> Columns:
-    """Return the columns of the predictions for a table.
+    """Return the columns of the predictions for a table: classes, labels, texts or
+    numbers.
 
+    outputs: One tensor for each sample, under the name "prediction".
     data: The data module, which knows the classes and how to write a text.
     task: The attribute `task` of the module.
     options: `top_k`, `probabilities` and `threshold` as in predict.py --help.
+    Raise UserError if the outputs do not fit a table, or do not fit the options.
     """
     rows = single(outputs)
     if not rows:
@@ -115,17 +122,23 @@ def prediction_columns(
     if has_classes and rows[0].shape == (len(names),):
         return class_columns(torch.stack(rows), names, task, options)
     if options.top_k != 1 or options.probabilities:
-        needs = "--top_k and --probabilities need classes, and (N, classes)"
-        returned = f"which returned {tuple(rows[0].shape)} for a sample"
-        raise UserError(f"{needs} of predict_step, {returned}", status=2)
+        raise UserError(
+            "--top_k and --probabilities need classes, and (N, classes) of "
+            f"predict_step, which returned {tuple(rows[0].shape)} for a sample",
+            status=2,
+        )
     if task == "text" and not rows[0].is_floating_point():
         return {"text": [data.to_text(row) for row in rows]}
     return number_columns(rows, "prediction")
 
 
 def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
-    """Return the column of true classes, or the columns of true numbers. true: The
-    targets of the samples; empty if there are none."""
+    """Return the column of true classes, or the columns of true numbers. Other tasks
+    have no such column.
+
+    true: The targets of the samples; empty if there are none.
+    task: The attribute `task` of the module.
+    """
     if task == "multiclass" and true:
         classes = torch.stack(true)
         names = class_names(data, int(classes.max()) + 1)
@@ -138,9 +151,12 @@ def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
 def class_columns(
     values: Tensor, names: list[str], task: str | None, options: Namespace
 ) -> Columns:
-    """Return the columns of the likeliest classes or of the labels.
+    """Return the columns of the likeliest classes, or the column of the labels.
 
     values: Probabilities (N, classes), or outputs (N, labels) for multilabel.
+    names: The names of the classes.
+    options: `top_k` counts for classes, and `threshold` for labels.
+    Raise UserError if there are fewer classes than --top_k, or if it is below 1.
     """
     columns = {}
     if task == "multilabel":
@@ -150,7 +166,9 @@ def class_columns(
     elif 0 < options.top_k <= len(names):
         shares, classes = values.topk(options.top_k)
         for k in range(options.top_k):
-            end = f"_{k + 1}" if k > 0 else ""
+            end = ""
+            if k > 0:
+                end = f"_{k + 1}"
             columns[f"class{end}"] = [names[i] for i in classes[:, k]]
             columns[f"probability{end}"] = decimals(shares[:, k])
     else:
@@ -183,6 +201,8 @@ def number_columns(rows: list[Tensor], name: str) -> Columns:
     values = torch.stack(rows).reshape(len(rows), -1)
     columns = {}
     for i in range(values.shape[1]):
-        key = f"{name}_{i}" if values.shape[1] > 1 else name
+        key = name
+        if values.shape[1] > 1:
+            key = f"{name}_{i}"
         columns[key] = [f"{value:.6g}" for value in values[:, i].tolist()]
     return columns

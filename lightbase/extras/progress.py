@@ -1,4 +1,9 @@
-"""Progress: a line for each epoch and, in a terminal, a bar below; early stopping."""
+"""The lines and the bar that show how far a training is.
+
+`EpochLines` prints a line for each epoch. It is enough for a log file.
+`TrainingProgressBar` also draws a bar below the lines, in a terminal. Both show the
+speed and the time left, which `Pace` measures.
+"""
 
 import contextlib
 import math
@@ -16,24 +21,32 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import say
 from lightbase.core.module import BaseModule
 
-REFRESH_S = 0.2  # a redraw takes 0.1 ms
-LINE_S = 60
-MIN_COLUMNS = 30  # for the epoch and the bar
+REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
+LINE_S = 60  # seconds between two lines in an epoch, without a bar
+MIN_COLUMNS = 30  # characters of a line for the epoch and the bar
 
 
 class Pace:
-    """Speed of a training on all devices and the time left, both with validations."""
+    """Measures the speed of a training and estimates the time left. Both include the
+    time of validations.
+
+    It must be made at the start: a resumed training counts only the batches since then.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.start = time.monotonic()
         self.first_step = trainer.global_step
-        # batches, not steps: each of several optimizers counts its steps, and a
-        # GradientAccumulationScheduler changes how many batches a step takes
+        # Batches are counted, not steps. With several optimizers `global_step` counts
+        # the steps of each one, and a GradientAccumulationScheduler changes the number
+        # of batches in a step.
         self.first_batch = num_batches(trainer)
 
     def texts(self, trainer: Any) -> list[str]:
-        """Return images a second, for a BaseDataModule, and the time left, unless the
-        training has no end; nothing before the first batch."""
+        """Return up to two texts: "512 images/s", of all devices, and "2:03 left".
+
+        The speed needs a BaseDataModule, which knows its batch size. The time left
+        needs a limit of the training. Before the first batch there is no text.
+        """
         num = num_batches(trainer) - self.first_batch
         if not num:
             return []
@@ -46,15 +59,17 @@ class Pace:
             texts.append(f"{num_samples / max(seconds, 1e-9):,.0f} {kind}/s")
         left = self.seconds_left(trainer, seconds)
         if 0 < left < math.inf:
-            # 1:02:03 or 2:03
+            # 1:02:03, 2:03 or 0:03
             interval = Tqdm.format_interval(round(left)).lstrip("0").rjust(4, "0")
             texts.append(f"{interval} left")
         return texts
 
     def seconds_left(self, trainer: Any, seconds: float) -> float:
-        """Return the time to the nearest limit of the training; infinity without one.
+        """Return the estimated seconds until the training ends. The limits are
+        max_time, max_epochs and max_steps; the nearest one counts. Without a limit the
+        result is infinity.
 
-        seconds: The time since the start.
+        seconds: The time since the start, in which there was at least one batch.
         """
         limits = [math.inf]
         for callback in trainer.callbacks:
@@ -72,8 +87,10 @@ class Pace:
 
 
 def title(trainer: Any, word: str) -> str:
-    """Return `Epoch 1 of 3` with the word " of "; `Epoch 1` in a training without a
-    number of epochs."""
+    """Return "Epoch 1 of 3", or "Epoch 1" if the training has no limit of epochs.
+
+    word: The text between the two numbers, " of " in this example.
+    """
     text = f"Epoch {trainer.current_epoch + 1}"
     if (trainer.max_epochs or -1) > 0:
         text += f"{word}{trainer.max_epochs}"
@@ -81,13 +98,18 @@ def title(trainer: Any, word: str) -> str:
 
 
 class EpochLines(Callback):
-    """Prints each epoch's metrics; without a bar also once a minute how far the epoch
-    is."""
+    """Prints a line with the metrics after each epoch. If there is no progress bar, a
+    line every LINE_S seconds says how much of the epoch is done.
+
+    validated_epoch: The epoch of the last validation; -1 before the first one.
+    shown_at: The time of the last line or redraw, in seconds of time.monotonic.
+    """
 
     validated_epoch = -1
     shown_at = 0.0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Begin to measure the speed."""
         super().on_train_start(trainer, pl_module)
         self.pace = Pace(trainer)
         self.shown_at = time.monotonic()
@@ -95,6 +117,7 @@ class EpochLines(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, *_: Any
     ) -> None:
+        """Print how much of the epoch is done, once in LINE_S seconds."""
         if trainer.progress_bar_callback is not None:
             return
         if time.monotonic() - self.shown_at >= LINE_S:
@@ -104,15 +127,21 @@ class EpochLines(Callback):
             say(", ".join(texts))
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Note that this epoch has a validation."""
         super().on_validation_end(trainer, pl_module)
         self.validated_epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Print the metrics of the epoch, train/ before val/, and the speed. Learning
+        rates, values of an earlier validation and values of single classes are left
+        out."""
         metrics = trainer.callback_metrics
         names = [name for name in metrics if name.partition("/")[0] != "lr"]
-        if self.validated_epoch != trainer.current_epoch:  # values of an earlier one
+        # without a validation in this epoch, val/ has the values of an earlier one
+        if self.validated_epoch != trainer.current_epoch:
             names = [name for name in names if not name.startswith("val")]
-        if isinstance(pl_module, BaseModule):  # in another module val_x/y is no class
+        # another module may use a name such as val_x/y for something else than a class
+        if isinstance(pl_module, BaseModule):
             names = [name for name in names if not is_of_class(name)]
         names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
         texts = [f"{name} {metrics[name].item():.4f}" for name in names]
@@ -122,28 +151,39 @@ class EpochLines(Callback):
 
 
 class TrainingProgressBar(EpochLines, TQDMProgressBar):
-    """Lightning's bar, below the lines of the epochs: speed, time left, the values of
-    the training, and the values of the last validation. Where they do not fit, it has
-    some of them."""
+    """Lightning's progress bar, below the lines of the epochs.
 
-    # of validation and test
+    Behind the bar are the speed, the time left, the metrics of the training and the
+    metrics of the last validation. If they are too long for the terminal, some of them
+    are left out. The bar is redrawn at most every REFRESH_S seconds, and after the last
+    batch of an epoch.
+    """
+
+    # the bars of validation and test; `_redraw` sets the format of the training's bar
     BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=10)  # batches, of validation and test
+        # in batches; it applies to the bars of validation and test
+        super().__init__(refresh_rate=10)
 
     def init_validation_tqdm(self) -> Tqdm:
-        if sys.stdout.isatty():  # only a terminal can draw a second line
+        """Return the bar of a validation. Outside of a terminal it is disabled, because
+        only a terminal can draw a second bar below the first one."""
+        if sys.stdout.isatty():
             return super().init_validation_tqdm()
         return Tqdm(disable=True)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Draw the bar. At the end of the training it vanishes, and the lines stay."""
         super().on_train_start(trainer, pl_module)
-        self.train_progress_bar.leave = False  # the lines of the epochs stay
-        # Lightning does not call it in the middle of an epoch
+        self.train_progress_bar.leave = False
+        # Lightning does not call this hook if it resumes in the middle of an epoch
         self.on_train_epoch_start(trainer, pl_module)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_epoch_start(  # type: ignore[override]
+        self, trainer: Any, pl_module: LightningModule
+    ) -> None:
+        """Begin the bar again, with the number of batches in this epoch."""
         self.train_progress_bar.set_description_str(title(trainer, "/"), refresh=False)
         self.train_progress_bar.reset(convert_inf(trainer.num_training_batches))
         self._redraw(trainer, pl_module)
@@ -151,23 +191,27 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, *_: Any
     ) -> None:
+        """Redraw the bar if REFRESH_S seconds have passed, or if the epoch ends."""
         if time.monotonic() - self.shown_at >= REFRESH_S or trainer.is_last_batch:
             self.shown_at = time.monotonic()
             self.train_progress_bar.n = batch_index(trainer) + 1
             self._redraw(trainer, pl_module)
 
     def on_exception(self, *_: Any) -> None:
-        """Let the next line begin below the bar."""
+        """Close the bars, so that the error message begins below them."""
         for name in ("val_progress_bar", "train_progress_bar", "test_progress_bar"):
-            with contextlib.suppress(TypeError):  # there is none yet
+            with contextlib.suppress(TypeError):  # raised if the bar does not exist yet
                 getattr(self, name).close()
 
     def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Draw the bar of the training. If the number of batches is unknown, draw the
+        number of batches so far."""
         if self.is_disabled:
             return
         bar = self.train_progress_bar
-        columns = (bar.ncols or 0) - MIN_COLUMNS  # None if it is no terminal
+        columns = (bar.ncols or 0) - MIN_COLUMNS  # ncols is None without a terminal
         text = self._values(trainer, pl_module, columns)
+        # tqdm formats the text with str.format
         text = text.replace("{", "{{").replace("}", "}}")
         if not bar.total:
             text = "{n_fmt} batches, " + text
@@ -175,8 +219,9 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         bar.refresh()
 
     def _values(self, trainer: Any, pl_module: LightningModule, columns: int) -> str:
-        """Return the text behind the bar, shorter if it has more than `columns`
-        characters."""
+        """Return the text behind the bar. If it has more than `columns` characters, it
+        is shortened to the time left, one metric of the training, and one metric of the
+        last validation."""
         pace = self.pace.texts(trainer)
         train = []
         val = []

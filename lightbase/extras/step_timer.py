@@ -1,5 +1,10 @@
-"""The time of a training, divided among the phases of its steps, and the advice from
-it."""
+"""Where the time of a training goes: seconds of each phase of a step, and advice.
+
+Lightning calls its profiler when an action begins and when it ends. `PhaseClock` is a
+profiler that adds up the time between these calls; read it first. `StepTimer` is the
+callback that puts the clock into the Trainer and shows the result. `advice` compares
+the result with RULES. docs/tensorboard.md says what to do about each phase.
+"""
 
 import contextlib
 import itertools
@@ -27,10 +32,11 @@ PHASES = (
 """Forward includes the loss; optimizer includes its schedule and clipping; logging is
 curves and the progress bar; other is Lightning's loop and other callbacks."""
 # On a GPU the first calls of an epoch are timed, and then one call in 11, which counts
-# for 11. 11 divides none of the usual logging intervals.
+# for 11. The usual logging intervals, such as 50, are no multiples of 11, so log steps
+# are timed neither always nor never.
 NUM_FIRST = 100
 SAMPLE_EVERY = 11
-MAX_MARKS = 20_000  # on a GPU, between two waits for it
+MAX_MARKS = 20_000  # CUDA events that may wait to be read
 NOTHING = contextlib.nullcontext()
 PHASE_OF = {
     "train_dataloader_next": "data_loading",
@@ -47,19 +53,20 @@ PHASE_OF = {
 }
 """The phase of an action, by the last part of the name that Lightning gives it."""
 LOGGING = ("Curves", "ProgressBar")
-"""Callbacks whose `on_train_batch_end` is logging; the hook of others is no phase."""
+"""Parts of the names of callbacks. The `on_train_batch_end` of these callbacks is
+logging; that hook of other callbacks is in the phase other."""
 EPOCH_BEGINS = "run_training_epoch"
 CALL_BEGINS = "train_dataloader_next"
-# No action encloses a whole validation: the next batch of the training ends it.
+# The time after these actions is no part of a step. It lasts until the next training
+# batch is fetched: no action encloses a whole validation.
 STEPS_END = (
     "on_validation_model_zero_grad",
     "on_validation_start",
     "on_train_epoch_end",
 )
 
-# (part of the time, share above which the rule applies, finding, names of remedies).
-# The first rule that applies is the most urgent one. In small steps Python and kernel
-# launches take longer than the arithmetic.
+# (part of the time, as `parts` returns it; share above which the rule applies; finding;
+# names of remedies, as `remedies` returns them). The most urgent rule is the first one.
 RULES = (
     (
         "data_loading",
@@ -94,8 +101,8 @@ RULES = (
 class Times:
     """How a training has spent its time.
 
-    phases: Seconds of each phase in PHASES, in all steps.
-    rest: Seconds of validations and checkpoints.
+    phases: {phase: seconds}, summed over all steps, for each phase in PHASES.
+    rest: Seconds between the steps: validations, checkpoints, ends of epochs.
     num_steps: The number of steps, at least 1.
     """
 
@@ -104,23 +111,31 @@ class Times:
     num_steps: int
 
     def total(self) -> float:
-        """Return the seconds of all steps."""
+        """Return the seconds of all steps together, without the rest."""
         return sum(self.phases.values())
 
     def step_ms(self) -> float:
+        """Return the mean time of a step in milliseconds."""
         return 1e3 * self.total() / self.num_steps
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each phase, in [0, 1]."""
+        """Return the share that each phase has of the steps: {phase: share}. The shares
+        add up to 1."""
         total = self.total()
         return {phase: seconds / total for phase, seconds in self.phases.items()}
 
 
 class Actions(dict[str, str]):
-    """The last part of each action's name if the clock needs the action; else "". It
-    remembers the names: Lightning gives some eighty of them in each step."""
+    """Maps the full name of an action to its short name if the clock needs the action,
+    and to "" if not.
+
+    The short name is the part after the last dot: "training_step" for
+    "[Strategy]SingleDeviceStrategy.training_step". Answers are remembered, because
+    Lightning passes some eighty names in each step.
+    """
 
     def __missing__(self, name: str) -> str:
+        """Find the short name of an action that has not been looked up before."""
         action = name.rpartition(".")[2]
         if action not in PHASE_OF and action not in (EPOCH_BEGINS, *STEPS_END):
             action = ""
@@ -132,14 +147,17 @@ class Actions(dict[str, str]):
 
 
 class PhaseClock(PassThroughProfiler):
-    """A profiler, which Lightning calls when an action begins or ends, that times the
-    phases.
+    """A profiler of Lightning that measures how long each phase takes.
 
-    Every moment of the steps belongs to one phase: an inner phase interrupts the outer
-    one. Validations and the time between epochs are the rest. On a CPU each call of the
-    training loop is timed. On a GPU, where the CPU only queues work, calls are timed by
-    CUDA events on the stream of the root device: the first 100 of an epoch, then one in
-    11. The time of all steps is divided in proportion to these samples.
+    The time of a training has two parts: the steps, and the rest between them, such as
+    validations. A call is one pass of the training loop: it fetches a batch and runs
+    the step. Every moment of a call belongs to one phase. An inner phase, such as
+    backward inside of optimizer, interrupts the outer one.
+
+    On a CPU each call is timed. On a GPU the CPU only queues work, so the phases are
+    timed with CUDA events on the root device. Events cost time, so only the first
+    NUM_FIRST calls of an epoch are timed, and then one call in SAMPLE_EVERY. The
+    measured time of all steps is divided among the phases in proportion to the samples.
 
     device: The root device of the training.
     """
@@ -149,19 +167,23 @@ class PhaseClock(PassThroughProfiler):
         self.is_on_gpu = device.type == "cuda"
         self.actions = Actions()
         self.in_steps = False
-        self.since = time.perf_counter()  # when the steps or the rest began
+        self.since = time.perf_counter()  # when this part, steps or rest, began
         self.step_seconds = 0.0
         self.rest_seconds = 0.0
         self.sampled = dict.fromkeys(PHASES, 0.0)  # seconds of the timed calls
-        self.phases = ["other"]  # the inner ones last
+        self.phases = ["other"]  # the current phases, the innermost one last
         self.num_calls = 0  # in this epoch
-        self.is_timed = False  # whether this call is
-        self.weight = 1  # the number of calls for which this one counts
-        # (phase, time at which it began, weight) in timed calls; a phase "" ends a call
+        self.is_timed = False  # whether the current call is timed
+        self.weight = 1  # the number of calls for which the current one counts
+        # (phase, when it began, weight); the phase "" ends a call. When it began is a
+        # time in seconds, or a CUDA event on a GPU.
         self.marks: list[tuple[str, Any, int]] = []
 
     def times(self, num_steps: int) -> Times:
-        """Return the times since the start."""
+        """Return the times since the clock was made. The steps end here.
+
+        num_steps: The number of steps since then, at least 1.
+        """
         self._enter(in_steps=False)
         total = sum(self.sampled.values()) or 1.0
         scale = self.step_seconds / total
@@ -169,11 +191,15 @@ class PhaseClock(PassThroughProfiler):
         return Times(phases, self.rest_seconds, num_steps)
 
     def profile(self, action_name: str) -> Any:
+        """Return a context manager that calls `start` and `stop` around an action. For
+        an action that the clock does not need, it does nothing."""
         if self.actions[action_name]:
             return super().profile(action_name)
-        return NOTHING  # a generator takes 2 µs
+        return NOTHING  # the context manager of the base class takes 2 µs
 
     def start(self, action_name: str) -> None:
+        """Note that an action begins. It may end the steps, begin a call of the
+        training loop, or begin a phase."""
         action = self.actions[action_name]
         if action in STEPS_END:
             self._enter(in_steps=False)
@@ -187,19 +213,22 @@ class PhaseClock(PassThroughProfiler):
             self._mark(self.phases[-1])
 
     def stop(self, action_name: str) -> None:
+        """Note that an action ends. The phase around it continues."""
         action = self.actions[action_name]
         if action in PHASE_OF and len(self.phases) > 1:
             self.phases.pop()
-            # after the module's on_train_batch_end Lightning writes the curves
+            # after the module's on_train_batch_end Lightning writes the curves, which
+            # is no action
             is_end = action == "on_train_batch_end"
             self.phases[0] = "logging" if is_end else "other"
             self._mark(self.phases[-1])
 
     def _enter(self, in_steps: bool) -> None:
-        """Begin a part of the steps or of the rest."""
+        """Add the time since the last change to the steps or to the rest, and begin the
+        steps or the rest. On a GPU this waits until the queued work is done."""
         self._end_call()
         if self.is_on_gpu and self.in_steps:
-            # what the GPU still has to do belongs to the steps
+            # the work that the GPU has not finished belongs to the steps
             torch.cuda.synchronize()
         self._read()
         now = time.perf_counter()
@@ -212,23 +241,28 @@ class PhaseClock(PassThroughProfiler):
         self.phases = ["other"]
 
     def _begin_call(self) -> None:
-        """Begin a call of the training loop, which ends the call before it."""
+        """Begin a call of the training loop, and end the call before it. Decide whether
+        it is timed."""
         self._end_call()
         if not self.in_steps:
             self._enter(in_steps=True)
-        later = self.num_calls - NUM_FIRST
+        later = self.num_calls - NUM_FIRST  # below 0 in the first calls
         self.weight = SAMPLE_EVERY if self.is_on_gpu and later >= 0 else 1
         self.is_timed = len(self.marks) < MAX_MARKS and later % self.weight == 0
         self._mark("data_loading")  # before the first batch the loader's workers start
         self.num_calls += 1
 
     def _end_call(self) -> None:
+        """End the current call. On a CPU its times are added up now; CUDA events have
+        to wait until the GPU has reached them."""
         self._mark("")
         self.is_timed = False
         if not self.is_on_gpu:
             self._read()
 
     def _mark(self, phase: str) -> None:
+        """Note that a phase begins now, if the current call is timed. "" ends the
+        call."""
         if not self.is_timed:
             return
         now: Any = time.perf_counter()
@@ -238,7 +272,8 @@ class PhaseClock(PassThroughProfiler):
         self.marks.append((phase, now, self.weight))
 
     def _read(self) -> None:
-        """Add up the marks. On a GPU it must have reached their events."""
+        """Add the times between the marks to `sampled`, and drop the marks. The GPU
+        must have reached their events."""
         for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
             if not phase:
                 continue
@@ -251,13 +286,13 @@ class PhaseClock(PassThroughProfiler):
 
 
 class StepTimer(Callback):
-    """Shows how the time of a training is divided among the phases of its steps: a pie
-    and a table at its end.
+    """Shows how the time of a training is divided among the phases of its steps. At the
+    end of the training it logs a pie, and prints a table.
 
-    It runs on the first process, as the Trainer's profiler; if the Trainer has another
-    profiler, it is off.
+    Only the first process is timed. The timer is off if the Trainer has a profiler,
+    because a Trainer can have only one.
 
-    times: After a training; None before, and without a step.
+    times: The times of the training. None before the end, or without a step.
     """
 
     def __init__(self) -> None:
@@ -265,6 +300,7 @@ class StepTimer(Callback):
         self.first_step = 0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Put a clock into the Trainer, in place of the profiler that does nothing."""
         self.times = None
         self.first_step = num_steps(trainer)
         if not trainer.is_global_zero:
@@ -275,6 +311,7 @@ class StepTimer(Callback):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Read the clock, and give the pie to the loggers."""
         num = num_steps(trainer) - self.first_step
         if num and isinstance(trainer.profiler, PhaseClock):
             self.times = trainer.profiler.times(num)
@@ -282,8 +319,8 @@ class StepTimer(Callback):
                 log_figure(trainer, "watch/step_time/pie", pie(self.times))
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Print a table, below the bar, which is closed now: share and milliseconds of
-        a step."""
+        """Print a table with the share of each phase and its milliseconds per step. The
+        progress bar is closed now, so the table is below it."""
         if self.times is None:
             return
         step_ms = self.times.step_ms()
@@ -295,8 +332,8 @@ class StepTimer(Callback):
 
 
 def pie(times: Times) -> Figure:
-    """Return a pie of the phases of a step. Labels are in a legend: beside thin slices
-    they would overlap."""
+    """Return a pie chart of the phases of a step. The labels are in a legend: labels at
+    thin slices would overlap."""
     figure = Figure((3.5, 2.0), dpi=100, layout="constrained")
     figure.suptitle(f"a step of {times.step_ms():.2f} ms", fontsize=9)
     shares = times.shares()
@@ -308,10 +345,11 @@ def pie(times: Times) -> Figure:
 
 
 def advice(trainer: Any, busy_shares: Sequence[float] = ()) -> str:
-    """Return a finding and what to try, after a training; "" if no step timer saw a
-    step.
+    """Return a sentence after a training: what took the time, and what to try. It is ""
+    if there is no StepTimer with times.
 
-    busy_shares: The share of the time in which each GPU ran anything, in [0, 1].
+    busy_shares: For each GPU the share of the time in which it ran anything, in [0, 1].
+        Without GPUs, or if they cannot be read, it is empty.
     """
     for callback in trainer.callbacks:
         if isinstance(callback, StepTimer) and callback.times:
@@ -321,10 +359,12 @@ def advice(trainer: Any, busy_shares: Sequence[float] = ()) -> str:
 
 
 def sentence(parts: Mapping[str, float], remedies: Mapping[str, str]) -> str:
-    """Return the finding of the first rule that applies, with at most two remedies.
+    """Return the finding of the first rule in RULES that applies, with at most two
+    remedies.
 
-    parts: The parts of the time that RULES names, as shares in [0, 1].
-    remedies: What can be tried, by the names in RULES.
+    parts: {part of the time: share in [0, 1]}, with all parts that RULES names.
+    remedies: {name in RULES: text}. A remedy that is missing here is not possible for
+        this training, and the sentence leaves it out.
     """
     for part, limit, finding, names in RULES:
         if parts[part] > limit:
@@ -339,7 +379,14 @@ def sentence(parts: Mapping[str, float], remedies: Mapping[str, str]) -> str:
 def parts(
     trainer: Any, times: Times, busy_shares: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Return the parts of the time that RULES names, as shares in [0, 1]."""
+    """Return the parts of the time that RULES names: {part: share in [0, 1]}.
+
+    They are the phases, and three more. `network` is forward and backward. `idle` is
+    the time in which the least busy GPU did nothing. `overhead` is the work of Python
+    in steps of less than 3 ms on a CPU: there Python takes longer than the arithmetic.
+
+    busy_shares: See `advice`.
+    """
     parts = times.shares()
     parts["network"] = parts["forward"] + parts["backward"]
     parts["idle"] = 1 - min(busy_shares, default=1.0)
@@ -351,8 +398,9 @@ def parts(
 
 
 def remedies(trainer: Any) -> dict[str, str]:
-    """Return what can be tried in a next training, with its flags, by the names in
-    RULES."""
+    """Return what can be tried in the next training: {name in RULES: text with a flag}.
+    Only remedies that change something are included: no precision of 16 bits, for
+    instance, if the training has it already."""
     model = trainer.lightning_module
     data = trainer.datamodule
     is_on_gpu = trainer.strategy.root_device.type == "cuda"

@@ -3,6 +3,9 @@
 The file `study.journal` in the sweep's folder is Optuna's: it holds the settings of the
 sweep and the values, states and results of its trials. Optuna's TPE chooses values from
 ranges. The command gives the function that trains a run.
+
+Read `Sweep.train_trials` first: it shows how several processes share the trials, and
+how an interrupted trial is continued.
 """
 
 import contextlib
@@ -56,7 +59,11 @@ FORMS = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
 
 def read_search(search: str) -> tuple[str, Any]:
     """Return the flag and Optuna's distribution of FLAG=log:1e-4..1e-1, FLAG=16..512 or
-    FLAG=a,b,c. The values of a list stay texts, as they are typed. Raise UserError."""
+    FLAG=a,b,c. The values of a list stay texts, as they are typed.
+
+    search: The text after --search.
+    Raise UserError if the values are neither a range nor a list.
+    """
     flag, _, values = search.partition("=")
     # --model.init_args.lr is model.lr
     flag = flag.strip().removeprefix("--").replace(".init_args.", ".")
@@ -67,7 +74,15 @@ def read_search(search: str) -> tuple[str, Any]:
 
 
 def read_values(text: str) -> Any:
-    """Return the distribution of a range or a list. Raise ValueError."""
+    """Return the distribution of a range or a list.
+
+    A range is of whole numbers unless one of its ends has a point or an exponent. A
+    list may have values with brackets, such as [10,5,2],[10,20,2].
+
+    text: The text after FLAG=.
+    Raise ValueError if it is empty or no list, or for a range that Optuna refuses, such
+    as a range whose first end is larger.
+    """
     match = RANGE.fullmatch(text)
     if match:
         log, low, high = match.groups()
@@ -85,7 +100,11 @@ def read_values(text: str) -> Any:
 
 
 def make_grid(searches: Values) -> list[Values]:
-    """Return the values of each trial; nothing if a flag has a range."""
+    """Return the values of each trial, one for each combination. The last flag changes
+    fastest. Return an empty list if a flag has a range: then there is no grid.
+
+    searches: Optuna's distributions by flag.
+    """
     if not all(isinstance(values, Choices) for values in searches.values()):
         return []
     combinations = itertools.product(*(x.choices for x in searches.values()))
@@ -93,7 +112,8 @@ def make_grid(searches: Values) -> list[Values]:
 
 
 def as_flags(values: Values) -> list[str]:
-    """Return the arguments of train.py that set these values."""
+    """Return the arguments of train.py that set these values, such as
+    "--model.lr=0.01"."""
     return [f"--{flag}={value}" for flag, value in values.items()]
 
 
@@ -180,7 +200,14 @@ class Sweep:
 
     def choose_values(self, number: int) -> Values:
         """Return the values of a trial. They follow from the seed, the number and the
-        results of the finished trials."""
+        results of the finished trials.
+
+        The sampler is made anew for each trial. So with one process, a sweep that was
+        interrupted chooses the same values as one that was not.
+
+        number: The number N of the folder trial_N. In a grid it is the place of the
+            values.
+        """
         grid = make_grid(self.searches)
         if grid:
             return grid[number]
@@ -194,7 +221,12 @@ class Sweep:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
-        name: Of the trial's folder.
+        An error ends the trial, which then counts as failed, and not the sweep. A
+        signal ends both, and the trial counts as running.
+
+        name: The name of the trial's folder.
+        trial: The trial of the study, which has its number and its values.
+        train: Trains a run by the arguments of train.py.
         """
         file = self.folder / name / "output.txt"
         with (
@@ -214,7 +246,13 @@ class Sweep:
 
     def train_run(self, name: str, values: Values, train: Train) -> float:
         """Train the run of a trial from where it was interrupted, and return the best
-        value of the monitored metric. Raise UserError if there is none."""
+        value of the monitored metric. Return 0 if there is no such metric.
+
+        name: The name of the trial's folder.
+        values: The values of the trial by flag.
+        train: Trains a run by the arguments of train.py.
+        Raise UserError if no epoch has a value of the metric.
+        """
         run = self.folder / name / "version_0"
         place = [f"--name={self.folder.name}/{name}"]
         place.append(f"--trainer.default_root_dir={self.folder.parent}")
@@ -234,12 +272,13 @@ class Sweep:
 
 
 def open_study(folder: Path, settings: Values) -> optuna.Study:
-    """Return the study in a sweep's folder; both are made if needed. Raise UserError
-    if the file is no journal, or if an earlier start had other settings.
+    """Return the study in a sweep's folder; both are made if needed.
 
     settings: What all starts have in common, for JSON: the config by flag, `search`,
         and `monitor` and `monitor_mode`, by which trials are compared; both are None in
         a grid without a validation.
+    Raise UserError if the file is no journal, if an earlier start had other settings,
+    for the folder of a sweep of version 0.3, and for a link in the folder.
     """
     refuse_links([folder, *folder.glob("*"), *folder.glob("trial_*/*")])
     if (folder / "sweep.json").exists():
@@ -277,7 +316,8 @@ def open_study(folder: Path, settings: Values) -> optuna.Study:
 
 
 def free_memory() -> None:
-    """Free the memory of the GPU. Raise an error if the trial left it unusable."""
+    """Free the memory of the GPU. Raise an error if the trial left it unusable: the
+    wait for the GPU reports errors of earlier steps."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

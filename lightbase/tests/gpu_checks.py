@@ -2,11 +2,10 @@
 strategy, compiled, resumed, killed and out of memory; transforms, waits, speed; and the
 tests marked `gpu`.
 
-bash tests/gpu_check.sh                        # a quarter of an hour on a machine with
-a GPU bash tests/gpu_check.sh --dry                  # the same commands on a CPU
-bash tests/gpu_check.sh --only waits ddp       # some of them, by the beginning of their
-names tests/simgpu/run bash tests/gpu_check.sh       # on simulated GPUs: all but speed
-and compiling
+bash tests/gpu_check.sh                    # a quarter of an hour, with a GPU
+bash tests/gpu_check.sh --dry              # the same commands on a CPU
+bash tests/gpu_check.sh --only waits ddp   # checks whose names begin so
+tests/simgpu/run bash tests/gpu_check.sh   # simulated: all but speed and compiling
 
 It needs no network. It ends with a table in markdown, for docs/performance.md, and
 status 1 if a check has failed. Its folder, `--output`, keeps the table and what each

@@ -1,10 +1,9 @@
 """Checks of gpu_checks.py that are more than a command: an assertion fails where a GPU
 differs.
 
-python gpu_compare.py augment cuda           # the random transforms, against those of
-the CPU python gpu_compare.py killed FOLDER --trainer.accelerator gpu    # kill -9, and
-the same weights python gpu_compare.py memory --trainer.accelerator gpu           # a
-full memory is two lines
+python gpu_compare.py augment cuda    # random transforms, against a CPU's
+python gpu_compare.py killed FOLDER --trainer.accelerator gpu   # kill -9, same weights
+python gpu_compare.py memory --trainer.accelerator gpu   # a full memory: two lines
 """
 
 import subprocess

@@ -171,7 +171,8 @@ def test_metrics_of_a_gpu_have_the_values_of_a_cpu(
     def values(device: str) -> dict[str, float]:
         accuracy = {"acc": MulticlassAccuracy(3, average="macro", validate_args=False)}
         epoch = Accumulator(MetricCollection(accuracy))
-        means = Accumulator(MetricCollection(accuracy).clone(), epoch)
+        means = Accumulator(MetricCollection(accuracy).clone())
+        means.epoch = epoch
         generator = torch.Generator().manual_seed(0)
         for size in (5, 20, 5):  # the second is many, and finds sums on the CPU
             outputs = torch.rand(size, 3, generator=generator).to(device)

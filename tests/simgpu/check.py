@@ -1,8 +1,7 @@
 """What the simulated GPU promises, each as one small check.
 
-tests/simgpu/run python tests/simgpu/check.py           # all; ends with "N passed, 0
-failed" tests/simgpu/run python tests/simgpu/check.py nccl      # those with this word
-in their name
+tests/simgpu/run python tests/simgpu/check.py        # ends with "N passed, 0 failed"
+tests/simgpu/run python tests/simgpu/check.py nccl   # checks with this word in the name
 """
 
 import ctypes

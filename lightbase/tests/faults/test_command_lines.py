@@ -1,7 +1,7 @@
 """Command lines and configs with whatever a person could type: a run, or an error of
 two lines, and nothing else.
 
-FAULT_EXAMPLES=1000 pytest -m slow tests/faults/test_command_lines.py   # other ones
+FAULT_EXAMPLES=1000 pytest -m slow lightbase/tests/faults/test_command_lines.py   # other ones
 each time
 """
 
