@@ -317,8 +317,8 @@ class StopOnSignal(Callback):
         lines in a process of ddp_spawn."""
         if multiprocessing.parent_process() is not None:
             quiet_lightning()
-            # In a forked process torch makes its pool of threads again. It aborts if the
-            # threads of two GPUs do it at once in the first backward.
+            # In a forked process torch makes its pool of threads again. It aborts if
+            # the threads of two GPUs do it at once in the first backward.
             torch.set_num_threads(torch.get_num_threads())
         if stage == "fit":
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
