@@ -78,7 +78,11 @@ class StopSignals:
             self.waits = False
             if self.pid == os.getpid() and not is_inner:
                 signal.set_wakeup_fd(-1)
+                # close alone does not end the thread if a forked worker has the socket
+                self.sender.shutdown(socket.SHUT_RDWR)
                 self.sender.close()
+                # it would take a signal of this context for one of the next context
+                self.watcher.join()
                 del self.sender  # and with it what register_after_fork would call
                 self.pid = 0
                 for number, handler in handlers.items():
@@ -123,7 +127,10 @@ class StopSignals:
         multiprocessing.util.register_after_fork(
             self.sender, lambda _: signal.set_wakeup_fd(-1)
         )
-        threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
+        self.watcher = threading.Thread(
+            target=self._watch, args=(receiver,), daemon=True
+        )
+        self.watcher.start()
 
     def _handle(self, number: int, frame: Any) -> None:
         """Handle a signal in the main thread. Only the first signal counts. In a forked

@@ -235,7 +235,7 @@ def saved_spec(saved: dict[str, Any], line: CommandLine, origin: Any) -> RunSpec
     origin: "resume" or "checkpoint", see `RunSpec`.
     """
     find_users_modules()
-    parser = make_parser(str(saved["model"]["class_path"]))
+    parser = make_parser(PROJECT.default_model)
     # parsing changes its argument
     start = parse_unvalidated(parser.parse_object, copy.deepcopy(saved))
     parser.parsed = start

@@ -3,6 +3,7 @@ command line."""
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,32 @@ class Interrupt(Callback):
     ) -> None:
         if (trainer.current_epoch, batch_idx) == (1, 2):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+TWO_TRAININGS = """
+import multiprocessing, os, signal, time
+from lightbase.core import signals
+
+signals.CHECK_S = 0.1
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=[60])
+try:
+    with signals.SIGNALS.handled():
+        worker.start()  # it shares the sockets of this process
+        os.kill(os.getpid(), signal.SIGINT)
+except signals.Stopped:
+    pass
+with signals.SIGNALS.handled():
+    time.sleep(0.5)
+worker.kill()
+print("both ended")
+"""
+
+
+@pytest.mark.linux
+def test_a_signal_of_one_training_does_not_end_the_next_one() -> None:
+    command = [sys.executable, "-c", TWO_TRAININGS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "both ended\n", done.stderr
 
 
 class Plain(LightningModule):
