@@ -27,6 +27,7 @@ from lightbase.core.errors import say
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.load import Loaded
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
+from lightbase.core.signals import SIGNALS
 from lightbase.core.spec import CommandLine, RunSpec, default_experiment, new_spec
 
 
@@ -93,7 +94,8 @@ def train(
     metrics.json. If the step timer has a finding about the speed, print it as
     advice."""
     register_strategies()
-    with cpu_threads(spec.config.num_threads):
+    # a caller that handles no signals, such as a test, gets its handlers back
+    with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = run.train(spec, model, data, extra_callbacks(spec))
         text = advice_after(trainer)
     if text:
