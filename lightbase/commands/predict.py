@@ -109,14 +109,16 @@ def task_of(model: LightningModule, data: Any) -> str | None:
     """Return the task of the module, such as "multiclass". It decides how the outputs
     are written.
 
-    A plain LightningModule has no task. Its outputs are taken as classes if the data
-    has names for the classes; otherwise the result is None.
+    A plain LightningModule may have an attribute `task`, too. Without it, its outputs
+    are taken as classes if the data has names for the classes. Otherwise the result is
+    None.
     """
     if isinstance(model, BaseModule):
         return model.task
-    if isinstance(data, BaseDataModule) and data.classes:
+    task: str | None = getattr(model, "task", None)
+    if task is None and getattr(data, "classes", None):
         return "multiclass"
-    return None
+    return task
 
 
 def check_output(output: Path | None, is_folder: bool) -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from paths import ACCELERATOR, Trained, fails, script
 from PIL import Image
+from plain import PlainData, PlainModule
 from tasks import flags_of, outputs_of
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from written import checkpoint_file
 
+from lightbase.commands.predict import task_of
 from lightbase.commands.train import main
 from lightbase.core.data import BaseDataModule
 from lightbase.core.load import load_run
@@ -251,3 +253,21 @@ def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
     Path("bad\nname.png").write_bytes(b"")
     error = fails(capsys, 1, lambda: predict([*ckpt, "bad\nname.png"]))
     assert error == "error: cannot read bad\\nname.png: not an image, or cut short"
+
+
+class OwnTask(PlainModule):
+    """Somebody else's module that says what its outputs mean."""
+
+    task = "regression"
+
+
+class WithClasses(PlainData):
+    """Somebody else's data with names for its classes."""
+
+    classes = ["low", "high"]
+
+
+def test_a_plain_module_or_its_data_may_say_what_the_outputs_mean() -> None:
+    assert task_of(OwnTask(), WithClasses()) == "regression"
+    assert task_of(PlainModule(), WithClasses()) == "multiclass"
+    assert task_of(PlainModule(), PlainData()) is None
