@@ -42,7 +42,7 @@ from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
-from lightbase.core.spec import RunSpec, as_values, as_yaml, check_round_trip
+from lightbase.core.spec import RunSpec, as_yaml, check_round_trip
 from lightbase.core.state import (
     PlateauFirst,
     RandomState,
@@ -79,7 +79,7 @@ def make_callbacks(
     config = spec.config
     check_callbacks(spec.trainer["callbacks"])
     text = as_yaml(spec)
-    check_round_trip(spec, text)
+    values = check_round_trip(spec, text)
     if run and run.is_new:
         run.write("config.yaml", text)  # a run that is killed soon can start again
     callbacks: list[Callback] = [
@@ -93,7 +93,7 @@ def make_callbacks(
         callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
-    callbacks.append(RunRecorder(as_values(spec), text, run))
+    callbacks.append(RunRecorder(values, text, run))
     if config.patience is not None and monitor:
         callbacks.append(
             Patience(

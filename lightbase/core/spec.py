@@ -390,14 +390,14 @@ def as_values(spec: RunSpec) -> dict[str, Any]:
     return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
 
 
-def check_round_trip(spec: RunSpec, text: str) -> None:
-    """Raise UserError if a setting changes when the saved config is read again. Neither
-    a resume nor a test could repeat such a run.
+def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
+    """Return the saved settings as plain values. Raise UserError if a setting changes
+    when they are read again: neither a resume nor a test could repeat such a run.
 
     text: The settings as `as_yaml` returns them.
     """
     parser = spec.parser
-    plain = yaml.safe_load(text)
+    plain: dict[str, Any] = yaml.safe_load(text)
     try:
         # parsing changes its argument
         parsed_again = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
@@ -418,6 +418,7 @@ def check_round_trip(spec: RunSpec, text: str) -> None:
             reason.splitlines()[0],
             2,
         ) from error
+    return plain
 
 
 def arguments(config: Any) -> dict[str, Any]:
