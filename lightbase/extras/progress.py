@@ -18,11 +18,8 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 from lightbase.core.compat import batch_index, num_batches
 from lightbase.core.curves import is_of_class
 from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import say
-from lightbase.core.module import BaseModule
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
-LINE_S = 60  # seconds between two lines in an epoch, without a bar
 MIN_COLUMNS = 30  # characters of a line for the epoch and the bar
 
 
@@ -56,7 +53,7 @@ class Pace:
         if isinstance(data, BaseDataModule):
             num_samples = num * data.batch_size * trainer.world_size
             kind = "images" if data.image_shape else "samples"
-            texts.append(f"{num_samples / max(seconds, 1e-9):,.0f} {kind}/s")
+            texts.append(f"{num_samples / seconds:,.0f} {kind}/s")
         left = self.seconds_left(trainer, seconds)
         if 0 < left < math.inf:
             # 1:02:03, 2:03 or 0:03
@@ -75,14 +72,15 @@ class Pace:
         for callback in trainer.callbacks:
             if isinstance(callback, Timer):
                 limits.append(callback.time_remaining() or math.inf)
-        if (trainer.max_epochs or -1) > 0:
-            num_done = num_batches(trainer)
-            num_left = trainer.max_epochs * trainer.num_training_batches - num_done
-            limits.append(seconds * num_left / (num_done - self.first_batch))
+        if trainer.max_epochs > 0:
+            num_left = trainer.max_epochs * trainer.num_training_batches
+            num_left -= num_batches(trainer)
+            seconds_per_batch = seconds / (num_batches(trainer) - self.first_batch)
+            limits.append(num_left * seconds_per_batch)
         num_steps = trainer.global_step - self.first_step
         if trainer.max_steps > 0 and num_steps:
             num_left = trainer.max_steps - trainer.global_step
-            limits.append(seconds * num_left / num_steps)
+            limits.append(num_left * seconds / num_steps)
         return min(limits)
 
 
@@ -92,39 +90,23 @@ def title(trainer: Any, word: str) -> str:
     word: The text between the two numbers, " of " in this example.
     """
     text = f"Epoch {trainer.current_epoch + 1}"
-    if (trainer.max_epochs or -1) > 0:
+    if trainer.max_epochs > 0:
         text += f"{word}{trainer.max_epochs}"
     return text
 
 
 class EpochLines(Callback):
-    """Prints a line with the metrics after each epoch. If there is no progress bar, a
-    line every LINE_S seconds says how much of the epoch is done.
+    """Prints a line with the metrics after each epoch.
 
     validated_epoch: The epoch of the last validation; -1 before the first one.
-    shown_at: The time of the last line or redraw, in seconds of time.monotonic.
     """
 
     validated_epoch = -1
-    shown_at = 0.0
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin to measure the speed."""
         super().on_train_start(trainer, pl_module)
         self.pace = Pace(trainer)
-        self.shown_at = time.monotonic()
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: LightningModule, *_: Any
-    ) -> None:
-        """Print how much of the epoch is done, once in LINE_S seconds."""
-        if trainer.progress_bar_callback is not None:
-            return
-        if time.monotonic() - self.shown_at >= LINE_S:
-            self.shown_at = time.monotonic()
-            part = (batch_index(trainer) + 1) / trainer.num_training_batches
-            texts = [f"{title(trainer, ' of ')}: {part:.0%}", *self.pace.texts(trainer)]
-            say(", ".join(texts))
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note that this epoch has a validation."""
@@ -135,17 +117,16 @@ class EpochLines(Callback):
         """Print the metrics of the epoch, train/ before val/, and the speed. Learning
         rates, values of an earlier validation and values of single classes are left
         out."""
-        metrics = trainer.callback_metrics
-        names = [name for name in metrics if name.partition("/")[0] != "lr"]
+        hidden = ["lr"]
         # without a validation in this epoch, val/ has the values of an earlier one
         if self.validated_epoch != trainer.current_epoch:
-            names = [name for name in names if not name.startswith("val")]
-        # another module may use a name such as val_x/y for something else than a class
-        if isinstance(pl_module, BaseModule):
-            names = [name for name in names if not is_of_class(name)]
-        names.sort(key=lambda name: name.partition("/")[0])  # train/ before val/
-        texts = [f"{name} {metrics[name].item():.4f}" for name in names]
-        text = ", ".join((texts or ["nothing logged"]) + self.pace.texts(trainer))
+            hidden.append("val")
+        texts = []
+        for name, value in trainer.callback_metrics.items():
+            if name.split("/")[0] not in hidden and not is_of_class(name):
+                texts.append(f"{name} {value.item():.4f}")
+        texts.sort(key=lambda text: text.split("/")[0])  # train/ before val/
+        text = ", ".join(texts + self.pace.texts(trainer))
         pl_module.print(f"{title(trainer, ' of ')}: {text}")
         sys.stdout.flush()
 
@@ -159,19 +140,13 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
     batch of an epoch.
     """
 
+    shown_at = 0.0  # time of the last redraw, in seconds of time.monotonic
     # the bars of validation and test; `_redraw` sets the format of the training's bar
     BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 
     def __init__(self) -> None:
         # in batches; it applies to the bars of validation and test
         super().__init__(refresh_rate=10)
-
-    def init_validation_tqdm(self) -> Tqdm:
-        """Return the bar of a validation. Outside of a terminal it is disabled, because
-        only a terminal can draw a second bar below the first one."""
-        if sys.stdout.isatty():
-            return super().init_validation_tqdm()
-        return Tqdm(disable=True)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Draw the bar. At the end of the training it vanishes, and the lines stay."""
@@ -186,7 +161,7 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         """Begin the bar again, with the number of batches in this epoch."""
         self.train_progress_bar.set_description_str(title(trainer, "/"), refresh=False)
         self.train_progress_bar.reset(convert_inf(trainer.num_training_batches))
-        self._redraw(trainer, pl_module)
+        self._redraw(trainer)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, *_: Any
@@ -195,30 +170,24 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         if time.monotonic() - self.shown_at >= REFRESH_S or trainer.is_last_batch:
             self.shown_at = time.monotonic()
             self.train_progress_bar.n = batch_index(trainer) + 1
-            self._redraw(trainer, pl_module)
+            self._redraw(trainer)
 
     def on_exception(self, *_: Any) -> None:
-        """Close the bars, so that the error message begins below them."""
-        for name in ("val_progress_bar", "train_progress_bar", "test_progress_bar"):
-            with contextlib.suppress(TypeError):  # raised if the bar does not exist yet
-                getattr(self, name).close()
+        """Close the bar, so that the error message begins below it."""
+        with contextlib.suppress(TypeError):  # raised if there is no bar yet
+            self.train_progress_bar.close()
 
-    def _redraw(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Draw the bar of the training. If the number of batches is unknown, draw the
-        number of batches so far."""
+    def _redraw(self, trainer: Any) -> None:
+        """Draw the bar of the training."""
         if self.is_disabled:
             return
         bar = self.train_progress_bar
         columns = (bar.ncols or 0) - MIN_COLUMNS  # ncols is None without a terminal
-        text = self._values(trainer, pl_module, columns)
-        # tqdm formats the text with str.format
-        text = text.replace("{", "{{").replace("}", "}}")
-        if not bar.total:
-            text = "{n_fmt} batches, " + text
+        text = self._values(trainer, columns)
         bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
         bar.refresh()
 
-    def _values(self, trainer: Any, pl_module: LightningModule, columns: int) -> str:
+    def _values(self, trainer: Any, columns: int) -> str:
         """Return the text behind the bar. If it has more than `columns` characters, it
         is shortened to the time left, one metric of the training, and one metric of the
         last validation."""
@@ -226,9 +195,7 @@ class TrainingProgressBar(EpochLines, TQDMProgressBar):
         train = []
         val = []
         # Lightning has read these numbers already: nothing waits for the GPU
-        for name, value in self.get_metrics(trainer, pl_module).items():
-            if not isinstance(value, float):
-                continue
+        for name, value in trainer.progress_bar_metrics.items():
             if name.startswith("val"):
                 val.append(f"before: {name} {value:.4f}")
             else:

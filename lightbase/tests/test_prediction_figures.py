@@ -9,7 +9,7 @@ from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import Callback, LightningModule, Trainer
 from paths import Train
-from tasks import Outputs, Task, flags_of, ious, outputs_of
+from tasks import Outputs, Task, flags_of, outputs_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.tensorboard._utils import figure_to_image
@@ -97,12 +97,10 @@ class Drawing:
         self.figures: dict[str, Any] = {}
         self.matrices: list[Any] = []
         self.grids: list[Any] = []
-        self.bars: list[Any] = []
         monkeypatch.setattr(figures, "log_figure", self.log_figure)
         for name, calls in (
             ("confusion_matrix", self.matrices),
             ("image_grid", self.grids),
-            ("bars", self.bars),
         ):
             monkeypatch.setattr(
                 figures, name, lambda *args, to=calls, **_: to.append(args)
@@ -135,10 +133,11 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     assert torch.equal(drawing.matrices[-1][0], counts)
     assert counts.diag().sum() / 75 == pytest.approx(result["test/acc"])
 
+    displayed = figures.displayable(images)
     shown, texts, _ = drawing.grids[-2]
     for k, i in enumerate(spread(75, 25)):
-        assert torch.equal(shown[k], images[i] / 255)
-        name = figures.shorten(Keep.data.classes[predicted[i]], 9)
+        assert torch.equal(shown[k], displayed[i])
+        name = f"{Keep.data.classes[predicted[i]]:.9}"
         assert texts[k].startswith(f"{name} {probabilities[i].max():.0%}")
         assert ("\n" in texts[k]) == (predicted[i] != targets[i]).item()
 
@@ -146,7 +145,7 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     wrong = [i for i in range(75) if predicted[i] != targets[i]]
     wrong.sort(key=lambda i: probabilities[i, targets[i]].item())
     assert f"the worst of {len(wrong)} mistakes" in title
-    assert torch.equal(shown, images[wrong[:25]] / 255)
+    assert torch.equal(shown, displayed[wrong[:25]])
     assert all("\nis stripes" in text for text in texts)
 
 
@@ -241,22 +240,10 @@ def test_predicted_numbers_are_kept_of_each_batch(train, monkeypatch):
     assert (points[0] == points[1]).all()
 
 
-def test_labels_have_bars_of_precision_and_recall(train, monkeypatch):
-    drawing = Drawing(monkeypatch)
-    train(*ON, flags_of("multilabel"))
-    x, y = outputs_of("multilabel")
-    right = ((x > 0) & (y > 0)).sum(0)
-    values, names, _ = drawing.bars[-1]
-    torch.testing.assert_close(values["precision"], right / (x > 0).sum(0))
-    torch.testing.assert_close(values["recall"], right / y.sum(0))
-    assert names == ["red", "green", "blue"]
-
-
-def test_masks_have_bars_of_iou_and_lie_over_the_images(train, monkeypatch):
+def test_masks_lie_over_the_images(train, monkeypatch):
     drawing = Drawing(monkeypatch)
     train(*ON, flags_of("segmentation"))
     x, y = outputs_of("segmentation")
-    assert drawing.bars[-1][0]["IoU"].tolist() == pytest.approx(ious(x, y))
     tiles, texts, *_ = drawing.grids[-1]
     assert texts == ["image", "true", "predicted"] * 10
     shown = figures.displayable(x[::4])
@@ -273,23 +260,13 @@ def test_an_overlay_colours_what_counts() -> None:
     assert torch.allclose(shown[:, 0, 3], (0.8 + PALETTE[1] / 255) / 2)
 
 
-def test_numbers_and_texts_show_what_is_true_and_predicted(train, monkeypatch):
+def test_predicted_numbers_are_drawn_over_true_ones(train, monkeypatch):
     drawing = Drawing(monkeypatch)
     train(*ON, flags_of("regression"))
-    lines = drawing.figures["view/predictions/test"].axes[0].lines
+    points = drawing.figures["view/predictions/test"].axes[0].lines[0]
     x, y = outputs_of("regression")
-    for i in range(2):
-        assert torch.equal(torch.tensor(lines[i].get_xdata()), y[:, i])
-        assert torch.equal(torch.tensor(lines[i].get_ydata()), x[:, i])
-    assert "view/errors/test" in drawing.figures
-    train(*ON, flags_of("text"))
-    x, y = outputs_of("text")
-    (text,) = drawing.figures["view/predictions/test"].axes[0].texts
-    tokens = [
-        tokens for i in range(0, 40, 4) for tokens in (y[i, 1:], x[i, 1:].argmax(1))
-    ]
-    shown = [line.split()[1] for line in text.get_text().splitlines()]
-    assert shown == [Outputs("text").to_text(values) for values in tokens]
+    assert torch.equal(torch.tensor(points.get_xdata()), y.flatten())
+    assert torch.equal(torch.tensor(points.get_ydata()), x.flatten())
 
 
 class OnlyLoss(Classifier):
@@ -300,17 +277,14 @@ class OnlyLoss(Classifier):
 def test_what_is_not_drawn_is_said(train: Train, tmp_path: Path, capsys: Any) -> None:
     train(*ON, "--model", "test_prediction_figures.OnlyLoss", "--monitor", "val/loss")
     tags = events(tmp_path / "tiny" / "version_0").Tags()["images"]
-    assert "view/confusion_matrix/val" not in tags
-    assert "view/confusion_matrix/test" in tags
-    line = "none of predictions of val: the outputs and targets that OnlyLoss gives"
+    assert tags == ["view/inputs/train"]
+    line = "none of predictions: the outputs and targets that OnlyLoss gives"
     assert capsys.readouterr().out.count(line) == 1
-    train(*ON, flags_of("text"), "--model.task", "multilabel", "--name", "misfit")
-    assert "that Task gives track do not fit task multilabel" in capsys.readouterr().out
-    train(*ON, flags_of("regression"), "--model.task", "null", "--name", "none")
-    assert (
-        "none of predictions: set the attribute task of Task,"
-        in capsys.readouterr().out
-    )
+    train(*ON, flags_of("text"), "--model.task", "multiclass", "--name", "misfit")
+    assert "that Task gives track do not fit task multiclass" in capsys.readouterr().out
+    train(*ON, flags_of("text"), "--name", "none")
+    line = "none of predictions: the attribute task of Task is text,"
+    assert line in capsys.readouterr().out
     for name in ("misfit", "none"):
         assert not events(tmp_path / name / "version_0").Tags()["images"]
 
@@ -342,19 +316,15 @@ class MaskOfDict(Task):
 
 
 def test_inputs_or_targets_in_a_dict_have_the_pictures_that_can_be_drawn(
-    train, tmp_path, capsys
+    train, tmp_path
 ):
     flags = flags_of("segmentation", data=f"{HERE}.InDict")
     train(*ON, flags, "--name", "inputs")
-    assert "no images: the inputs of InDict are no tensor" in capsys.readouterr().out
-    assert events(tmp_path / "inputs" / "version_0").Tags()["images"] == [
-        "view/iou/val",
-        "view/iou/test",
-    ]
+    assert not events(tmp_path / "inputs" / "version_0").Tags()["images"]
     flags = flags_of("segmentation", f"{HERE}.MaskOfDict", f"{HERE}.DictOfTargets")
     train(*ON, flags, "--name", "targets")
     tags = events(tmp_path / "targets" / "version_0").Tags()["images"]
-    assert {"view/inputs/train", "view/iou/test", "view/predictions/test"} <= {*tags}
+    assert {"view/inputs/train", "view/predictions/test"} <= {*tags}
 
 
 @pytest.mark.slow

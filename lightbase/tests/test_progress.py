@@ -47,20 +47,13 @@ def test_a_terminal_gets_a_bar_below_the_lines(
     assert max(map(len, bars)) == columns - 1
 
 
-def test_a_file_gets_a_line_an_epoch_and_one_a_minute(
-    train: Train, capsys, monkeypatch
-) -> None:
+def test_a_file_gets_a_line_an_epoch(train: Train, capsys) -> None:
     train()
     first, second = epoch_lines(capsys)
     assert re.match(
         rf"Epoch 1 of 2: .*val/acc {NUMBER}, [\d,]+ images/s, 0:0\d left$", first
     )
     assert re.match(r"Epoch 2 of 2: .*[\d,]+ images/s$", second)
-    monkeypatch.setattr(progress, "LINE_S", 0)
-    train("--trainer.max_epochs", 1)
-    assert re.match(
-        r"Epoch 1 of 1: 11%, [\d,]+ images/s, 0:0\d left$", epoch_lines(capsys)[1]
-    )
 
 
 def test_the_line_of_an_epoch_without_a_validation_has_no_old_one(train, capsys):
