@@ -7,16 +7,16 @@ appears at once. Read `main` first. It reads the folders of the runs (`find_runs
 file.
 """
 
-import fnmatch
 import io
 import itertools
 import json
 import logging
-import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import yaml
@@ -26,130 +26,98 @@ from lightbase.commands.script import short_errors
 from lightbase.core.config_files import checked
 from lightbase.core.errors import UserError, did_you_mean, printable
 from lightbase.core.files import read_text, relative_to_cwd, write_whole
-from lightbase.core.folder import is_running, versions
+from lightbase.core.folder import is_running
 from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-RUN_FILES = ("progress.json", "environment.txt", ".lock")  # one of them is in each run
 Row = dict[str, Any]
 
 
 class RunInfo(NamedTuple):
     """What a run has written into its folder. Parts that it has not written are empty.
 
-    path: NAME/version_N.
     progress: The content of progress.json; `best` is the best value of `monitor`.
     results: The first columns of the table, from name to the test metrics.
-    settings: The config by flag, without the flags that say where the run is.
+    settings: The config by flag.
     """
 
     folder: Path
-    path: str
     progress: Row
     results: Row
     settings: Row
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
-    """Return the runs that one of the names selects, or all. They have the order of
-    `run_paths`.
+    """Return the runs that one of the names selects, or all. They are sorted by NAME,
+    oldest first. Folders of other programs are left out.
 
     root: The folder of all runs.
-    names: NAME, NAME/version_N, a folder of runs, or a pattern such as "sweep/*".
+    names: NAME, NAME/version_N, a folder of runs, or a pattern such as "sweep/*". NAME
+        may have several parts, as in sweep/trial_000.
     Raise UserError for a name without a run.
     """
-    paths = run_paths(root)
-    selected = set()
+    folders: set[Path] = set()
     for name in names or ["*"]:
-        # the slashes let a name select whole folders: net selects net/version_0, and
-        # not net2/version_0
-        matching = [
-            path for path in paths if fnmatch.fnmatchcase(f"{path}/", f"{name}/*")
-        ]
-        if not matching:
-            near = did_you_mean(name, [path.rpartition("/")[0] for path in paths])
-            reason = f" is named {name}{near}"
-            if not names:
-                reason = ": python scripts/train.py trains one"
-            raise UserError(f"no run below {relative_to_cwd(root)}{reason}", status=2)
-        selected.update(matching)
-    return [read_run(root, path) for path in paths if path in selected]
+        # each run has this file; "./" allows an absolute path, which is not found
+        files = list(root.glob(f"./{name}/**/environment.txt"))
+        if not files:
+            problem = f"there is no run below {relative_to_cwd(root)}"
+            if names:
+                near = did_you_mean(name, [path.name for path in root.glob("*")])
+                problem += f" with the name {name}{near}"
+            raise UserError(problem, "python scripts/train.py trains one", 2)
+        folders.update(file.parent for file in files)
+    # version_10 comes after version_2
+    in_order = sorted(folders, key=lambda run: (run.parent, len(run.name), run.name))
+    return [read_run(root, folder) for folder in in_order]
 
 
-def run_paths(root: Path) -> list[str]:
-    """Return NAME/version_N of all runs below a folder, sorted by NAME, oldest first.
-    Folders of other programs are left out.
-
-    root: The folder of all runs. NAME may have several parts, as in sweep/trial_000.
-    """
-    paths = []
-    for parent, folders, _ in os.walk(root):
-        for run in versions(Path(parent)).values():
-            if run.name in folders:
-                folders.remove(run.name)
-            # other programs have folders version_N, too
-            if any((run / name).exists() for name in RUN_FILES):
-                paths.append(run.relative_to(root).as_posix())
-        folders.sort()
-    return paths
-
-
-def read_run(root: Path, path: str) -> RunInfo:
+def read_run(root: Path, folder: Path) -> RunInfo:
     """Read the files of a run. Missing and damaged files are empty.
 
     A run is finished if it has metrics.json and no process trains it. `epochs` and
     `minutes` are from metrics.json if it is there, and from progress.json before.
 
     root: The folder of all runs.
-    path: NAME/version_N.
+    folder: The folder of the run, which is somewhere in `root`.
     """
-    folder = root / path
     # before the files are read: the run may be ending now
     status = "running" if is_running(folder) else "stopped"
-    config = read_file(folder / "config.yaml", read_yaml)
-    progress = read_file(folder / "progress.json", json.loads)
-    metrics = read_file(folder / "metrics.json", json.loads)
+    settings = flatten(read_file(folder / "config.yaml"))
+    progress = read_file(folder / "progress.json")
+    metrics = read_file(folder / "metrics.json")
     if metrics and status == "stopped":
         status = "finished"
-    name, _, version = path.rpartition("/version_")
-    results: Row = {"name": name, "version": int(version), "status": status}
-    latest = {"epochs": None, "train_seconds": None} | progress | metrics
-    results["epochs"] = latest["epochs"]
-    results["minutes"] = latest["train_seconds"]
-    if results["minutes"] is not None:
-        results["minutes"] = round(results["minutes"] / 60, 2)
+    latest = progress | metrics
+    minutes = None
+    if is_number(latest.get("train_seconds")):
+        minutes = round(latest["train_seconds"] / 60, 2)
+    results: Row = {
+        "name": folder.parent.relative_to(root).as_posix(),
+        "version": folder.name.removeprefix("version_"),
+        "status": status,
+        "epochs": latest.get("epochs"),
+        "minutes": minutes,
+    }
     if "monitor" in progress:
         results[f"best {progress['monitor']}"] = progress.get("best")
     for key in sorted(metrics):
         if key.startswith("test/") and key != "test/num_samples":
             results[key] = metrics[key]
-    settings = flatten(config)
-    for key in RUN_LOCATION_KEYS:
-        settings.pop(key, None)
-    return RunInfo(folder, path, progress, results, settings)
+    return RunInfo(folder, progress, results, settings)
 
 
-def read_yaml(text: str) -> Any:
-    """Return the content of a YAML file, without building objects.
-
-    Raise YAMLError if it is not valid, and ValueError if it is nested too deep or has
-    too many values.
-    """
-    return checked(yaml.load(text, LOADER))
-
-
-def read_file(path: Path, load: Callable[[str], Any]) -> Row:
-    """Return the content of a file. It is empty for a missing file and, after a note,
-    for a damaged one.
-
-    path: The file.
-    load: The function that reads the text. It raises ValueError or YAMLError for a
-        damaged text.
-    """
+def read_file(path: Path) -> Row:
+    """Return the content of a JSON or YAML file, without building objects. It is empty
+    for a missing file and, after a note, for a damaged one."""
     try:
-        content = load(read_text(path))
+        text = read_text(path)
+        if path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            content = checked(yaml.load(text, LOADER))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -160,6 +128,12 @@ def read_file(path: Path, load: Callable[[str], Any]) -> Row:
     return {}
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value can be computed with and compared. Values in a damaged
+    file may have any type."""
+    return isinstance(value, int | float)
+
+
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     """Return best.ckpt of the run with the best validation, never by the test.
 
@@ -167,25 +141,33 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
 
     Raise UserError if the runs do not have one monitored metric.
     """
-    measured = [run for run in runs if run.progress.get("best") is not None]
-    goals = {"{monitor} ({mode})".format_map(run.progress) for run in measured}
-    if len(goals) != 1:
-        metrics = " and ".join(sorted(goals)) or "no value of any"
+    measured = [run for run in runs if is_number(run.progress.get("best"))]
+    modes = {}
+    for run in measured:
+        modes[str(run.progress.get("monitor"))] = run.progress.get("mode")
+    if len(modes) != 1:
+        metrics = " and ".join(sorted(modes)) or "no value of any"
         problem = f"--best needs runs with one monitored metric; these have {metrics}"
         raise UserError(problem, status=2)
-    choose: Any = min
-    if measured[0].progress["mode"] == "max":
-        choose = max
-    best = choose(measured, key=lambda run: run.progress["best"])
-    checkpoint: Path = best.folder / "checkpoints" / "best.ckpt"
-    return checkpoint
+    is_max = "max" in modes.values()
+    measured.sort(key=lambda run: run.progress["best"], reverse=is_max)
+    return measured[0].folder / "checkpoints" / "best.ckpt"
 
 
 def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
     """Return a row for each run. All rows have the same columns: first the results,
-    then the settings in which the runs differ. A run has None where it has no value."""
-    results = dict.fromkeys(itertools.chain(*(run.results for run in runs)))
-    columns = [*results, *setting_columns(runs)]
+    then the settings in which the runs differ. A run has None where it has no value.
+
+    A run without a config, such as a damaged one, is left out of the comparison.
+    """
+    columns = dict.fromkeys(itertools.chain(*(run.results for run in runs)))
+    configs = [run.settings for run in runs if run.settings]
+    # how many runs have each setting: those of all runs come first
+    counts = Counter(itertools.chain(*configs))
+    for key, _ in counts.most_common():
+        num_values = len({repr(config.get(key)) for config in configs})
+        if num_values > 1 and key not in RUN_LOCATION_KEYS:
+            columns[key] = None
     rows = []
     for run in runs:
         values = run.settings | run.results
@@ -193,24 +175,9 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
     return rows
 
 
-def setting_columns(runs: Sequence[RunInfo]) -> list[str]:
-    """Return the settings in which runs differ. Settings that all runs have come first,
-    and among them settings of the model and the data.
-
-    A run without a config, such as a damaged one, is left out of the comparison.
-    """
-    configs = [run.settings for run in runs if run.settings]
-    sort_keys: Row = {}  # False comes before True
-    for key in dict.fromkeys(itertools.chain(*configs)):
-        if len({repr(config.get(key)) for config in configs}) > 1:
-            is_missing = any(key not in config for config in configs)
-            sort_keys[key] = (is_missing, not key.startswith(("model", "data")))
-    return sorted(sort_keys, key=sort_keys.__getitem__)
-
-
 def sort_rows(rows: list[Row], column: str) -> list[Row]:
-    """Return rows by a column: the best metric or the smallest value first, rows
-    without a value last.
+    """Return rows by a column: the best metric or the smallest number first, and rows
+    without a number last.
 
     rows: At least one.
     column: The name of a column, as the table shows it.
@@ -219,17 +186,11 @@ def sort_rows(rows: list[Row], column: str) -> list[Row]:
     if column not in rows[0]:
         columns = ", ".join(rows[0])
         raise UserError(f"--sort {column}: the columns are {columns}", status=2)
-
-    def place(row: Row) -> Any:
-        """Return a key for sorting. It keeps numbers and texts apart, because Python
-        cannot compare them."""
-        value = row[column]
-        if isinstance(value, int | float):
-            return (0, value)
-        return (1, str(value))
-
-    rows = sorted(rows, key=place, reverse=better_by_name(column) == "max")
-    return sorted(rows, key=lambda row: row[column] is None)
+    numbers = [row for row in rows if is_number(row[column])]
+    others = [row for row in rows if not is_number(row[column])]
+    is_max = better_by_name(column) == "max"
+    numbers.sort(key=lambda row: row[column], reverse=is_max)
+    return numbers + others
 
 
 def as_text(value: Any, column: str = "") -> str:
@@ -253,151 +214,97 @@ def as_text(value: Any, column: str = "") -> str:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print rows with the same columns. In a narrow terminal, columns are left out
-    that are equal in all rows, and then columns from the right. The first column stays,
-    and a last line names the missing ones.
+    """Print rows with the same columns. In a terminal, leave out columns from the right
+    until a row fits into a line, and print a line that says so.
 
-    rows: The values by column. Without rows nothing is printed.
+    rows: The values by column; at least one row.
     """
-    if not rows:
-        return
-    first, *others = rows[0]
-    columns = {}
-    for column in (first, *others):
-        columns[column] = [as_text(row[column], column) for row in rows]
-    width = sys.maxsize
-    if sys.stdout.isatty():
-        width = os.get_terminal_size().columns
-    equal = []
-    for column in others:
-        if len(rows) > 1 and len(set(columns[column])) == 1:
-            equal.append(column)
-    for column in [*equal, *reversed(others)]:
-        if max(map(len, table_lines(columns))) > width:
-            columns.pop(column, None)
-    print("\n".join(table_lines(columns)))
-    missing = ", ".join(column for column in others if column not in columns)
-    if missing:
-        print(f"More columns with | less -S: {missing}"[:width])
+    columns = list(rows[0])
+    cells = [columns]
+    for row in rows:
+        cells.append([as_text(value, column) for column, value in row.items()])
+    num = len(columns)
+    lines = as_table(cells)
+    width = get_terminal_size().columns
+    while sys.stdout.isatty() and num > 3 and max(map(len, lines)) > width:
+        num -= 1
+        lines = as_table([row[:num] for row in cells])
+    print("\n".join(lines))
+    if num < len(columns):
+        print(f"{len(columns) - num} columns do not fit: `| less -S` shows them")
 
 
-def table_lines(columns: dict[str, list[str]]) -> list[str]:
-    """Return the lines of a table, with the names of the columns in the first one.
+def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Return the curves of training and validation in TensorBoard's files, {name:
+    (steps, values)}. The curves of single classes, such as val_acc/cat, are left out.
 
-    columns: The cells by the name of the column.
-    """
-    return as_table([list(columns), *zip(*columns.values(), strict=True)])
-
-
-def read_curves(run: RunInfo) -> dict[tuple[str, str], Any]:
-    """Return the curves in TensorBoard's files, {(metric, stage): (steps, values)}, for
-    the stages train and val.
-
-    The curves of single classes, such as val_acc/cat, are left out.
+    folder: The folder of a run.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # it warns of points before a resume
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    events = EventAccumulator(str(folder), {"scalars": 0}).Reload()  # 0: all points
     curves = {}
-    events = EventAccumulator(str(run.folder), {"scalars": 0}).Reload()  # 0: all points
-    for tag in events.Tags()["scalars"]:
-        # train_loss is common, too; val_acc/cat is of a class
-        match = re.fullmatch(r"(train|val)(?:/|_(?!.*/))(.+)", tag)
-        if match:
-            points = events.Scalars(tag)
+    for name in events.Tags()["scalars"]:
+        # train_loss is common, too
+        if re.match(r"(train|val)(/|_[^/]+$)", name):
+            points = events.Scalars(name)
             steps = [point.step for point in points]
-            values = [point.value for point in points]
-            curves[match[2], match[1]] = (steps, values)
+            curves[name] = (steps, [point.value for point in points])
     return curves
 
 
 def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
-    """Draw a chart for each metric, with a color for each run.
-
-    A run is left out if one of its TensorBoard files is not a regular file. The legend
-    has the first three settings in which the runs differ.
+    """Draw a chart for each curve of training and validation, with a color for each
+    run.
 
     file: A path that ends with .png, .pdf or .svg. An existing file is replaced.
     Raise UserError if there are no curves, or if the path ends otherwise.
     """
-    import matplotlib
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    # TensorBoard would wait for a pipe
-    runs = [
-        run for run in runs if all(map(Path.is_file, run.folder.glob("*tfevents*")))
-    ]
-    curves = [read_curves(run) for run in runs]
-    metrics = sorted({metric for metric, _ in itertools.chain(*curves)})
-    if not metrics or file.suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(
-            f"--plot {file} needs runs with curves train/ or val/ in TensorBoard's "
-            "files,",
-            "and a file .png, .pdf or .svg",
-            2,
-        )
-    size = (9, 3 * len(metrics) + 0.2 * len(runs))
-    figure = Figure(size, dpi=100, layout="constrained")
-    charts = figure.subplots(len(metrics), squeeze=False, sharex=True)[:, 0]
-    colors = matplotlib.colormaps["turbo"].resampled(len(runs) + 1)
-    for metric, axes in zip(metrics, charts, strict=True):
-        axes.set(ylabel=metric, xlabel="step", ymargin=0.3)
-        for stage, style in (("val", ".-"), ("train", "--")):
-            for number, run_curves in enumerate(curves):
-                if (metric, stage) in run_curves:
-                    steps, values = run_curves[metric, stage]
-                    axes.plot(steps, values, style, color=colors(number))
-            # the axis fits val: the first values of train/loss may be large
-            if axes.dataLim.width > 0:
-                axes.set_ylim(axes.get_ylim())
-    columns = setting_columns(runs)[:3]
-    for number, run in enumerate(runs):
-        settings = [f"{key} {as_text(run.settings.get(key))}" for key in columns]
-        label = printable(", ".join([run.path, *settings]))
-        charts[0].plot([], [], color=colors(number), label=label)
-    figure.legend(title="solid: val, dashed: train", loc="outside upper left")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=file.suffix[1:])
-    write_whole(file, buffer.getbuffer())
-    print(f"Curves of {len(runs)} runs: {relative_to_cwd(file)}")
+    curves = [read_curves(run.folder) for run in runs]
+    names = sorted(set(itertools.chain(*curves)))
+    if not names or file.suffix not in (".png", ".pdf", ".svg"):
+        problem = f"--plot {file} needs runs with curves in TensorBoard's files"
+        raise UserError(problem, "and a file .png, .pdf or .svg", 2)
+    figure = Figure((9, 3 * len(names) + 0.2 * len(runs)), layout="constrained")
+    colors = colormaps["turbo"].resampled(len(runs) + 1)
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(len(names), 1, number, xlabel="step", ylabel=name)
+        for index, run_curves in enumerate(curves):
+            points = run_curves.get(name, ([], []))
+            axes.plot(*points, ".-", color=colors(index))
+    labels = [printable(relative_to_cwd(run.folder)) for run in runs]
+    figure.legend(axes.lines, labels, loc="outside upper left")
+    image = io.BytesIO()
+    figure.savefig(image, format=file.suffix[1:])
+    write_whole(file, image.getbuffer())
+    print(f"Curves: {relative_to_cwd(file)}")
 
 
 def make_parser() -> ScriptParser:
     """Return the parser of runs.py. It is not in arguments.py, because this file can be
-    imported without torch. --best and --csv exclude each other."""
+    imported without torch."""
     parser = ScriptParser("runs")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="which runs; all unless given"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
+    add(
         "--trainer.default_root_dir",
         dest="root",
         type=Path,
         default=PROJECT.logs,
         help="as of train.py",
     )
-    parser.add_argument(
-        "--sort", metavar="COLUMN", help="by this column, of metrics the best first"
-    )
-    parser.add_argument(
-        "--plot",
-        type=output_file,
-        metavar="FILE",
-        help="draw the curves, as .png, .pdf or .svg",
-    )
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--best",
-        action="store_true",
-        help="print the path of the best checkpoint, by validation",
-    )
-    either.add_argument(
-        "--csv",
-        type=output_file,
-        metavar="FILE",
-        help="write the table, with all digits",
-    )
+    add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
+    text = "draw the curves, as .png, .pdf or .svg"
+    add("--plot", type=output_file, metavar="FILE", help=text)
+    text = "print the path of the best checkpoint, by validation"
+    add("--best", action="store_true", help=text)
+    text = "write the table, with all digits"
+    add("--csv", type=output_file, metavar="FILE", help=text)
     return parser
 
 
@@ -408,21 +315,19 @@ def main(args: Sequence[str] | None = None) -> None:
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """
-    parser = make_parser()
     with short_errors():
-        options = parser.parse_args(args)
+        options = make_parser().parse_args(args)
         runs = find_runs(options.root, options.names)
         rows = as_rows(runs)
         if options.sort:
             rows = sort_rows(rows, options.sort)
         if options.plot:
             draw_curves(runs, options.plot)
-        if options.best:
-            print(printable(relative_to_cwd(best_checkpoint(runs))))
-        elif options.csv:
+        if options.csv:
             cells = [list(row.values()) for row in rows]
-            text = as_csv([list(rows[0]), *cells])
-            write_whole(options.csv, text)
+            write_whole(options.csv, as_csv([list(rows[0]), *cells]))
             print(f"{len(rows)} runs in {options.csv}")
-        else:
+        if options.best:
+            print(relative_to_cwd(best_checkpoint(runs)))
+        elif not options.csv:
             print_table(rows)

@@ -5,7 +5,6 @@ the same weights, because the Tuner restores them. Nothing is changed in the con
 user adds the suggested flags to the next command.
 """
 
-import contextlib
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +22,13 @@ from lightbase.core.checkpoint import AtomicCheckpointIO
 from lightbase.core.checks import dry_run
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
-from lightbase.core.devices import check_one_device, cpu_threads
+from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import Run, root_folder
+from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
-from lightbase.core.spec import RunSpec
+from lightbase.core.names import flatten
+from lightbase.core.spec import RunSpec, as_values
 
 
 def main(args: Sequence[str] | None = None) -> list[str]:
@@ -48,38 +48,34 @@ def main(args: Sequence[str] | None = None) -> list[str]:
         check_one_device(spec.config.trainer)
         finders = {}
         if "batch_size" in options.find:
-            finders[flag_of("data", spec.config, "batch_size")] = find_batch_size
-            options.batch_size = spec.config.data.init_args.batch_size
+            finders[flag_of(spec, "data.batch_size")] = find_batch_size
         if "lr" in options.find:
-            finders[flag_of("model", spec.config, "lr", "learning_rate")] = find_lr
+            finders[flag_of(spec, "model.lr", "model.learning_rate")] = find_lr
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
         dry_run(model, data, spec.config)
-        run = Run(root_folder(spec.config), f"{spec.config.name}_tune")
+        folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         suggested = []
-        with contextlib.closing(run), cpu_threads(spec.config.num_threads):
-            for flag, find in finders.items():
-                trainer = make_endless_trainer(spec, model, run.folder)
-                suggested += [flag, find(trainer, model, data, options)]
-        print(f"Folder: {relative_to_cwd(run.folder)}")
+        for flag, find in finders.items():
+            trainer = make_endless_trainer(spec, model, folder)
+            suggested += [flag, find(trainer, model, data, options)]
+        print(f"Folder: {relative_to_cwd(folder)}")
         print(f"Suggested flags: {' '.join(suggested)}")
         return suggested
 
 
-def flag_of(group: str, config: Any, *names: str) -> str:
-    """Return the flag of the first of `names` that the class of a group takes.
+def flag_of(spec: RunSpec, *names: str) -> str:
+    """Return the flag of the first of `names` that the classes of the run take.
 
-    group: "model" or "data".
-    config: The settings of the run, with the class of each group.
-    names: Names of arguments, such as "lr" and "learning_rate".
-    Raise UserError if the class takes none of them.
+    names: Names of settings, such as "model.lr" and "model.learning_rate".
+    Raise UserError if the classes take none of them.
     """
+    settings = flatten(as_values(spec))
     for name in names:
-        if name in config[group].get("init_args", {}):
-            return f"--{group}.{name}"
-    class_path = config[group].class_path
-    raise UserError(f"{class_path} has no argument {' or '.join(names)}")
+        if name in settings:
+            return f"--{name}"
+    raise UserError(f"there is no {' or '.join(names)}: it cannot be searched")
 
 
 def make_endless_trainer(spec: RunSpec, model: Any, folder: Path) -> Trainer:
@@ -109,16 +105,13 @@ def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace)
     """Return the largest size that fits into memory, up to --max_batch_size. The data
     has this size afterwards.
 
-    The search begins with the size of the experiment, and doubles it until the memory
-    is full or the limit is reached. The limit is never above the number of training
-    samples.
+    The search begins with 2 samples, and doubles the size until the memory is full or
+    the limit is reached. The limit is never above the number of training samples.
 
     trainer: See `make_endless_trainer`; each search needs a new one.
-    options: --max_batch_size, and `batch_size`, which `main` has taken from the config.
+    options: The flag --max_batch_size.
     """
-    limit = options.max_batch_size or 8192
-    if options.max_batch_size is None and trainer.strategy.root_device.type == "cpu":
-        limit = 1024
+    limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
         limit = min(limit, len(data.splits["train"]))
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
@@ -126,13 +119,11 @@ def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace)
         model,
         datamodule=data,
         steps_per_trial=5,
-        init_val=min(limit, options.batch_size),
         max_val=limit + 1,  # Lightning ends the search there without a trial
     )
     if size > limit:
         size //= 2  # the next one, which was not tried
     lightning_setattr(model, "batch_size", size)  # wherever the finder has set it
-    print(f"Batch size {size} fits")
     return str(size)
 
 
@@ -157,11 +148,10 @@ def find_lr(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
         update_attr=False,
     )
     suggested = finder.suggestion()
-    folder = Path(trainer.default_root_dir)
-    finder.plot(suggest=suggested is not None).savefig(folder / "lr.png")
+    file = Path(trainer.default_root_dir) / "lr.png"
+    finder.plot(suggest=True).savefig(file)
     if suggested is None:
-        place = relative_to_cwd(folder)
-        problem = f"no learning rate to suggest: see the plot in {place}"
+        problem = f"no learning rate to suggest: see {relative_to_cwd(file)}"
         way_out = "give another --min_lr or --max_lr, or more --num_steps"
         raise UserError(problem, way_out)
     return f"{suggested:.2g}"

@@ -14,9 +14,8 @@ import itertools
 import os
 import re
 import shutil
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +48,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 Values = dict[str, Any]  # by flag
-Train = Callable[[list[str]], Any]  # trains a run by the arguments of train.py
 
-NUMBER = r"-?\d*\.?\d+(?:e[-+]?\d+)?"
-RANGE = re.compile(rf"(log:)?({NUMBER})\.\.({NUMBER})")
-DIRECTIONS: Any = {"min": "minimize", "max": "maximize", None: None}
-FORMS = "FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
+RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 
 def read_search(search: str) -> tuple[str, Any]:
@@ -62,41 +57,38 @@ def read_search(search: str) -> tuple[str, Any]:
     FLAG=a,b,c. The values of a list stay texts, as they are typed.
 
     search: The text after --search.
-    Raise UserError if the values are neither a range nor a list.
+    Raise UserError if the values are neither a range nor a list, and for a range that
+    Optuna refuses, such as a range whose first end is larger.
     """
     flag, _, values = search.partition("=")
-    # --model.init_args.lr is model.lr
-    flag = flag.strip().removeprefix("--").replace(".init_args.", ".")
+    match = RANGE.fullmatch(values)
     try:
-        return flag.removesuffix(".class_path"), read_values(values.strip())
-    except ValueError as error:
-        raise UserError(f"--search {search}: {error}", status=2) from error
+        if match:
+            return flag, read_range(*match.groups())
+        return flag, read_list(f"[{values}]")
+    except (ValueError, yaml.YAMLError) as error:
+        problem = f"--search {search}: {first_line(error)}"
+        way_out = "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
+        raise UserError(problem, way_out, 2) from error
 
 
-def read_values(text: str) -> Any:
-    """Return the distribution of a range or a list.
-
-    A range is of whole numbers unless one of its ends has a point or an exponent. A
-    list may have values with brackets, such as [10,5,2],[10,20,2].
-
-    text: The text after FLAG=.
-    Raise ValueError if it is empty or no list, or for a range that Optuna refuses, such
-    as a range whose first end is larger.
-    """
-    match = RANGE.fullmatch(text)
-    if match:
-        log, low, high = match.groups()
-        if re.search(r"[.e]", low + high):
-            return FloatDistribution(float(low), float(high), log=bool(log))
+def read_range(log: str | None, low: str, high: str) -> Any:
+    """Return the distribution of a range. It is of whole numbers unless one of its ends
+    has a point or an exponent. Raise ValueError for a wrong range."""
+    try:
         return IntDistribution(int(low), int(high), log=bool(log))
-    text = f"[{text}]"  # YAML splits at the commas outside brackets and quotes
-    try:
-        items = yaml.compose(text).value  # type: ignore[union-attr]
-    except yaml.YAMLError:
-        items = []
-    if not items:
-        raise ValueError(f"give {FORMS}")
-    return Choices([text[x.start_mark.index : x.end_mark.index] for x in items])
+    except ValueError:
+        return FloatDistribution(float(low), float(high), log=bool(log))
+
+
+def read_list(text: str) -> Any:
+    """Return the distribution of a list such as [a,b,c] or [[10,5,2],[10,20,2]]. YAML
+    splits at the commas outside the inner brackets and quotes.
+
+    Raise ValueError or YAMLError for a text that is no list, and for an empty list.
+    """
+    items: Any = yaml.compose(text)
+    return Choices([text[x.start_mark.index : x.end_mark.index] for x in items.value])
 
 
 def make_grid(searches: Values) -> list[Values]:
@@ -141,60 +133,61 @@ class Sweep:
     seed: int
 
     def trials(self) -> dict[str, FrozenTrial]:
-        """Return the trials by the names of their folders, in this order. If a trial
-        was repeated, the newest counts."""
+        """Return the trials by the names of their folders. If a trial was repeated, the
+        newest counts."""
         trials = self.study.get_trials(deepcopy=False)
-        by_name = {trial.user_attrs["folder"]: trial for trial in trials}
-        return dict(sorted(by_name.items()))
+        return {trial.user_attrs["folder"]: trial for trial in trials}
 
     def train_trials(
-        self, num_trials: int, train: Train, report: Callable[[str], Any]
-    ) -> None:
-        """Train trials until all have ended. Wait for the trials of other processes,
-        which may die.
+        self, num_trials: int, train: Callable[[list[str]], Any]
+    ) -> Iterator[str]:
+        """Train trials until all have ended. Yield the name of each trial that this
+        process has trained.
+
+        The first round leaves out the trials that other processes train. The second
+        one waits for them, and continues a trial whose process has died.
 
         num_trials: How many trials the sweep has, in all processes.
         train: Trains a run by the arguments of train.py.
-        report: Gets the name of each trial that this process has trained.
         """
-        left = [f"trial_{number:03d}" for number in range(num_trials)]
-        while left:
-            for name in tuple(left):
-                folder = self.folder / name
-                folder.mkdir(exist_ok=True)
-                lock = FileLock(folder / ".lock", blocking=False)
+        for waits in (False, True):
+            for number in range(num_trials):
+                name = f"trial_{number:03d}"
+                (self.folder / name).mkdir(exist_ok=True)
+                lock = FileLock(self.folder / name / ".lock", blocking=waits)
                 with contextlib.suppress(Timeout), lock:
-                    left.remove(name)
-                    trial = self.begin_trial(name)
+                    trial = self.begin_trial(name, number)
                     if not trial.state.is_finished():
                         self.train_trial(name, trial, train)
-                        report(name)
+                        yield name
                         free_memory()
                 # a signal is only kept during a failed training and gc.collect
                 if SIGNALS.received:
                     raise Stopped(SIGNALS.received)
-            if left:
-                time.sleep(0.5)
 
-    def begin_trial(self, name: str) -> FrozenTrial:
+    def begin_trial(self, name: str, number: int) -> FrozenTrial:
         """Return a trial, which is added to the study if it is new.
 
         A trial that has ended and whose folder was deleted is added again, with the
         same values. The caller holds the lock of the folder.
+
+        name: The name of the trial's folder, trial_N.
+        number: N.
         """
         trial = self.trials().get(name)
         if trial is None:
-            values = self.choose_values(int(name.removeprefix("trial_")))
-        elif (
-            trial.state.is_finished()
-            and not (self.folder / name / "output.txt").exists()
-        ):
+            values = self.choose_values(number)
+        elif trial.state.is_finished() and not any(self.folder.glob(f"{name}/*.txt")):
             values = trial.params
         else:
             return trial
         # one line of the journal: after a kill the trial is there with all values
-        options: Any = {"state": TrialState.RUNNING, "user_attrs": {"folder": name}}
-        trial = create_trial(params=values, distributions=self.searches, **options)
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=values,
+            distributions=self.searches,
+            user_attrs={"folder": name},
+        )
         self.study.add_trial(trial)
         return self.trials()[name]
 
@@ -217,7 +210,9 @@ class Sweep:
         study.add_trials(self.study.get_trials(states=[TrialState.COMPLETE]))
         return study.ask(self.searches).params
 
-    def train_trial(self, name: str, trial: FrozenTrial, train: Train) -> None:
+    def train_trial(
+        self, name: str, trial: FrozenTrial, train: Callable[[list[str]], Any]
+    ) -> None:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
@@ -229,6 +224,7 @@ class Sweep:
         train: Trains a run by the arguments of train.py.
         """
         file = self.folder / name / "output.txt"
+        run = self.folder / name / "version_0"
         with (
             SIGNALS.handled(),
             file.open("a", buffering=1, encoding="utf-8") as output,
@@ -236,7 +232,11 @@ class Sweep:
             contextlib.redirect_stderr(output),
         ):
             try:
-                best = self.train_run(name, trial.params, train)
+                if not (run / "metrics.json").is_file():  # not killed after its end
+                    train(self.arguments(run, trial.params))
+                best = 0.0  # Optuna needs a value
+                if self.monitor:
+                    best = read_json(run / "progress.json")["best"]
                 self.study.tell(trial.number, best)
             except Exception as error:
                 traceback.print_exc()
@@ -244,73 +244,59 @@ class Sweep:
                 self.study.set_user_attr(name, reason)
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
-    def train_run(self, name: str, values: Values, train: Train) -> float:
-        """Train the run of a trial from where it was interrupted, and return the best
-        value of the monitored metric. Return 0 if there is no such metric.
+    def arguments(self, run: Path, values: Values) -> list[str]:
+        """Return the arguments of train.py that train a trial from where it was
+        interrupted. What was left before the first checkpoint is removed.
 
-        name: The name of the trial's folder.
+        run: The folder of the trial's run.
         values: The values of the trial by flag.
-        train: Trains a run by the arguments of train.py.
-        Raise UserError if no epoch has a value of the metric.
         """
-        run = self.folder / name / "version_0"
-        place = [f"--name={self.folder.name}/{name}"]
-        place.append(f"--trainer.default_root_dir={self.folder.parent}")
-        if (run / "metrics.json").is_file():
-            pass  # killed after its end
-        elif (run / "checkpoints" / "last.ckpt").is_file():
-            train([*place, "--ckpt_path=last"])
-        else:
-            shutil.rmtree(run, ignore_errors=True)  # killed before its first checkpoint
-            train([*self.flags, *as_flags(values), *place])
-        if self.monitor is None:
-            return 0.0  # Optuna needs a value
-        best = read_json(run / "progress.json").get("best")
-        if best is None:
-            raise UserError(f"no epoch has a value of {self.monitor}", status=2)
-        return float(best)
+        name = f"{self.folder.name}/{run.parent.name}"
+        place = [f"--name={name}", f"--trainer.default_root_dir={self.folder.parent}"]
+        if (run / "checkpoints" / "last.ckpt").is_file():
+            return [*place, "--ckpt_path=last"]
+        shutil.rmtree(run, ignore_errors=True)
+        return [*self.flags, *as_flags(values), *place]
 
 
-def open_study(folder: Path, settings: Values) -> optuna.Study:
+def open_study(folder: Path, settings: Values, mode: str) -> optuna.Study:
     """Return the study in a sweep's folder; both are made if needed.
 
-    settings: What all starts have in common, for JSON: the config by flag, `search`,
-        and `monitor` and `monitor_mode`, by which trials are compared; both are None in
-        a grid without a validation.
+    settings: What all starts have in common, for JSON: the config by flag, and
+        `search`.
+    mode: "min" if a lower value of the monitored metric is better, else "max".
     Raise UserError if the file is no journal, if an earlier start had other settings,
-    for the folder of a sweep of version 0.3, and for a link in the folder.
+    for a link in the folder, and for the folder of a sweep of version 0.3.
     """
     refuse_links([folder, *folder.glob("*"), *folder.glob("trial_*/*")])
-    if (folder / "sweep.json").exists():
-        place = relative_to_cwd(folder)
-        problem = f"{place} has a sweep of version 0.3, which cannot continue"
-        raise UserError(problem, "give another --name", 2)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
+    if not file.exists() and any(folder.glob("trial_*")):
+        problem = f"{relative_to_cwd(folder)} has trials, but no study.journal"
+        raise UserError(problem, "give another --name", 2)
     file.touch()
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
+    direction: Any = f"{mode}imize"  # minimize or maximize
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         check_readable(file, LARGEST_TEXT)
         with lock:
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(file), lock)),
-            study_name=folder.name,
-            direction=DIRECTIONS[settings["monitor_mode"]],
-            load_if_exists=True,
-        )
-    except (AssertionError, LookupError, OSError, TypeError, ValueError) as error:
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(file), lock)),
+                study_name=folder.name,
+                direction=direction,
+                load_if_exists=True,
+            )
+            before = study.user_attrs.get("settings", settings)
+            study.set_user_attr("settings", before)
+    except Exception as error:
         problem = f"{file} cannot be read: {error!r}"
         raise UserError(problem, "give another --name") from error
-    if "settings" not in study.user_attrs:
-        study.set_user_attr("settings", settings)
-    before = study.user_attrs["settings"]
     for key in before | settings:
-        old, new = before.get(key), settings.get(key)
-        if old != new:
-            problem = f"--{key} {new}: {relative_to_cwd(folder)} has {old}"
+        if before.get(key) != settings.get(key):
+            problem = f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}"
             raise UserError(problem, "give the same, or another --name", 2)
     return study
 

@@ -39,8 +39,9 @@ Run = Callable[..., dict[str, FrozenTrial]]
         ("model.lr=log:1e-4..1e-1", FloatDistribution(1e-4, 1e-1, log=True)),
         ("model.optimizer_args.momentum=0.5..1", FloatDistribution(0.5, 1.0)),
         ("data.batch_size=log:16..512", IntDistribution(16, 512, log=True)),
-        ("--trainer.max_epochs=-1..9", IntDistribution(-1, 9)),
+        ("trainer.max_epochs=-1..9", IntDistribution(-1, 9)),
         ("model.lr=1e-3, 0.1,1", ["1e-3", "0.1", "1"]),
+        ("data.data_dir=../a,../b", ["../a", "../b"]),
         (
             "a={b: [1,2], c: 2},'d,e',[3,[4,5]]",
             ["{b: [1,2], c: 2}", "'d,e'", "[3,[4,5]]"],
@@ -49,7 +50,7 @@ Run = Callable[..., dict[str, FrozenTrial]]
 )
 def test_what_a_search_means(search: str, values: Any) -> None:
     flag, distribution = read_search(search)
-    assert flag == search.partition("=")[0].removeprefix("--")
+    assert flag == search.partition("=")[0]
     if isinstance(values, list):
         assert list(distribution.choices) == values
     else:
@@ -71,7 +72,7 @@ WRONG = [
     (["--search", LR], "--trials N: how many?"),
     (
         ["--search", LR, "--search", "seed_everything=1,2", "--trials", "4"],
-        "search lists only",
+        "seed_everything cannot be searched",
     ),
     (
         ["--search", LR, "--trials", "4", "--data.val_fraction", "0"],
@@ -129,10 +130,9 @@ def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
 
 
 def test_a_sweep_of_version_0_3_is_refused(sweep, tmp_path, capsys):
-    (tmp_path / "tried").mkdir()
-    (tmp_path / "tried" / "sweep.json").write_text("{}")
+    (tmp_path / "tried" / "trial_000").mkdir(parents=True)
     error = fails(capsys, 2, lambda: sweep("--search", "model.lr=0.1"))
-    assert "a sweep of version 0.3, which cannot continue\ngive another --name" in error
+    assert "has trials, but no study.journal\ngive another --name" in error
 
 
 class Interrupted(BaseException):
@@ -180,13 +180,14 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     assert results(trials)[:3] == expected
     assert len(trials) == 4
     best = max(trials, key=lambda name: trials[name].value or 0)
-    flags, table = capsys.readouterr().out.splitlines()[-2:]
+    flags = capsys.readouterr().out.splitlines()[-1]
     again = train_main(
         [*shlex.split(flags.removeprefix("Best flags: ")), "--name", "again"]
     )
     assert again["test/acc"] == metrics_of(folder / best)["test/acc"]
     monkeypatch.chdir(tmp_path)
-    script("runs").main(shlex.split(table.removeprefix("Tests and curves: "))[2:])
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    script("runs").main(["tried", *where, "--plot", "curves.png"])
     assert capsys.readouterr().out.count("finished") == 4
     assert (tmp_path / "curves.png").exists()
     other = ["--search", LR, "--trials", "4"]
@@ -223,33 +224,54 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(
 ) -> None:
     trials = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
     assert states(trials) == ["FAIL", "COMPLETE"]
-    best, shown = f"{trials['trial_001'].value:.4f}", capsys.readouterr().out
-    shown = shown.splitlines()[-7:]
-    reason = "UserError: .* NaN or infinite after step .*"
-    assert re.match(rf"Trial 1 of 2, 0:\d\d left; lr 1e30: failed, {reason}", shown[0])
-    assert shown[1] == f"Trial 2 of 2, best val/acc {best}, 0:00 left; lr 0.1: {best}"
-    assert shown[3].split()[:4] == ["failed", "trial_000", "-", "1e30"]
-    assert "UserError: the training loss is NaN" in shown[3]
-    assert shown[4].split() == ["best", "trial_001", best, "0.1", "finished"]
+    best = f"{trials['trial_001'].value:.4f}"
+    first, second, header, *rows, flags = capsys.readouterr().out.splitlines()[-6:]
+    reason = "failed, UserError: the training loss is NaN"
+    assert first.startswith("trial trial_000, model.lr 1e30, val/acc -, state failed")
+    assert second == f"trial trial_001, model.lr 0.1, val/acc {best}, state complete"
+    assert header.split() == ["trial", "model.lr", "val/acc", "state"]
+    assert rows[0].split()[:3] == ["trial_000", "1e30", "-"]
+    assert reason in rows[0]
+    assert rows[1].split() == ["trial_001", "0.1", best, "complete"]
+    assert flags.endswith(" --model.lr=0.1")
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", "0.2"), ("min", "0.1")])
-def test_the_best_flags_have_the_best_mean(sweep, capsys, monkeypatch, mode, best):
-    """monitor values: 0.1, 0.9 for model.lr 0.1; 0.6, 0.6 for model.lr 0.2."""
+def test_the_best_flags_have_the_best_value(sweep, capsys, monkeypatch, mode, best):
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
+    grid = ("--search", "model.lr=0.1,0.2", "--seed_everything", "2")
+    sweep(*grid, "--monitor", "val/loss", "--monitor_mode", mode)
+    assert capsys.readouterr().out.endswith(f"--model.lr={best}\n")
 
-    def write(args: list[str]) -> None:
-        flags = dict(arg.removeprefix("--").split("=") for arg in args if "=" in arg)
-        run = Path(flags["trainer.default_root_dir"], flags["name"], "version_0")
-        run.mkdir()
-        value = {"0.1": {"1": 0.1, "2": 0.9}, "0.2": {"1": 0.6, "2": 0.6}}
-        progress = {"best": value[flags["model.lr"]][flags["seed_everything"]]}
-        (run / "progress.json").write_text(json.dumps(progress))
-        (run / "metrics.json").write_text("{}")
 
-    monkeypatch.setattr(sweep_module, "train_run", write)
-    searches = ("--search", "seed_everything=1,2", "--search", "model.lr=0.1,0.2")
-    sweep(*searches, "--monitor", "val/acc", "--monitor_mode", mode)
-    assert f"--model.lr={best}" in capsys.readouterr().out
+def test_repeats_have_means(sweep, capsys, monkeypatch):
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
+    searches = ("--search", "seed_everything=1,2,3", "--search", "model.lr=0.1,0.2")
+    sweep(*searches, "--monitor", "val/loss")
+    header, *rows = capsys.readouterr().out.splitlines()[-5:]
+    assert header.split() == ["model.lr", "metric", "n", "mean", "spread"]
+    assert [row.split() for row in rows] == [
+        ["0.1", "best", "val/loss", "3", "0.2", "0.1"],
+        ["0.1", "test/acc", "3", "nan", "nan"],  # NaN in one of the tests
+        ["0.2", "best", "val/loss", "3", "0.4", "0.2"],
+        ["0.2", "test/acc", "3", "0.5", "0"],
+    ]
+
+
+def write_run(args: list[str]) -> None:
+    """Write the files of a run whose best value is the product of model.lr and the
+    seed."""
+    flags = dict(arg.removeprefix("--").split("=") for arg in args if "=" in arg)
+    run = Path(flags["trainer.default_root_dir"], flags["name"], "version_0")
+    run.mkdir()
+    (run / "environment.txt").touch()
+    lr, seed = flags["model.lr"], int(flags.get("seed_everything", 1))
+    progress = {"monitor": "val/loss", "mode": "min", "best": float(lr) * seed}
+    (run / "progress.json").write_text(json.dumps(progress))
+    test: dict[str, float | None] = {"test/acc": 0.5}
+    if (lr, seed) == ("0.1", 2):
+        test = {"test/acc": None}
+    (run / "metrics.json").write_text(json.dumps(test))
 
 
 def test_a_signal_during_a_failed_trial_ends_the_sweep(
@@ -266,13 +288,13 @@ def test_a_signal_during_a_failed_trial_ends_the_sweep(
     assert caught.value.code == 143
     output, error = capsys.readouterr()
     assert "Stopped by SIGTERM; the same command continues" in error
-    assert output.splitlines()[-1].endswith("lr 0.1: failed, AttributeError: a bug")
+    assert output.splitlines()[-1].endswith("state failed, AttributeError: a bug")
     assert not (tmp_path / "tried" / "trial_001").exists()
     assert "Traceback" in (tmp_path / "tried" / "trial_000" / "output.txt").read_text()
 
 
 @pytest.mark.slow
-def test_folds_are_a_grid_that_ends_with_mean_and_standard_error(
+def test_folds_are_a_grid_that_ends_with_mean_and_spread(
     sweep: Run, tmp_path: Path, capsys: Any
 ) -> None:
     folds = ("--data.num_folds", "3", "--search", "data.fold=0,1,2")
@@ -283,16 +305,16 @@ def test_folds_are_a_grid_that_ends_with_mean_and_standard_error(
     assert order == ["0", "0", "1", "1", "2", "2"]
     names = list(trials)[1::2]
     tests = [metrics_of(tmp_path / "tried" / name)["test/acc"] for name in names]
-    spread = statistics.stdev(tests)
     row = next(line for line in shown.splitlines() if re.match(r"0\.1 +test/acc", line))
-    expected = [statistics.fmean(tests), spread, spread / 3**0.5]
+    expected = [statistics.fmean(tests), statistics.stdev(tests)]
     assert row.split()[2:] == ["3", *(f"{value:.4g}" for value in expected)]
     assert "Best" not in shown, "nothing is selected on test data"
 
 
 @pytest.mark.slow
 def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -> None:
-    """With two workers, killed and stopped, then ended by two commands at once."""
+    """Two commands at once, one of which is killed or stopped, and then two that end
+    the sweep."""
     values = ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]
     flags = (
         f"--config {os.path.relpath(TINY, tmp_path)} --trainer.default_root_dir logs "
@@ -301,13 +323,15 @@ def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -
     command = [sys.executable, str(HERE / "scripts" / "sweep.py"), *flags.split()]
     how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     for number in (signal.SIGKILL, signal.SIGTERM):
-        process = programs.start([*command, "--num_workers", "2"], **how)
-        assert process.stdout
-        while not process.stdout.readline().startswith("Trial "):
-            assert process.poll() is None
-        process.send_signal(number)
-        rest = process.communicate(timeout=60)[0]
-        assert process.returncode == (-9 if number == signal.SIGKILL else 143)
+        processes = [programs.start(command, **how) for _ in range(2)]
+        for process in processes:
+            assert process.stdout
+            while not process.stdout.readline().startswith("trial "):
+                assert process.poll() is None
+            process.send_signal(number)
+        for process in processes:
+            rest = process.communicate(timeout=60)[0]
+            assert process.returncode == (-9 if number == signal.SIGKILL else 143)
     assert "Stopped by SIGTERM; the same command continues" in rest
     processes = [programs.start(command, **how) for _ in range(2)]
     for process in processes:
@@ -315,7 +339,7 @@ def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -
         assert process.returncode == 0, output
         assert "Best flags" in output
     for i, value in enumerate(values):
-        row = f"trial_{i:03d} .* {re.escape(value)} +finished"
+        row = f"trial_{i:03d} +{re.escape(value)} .* complete"
         assert re.search(row, output), output
     for i in (0, 3):
         alone = train("--trainer.max_epochs", 3, "--model.lr", values[i])

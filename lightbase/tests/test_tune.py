@@ -62,19 +62,16 @@ class MemoryOf100(MLP):
 @pytest.mark.parametrize(
     ("flags", "size"),
     [
-        ("--data.batch_size 24 --model.net test_tune.MemoryOf100", 96),
-        ("--data.batch_size 300 --model.net test_tune.MemoryOf100", 75),
-        ("--data.batch_size 10 --max_batch_size 40", 40),
-        ("--data.batch_size 10 --max_batch_size 50", 40),
-        ("--data.batch_size 10 --max_batch_size 2", 2),
+        ("--model.net test_tune.MemoryOf100", 64),
+        ("--max_batch_size 40", 32),
+        ("--max_batch_size 2", 2),
     ],
 )
-def test_the_largest_batch_size_that_fits_is_suggested(find, capsys, flags, size):
+def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
     assert find("--find", "batch_size", *flags.split()) == [
         "--data.batch_size",
         str(size),
     ]
-    assert f"Batch size {size} fits" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -142,4 +139,4 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
     boring += " --data test_tune.LitData"
     with pytest.raises(SystemExit):
         tune.main([*flags.split(), *boring.split()])
-    assert "BoringModel has no argument lr or learning_rate" in capsys.readouterr().err
+    assert "there is no model.lr or model.learning_rate" in capsys.readouterr().err
