@@ -22,7 +22,7 @@ from lightbase.core.devices import describe_devices
 from lightbase.core.errors import UserError, rank, say
 from lightbase.core.files import json_text
 from lightbase.core.tables import as_table
-from lightbase.core.testing import run_test
+from lightbase.core.testing import NO_TEST, run_test
 from lightbase.extras.figures import ClassReport
 
 
@@ -54,14 +54,13 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
                 data.setup("test")
                 if spec.config.try_network and "test" in data.splits:
                     try_network(model, data, spec.config.trainer, "test")
-            metrics, reason = run_test(trainer, model, data, None)
+            metrics = run_test(trainer, model, data, None)
         leave(trainer)
-        if reason:
-            raise UserError(reason)
-    rows = [("metric", "value")]
-    for name in sorted(metrics, key=is_of_class):
-        rows.append((name, as_text(metrics[name], name)))
-    lines = as_table(rows)
+        if not metrics:
+            raise UserError(NO_TEST)
+    names = sorted(metrics, key=is_of_class)
+    rows = [(name, as_text(metrics[name], name)) for name in names]
+    lines = as_table([("metric", "value"), *rows])
     if report is not None:
         lines += report.lines
     say("\n".join([*lines, json_text(metrics)]))

@@ -36,7 +36,6 @@ def main(args: Sequence[str] | None = None) -> Path:
                 f"--output {output}: give another {suffix} file, or --format", status=2
             )
         _, model, data = open_checkpoint(options, flags)
-        print(f"Exporting {checkpoint}", flush=True)
         net = model
         if isinstance(model, BaseModule):
             net = model.net

@@ -3,11 +3,10 @@
 Lightning's own loop predicts the samples of files or of a split. The writers of tables,
 masks and arrays are in lightbase/extras/predict.py.
 
-Read `main` first. `FileBatches` or `loader_of_split` gives the batches, `predict` runs
-the loop, and a `Collector` keeps the outputs until all of them are written.
+Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `predict`
+runs the loop, and a `Collector` keeps the outputs until all of them are written.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,12 +16,11 @@ from typing import Any
 from lightning import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.commands.script import short_errors
-from lightbase.core.batches import inputs_of, share_from_worker, targets_of, to_host
+from lightbase.core.batches import inputs_of, targets_of, to_host
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, printable
@@ -30,7 +28,7 @@ from lightbase.core.files import write_whole
 from lightbase.core.module import BaseModule
 from lightbase.core.predictions import predicted_masks
 from lightbase.core.tables import as_csv, as_table
-from lightbase.extras.image_folder import find_images
+from lightbase.extras.image_folder import list_images
 from lightbase.extras.predict import (
     Rows,
     prediction_columns,
@@ -68,41 +66,49 @@ def main(args: Sequence[str] | None = None) -> None:
         is_npz = output is not None and output.suffix == ".npz"
         has_masks = task == "segmentation" and not is_npz
         check_output(output, has_masks)
+        names: list[str] = []
+        unreadable: list[str] = []
+        kind = "sample"
         if options.files:
-            batches: Any = FileBatches(data, options.files)
+            kind = "file"
             # both lists get their entries later, while the files are read
-            names = batches.names
-            unreadable = batches.unreadable
+            batches: Any = batches_of_files(data, options.files, names, unreadable)
         else:
             batches = loader_of_split(data, options.split)
-            names = [str(i) for i in range(len(batches.dataset))]
-            unreadable = []
+            names += map(str, range(len(batches.dataset)))
         collector = Collector(has_masks)
         with trainer_of(spec, model, [collector]) as trainer:
             predict(trainer, model, data, batches)
         outputs = collector.outputs
         if config.fast_dev_run or config.limit_predict_batches is not None:
             # the Trainer has left out the batches after a limit
-            first_rows: Any = next(iter(outputs.values()), [])
-            names = names[: len(first_rows)]
+            names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
-            raise UserError(NO_ROWS)
+            raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
         if is_npz:
             write_arrays(output, names, outputs)
         elif has_masks:
             write_masks(output, names, outputs)
         else:
-            columns = {"file" if options.files else "sample": names}
-            columns |= prediction_columns(outputs, data, task, options)
+            columns = {kind: names, **prediction_columns(outputs, data, task, options)}
             columns |= true_columns(collector.true, data, task)
             write_table(output, columns)
         if output is not None:
             print(f"{len(names)} predictions in {output}")
-        for file, reason in unreadable:
-            name = printable(str(file))
-            print(f"error: cannot read {name}: {reason}", file=sys.stderr)
         if unreadable:
-            sys.exit(1)
+            raise UserError("\n".join(unreadable))
+
+
+def write_table(output: Path | None, columns: dict[str, list[str]]) -> None:
+    """Write a CSV file, or print a table if there is no file.
+
+    columns: The texts of each column by its name. All columns have the same length.
+    """
+    table = [tuple(columns), *zip(*columns.values(), strict=True)]
+    if output is None:
+        print("\n".join(as_table(table)))
+    else:
+        write_whole(output, as_csv(table))
 
 
 def task_of(model: LightningModule, data: Any) -> str | None:
@@ -110,30 +116,26 @@ def task_of(model: LightningModule, data: Any) -> str | None:
     are written.
 
     A plain LightningModule may have an attribute `task`, too. Without it, its outputs
-    are taken as classes if the data has names for the classes. Otherwise the result is
-    None.
+    are taken as classes if the data has names for the classes.
     """
-    if isinstance(model, BaseModule):
-        return model.task
     task: str | None = getattr(model, "task", None)
-    if task is None and getattr(data, "classes", None):
+    is_plain = not isinstance(model, BaseModule)
+    if is_plain and task is None and getattr(data, "classes", None):
         return "multiclass"
     return task
 
 
-def check_output(output: Path | None, is_folder: bool) -> None:
+def check_output(output: Path | None, has_masks: bool) -> None:
     """Raise UserError if --output cannot be written, before the prediction begins.
 
     output: The path. None prints a table.
-    is_folder: The outputs are masks, which need a folder.
+    has_masks: The outputs are masks, which need a folder.
     """
-    if is_folder:
-        if output is None or output.suffix or output.is_file():
-            problem = "masks are no table: give --output FOLDER or FILE.npz"
-            raise UserError(problem, status=2)
-    elif output and (output.is_dir() or not output.parent.is_dir()):
-        problem = f"--output {output} is a folder, or in none that is there"
+    if has_masks and (output is None or output.suffix):
+        problem = "masks are no table: give --output FOLDER or FILE.npz"
         raise UserError(problem, status=2)
+    if output is not None and not output.parent.is_dir():
+        raise UserError(f"--output {output} is in no folder that is there", status=2)
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
@@ -149,59 +151,53 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     if not isinstance(data, BaseDataModule):
         return getattr(data, f"{split}_dataloader")()
     if split not in data.splits:
-        problem = f"--split {split}: {type(data).__name__} has no such set"
-        raise UserError(problem, status=2)
-    return DataLoader(  # by names: Lightning may make it again from them
-        data.splits[split],
-        batch_size=data.eval_batch_size or data.batch_size,
-        collate_fn=share_from_worker,
-        num_workers=data.num_workers,
-    )
+        raise UserError(f"--split {split}: the data has no such set", status=2)
+    return data.predict_dataloader(split)
 
 
-class FileBatches:
-    """Batches of the inputs in files. The data module reads the files and makes batches
-    of their samples. Use it for one loop: a second one would add each name again.
+def batches_of_files(
+    data: Any, paths: list[Path], names: list[str], unreadable: list[str]
+) -> Iterator[Any]:
+    """Yield batches of at most BATCH_SIZE samples of the inputs in files.
 
+    A batch that is one tensor has no targets. It becomes the pair (inputs, None), which
+    predict_step takes.
+
+    data: The data module, which reads the files and makes batches of their samples.
     paths: Files, and folders of images.
-    names: The names of the samples so far; reading adds to them.
-    unreadable: The paths that cannot be read, with the reason; reading adds to them.
+    names: Gets the names of the samples.
+    unreadable: See `samples_in`.
     Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
     """
+    if not isinstance(data, BaseDataModule):
+        raise UserError(
+            f"files need a BaseDataModule, which {type(data).__name__} is not",
+            "without files the test set is predicted",
+            2,
+        )
+    samples = samples_in(data, paths, unreadable)
+    while waiting := list(islice(samples, BATCH_SIZE)):
+        names += [name for name, _ in waiting]
+        batch = data.collate([sample for _, sample in waiting])
+        if isinstance(batch, Tensor):
+            batch = (batch, None)
+        yield batch
 
-    def __init__(self, data: Any, paths: list[Path]) -> None:
-        if not isinstance(data, BaseDataModule):
-            raise UserError(
-                f"files need a BaseDataModule, which {type(data).__name__} is not",
-                "without files the test set is predicted",
-                2,
-            )
-        self.data = data
-        self.names: list[str] = []
-        self.files, self.unreadable = find_images(paths)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches of at most BATCH_SIZE samples.
+def samples_in(
+    data: BaseDataModule, paths: list[Path], unreadable: list[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield (name, sample) for each sample in the files. A folder stands for all images
+    below it, and a file is taken whatever its name.
 
-        A batch that is one tensor has no targets. It becomes the pair (inputs, None),
-        which predict_step takes.
-        """
-        samples = self.samples()
-        while waiting := list(islice(samples, BATCH_SIZE)):
-            self.names += [name for name, _ in waiting]
-            batch = self.data.collate([sample for _, sample in waiting])
-            if isinstance(batch, Tensor):
-                batch = (batch, None)
-            yield batch
-
-    def samples(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name, sample) for each sample in the files. A file that cannot be read
-        is added to `unreadable`, and the next file follows."""
-        for file in self.files:
+    unreadable: Gets an error for each path that cannot be read.
+    """
+    for path in paths:
+        for file in list_images(path) or [path]:
             try:
-                yield from self.data.read_inputs(file)
-            except UserError as error:
-                self.unreadable.append((file, str(error)))
+                yield from data.read_inputs(file)
+            except (UserError, OSError) as error:
+                unreadable.append(f"cannot read {printable(str(file))}: {error}")
 
 
 class Collector(Callback):
@@ -261,29 +257,14 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
         return it.
     Raise UserError for anything else, such as a tensor without dimensions.
     """
-    rows: dict[str, Any] = {"prediction": outputs}
+    if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
+        return {name: [sample[name] for sample in outputs] for name in outputs[0]}
+    rows = {"prediction": outputs}
     if isinstance(outputs, dict):
         rows = outputs
-    elif isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
-        return {name: [sample[name] for sample in outputs] for name in outputs[0]}
     elif isinstance(outputs, tuple | list):
         rows = {str(i): part for i, part in enumerate(outputs)}
     for part in rows.values():
         if not isinstance(part, Tensor) or part.dim() == 0:
             raise UserError(NO_ROWS)
     return rows
-
-
-def write_table(output: Path | None, columns: dict[str, list[str]]) -> None:
-    """Write a CSV file, or print a table if there is no file. Without samples the file
-    is empty, and nothing is printed.
-
-    output: The path of the file, or None.
-    columns: The texts of each column by its name. All columns have the same length.
-    """
-    rows = list(zip(*columns.values(), strict=True))
-    table = [tuple(columns), *rows] if rows else []
-    if output is not None:
-        write_whole(output, as_csv(table))
-    elif table:
-        print("\n".join(as_table(table)))

@@ -8,14 +8,9 @@ pickled arrays without running code from the file.
 import contextlib
 import os
 import pickle
-import zlib
 from collections.abc import Iterator, Mapping
-from http.client import HTTPException
-from lzma import LZMAError
 from pathlib import Path
-from tarfile import TarError
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
 from filelock import FileLock
@@ -24,11 +19,6 @@ from torchvision.datasets.utils import check_integrity
 
 from lightbase.core.errors import UserError, first_line
 
-DOWNLOAD_ERRORS = (
-    *(OSError, HTTPException),
-    RuntimeError,  # torchvision's, for files that are missing or damaged
-    *(EOFError, BadZipFile, TarError, LZMAError, zlib.error),  # of unpacking
-)
 NUMPY_NAMES = ("_reconstruct", "_frombuffer", "ndarray", "dtype")  # of a pickled array
 
 
@@ -36,7 +26,7 @@ def open_or_download(
     source: Any,
     data_dir: Path,
     files: str,
-    published: Mapping[str, tuple[int, str]] | None = None,
+    published: Mapping[str, tuple[int, str]] = {},
     **options: Any,
 ) -> Any:
     """Return a data set of torchvision. If its files are missing, one process downloads
@@ -55,42 +45,27 @@ def open_or_download(
         options: The arguments of `source`, such as `root` and `train`.
     """
     name = source.__name__
-    for path, (size, md5) in (published or {}).items():
+    for path, (size, md5) in published.items():
         file = data_dir / path
         has_size = file.is_file() and file.stat().st_size == size
         if has_size and not check_integrity(file, md5):
             raise UserError(f"{file} is damaged: move it away to download it again")
-    try:
-        with short_download_errors(name, data_dir, files), one_process(name, data_dir):
+    with short_download_errors(name, data_dir, files):
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock: Any = contextlib.nullcontext()
+        if os.access(data_dir, os.W_OK):  # nobody downloads into any other folder
+            lock = FileLock(data_dir / f".{name}.lock")
+        with lock:
             try:
                 return source(**options)
-            except DOWNLOAD_ERRORS:
+            except Exception:  # files that are missing or damaged
                 return source(**options, download=True)
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        reason = str(error) or "a file is damaged, move it away to download it again"
-        raise UserError(f"{name} cannot be read from {data_dir}: {reason}") from error
-
-
-@contextlib.contextmanager
-def one_process(name: str, data_dir: Path) -> Iterator[None]:
-    """Let only one process at a time use the files of a data set: a lock file in
-    data_dir makes the others wait. A folder that cannot be written is used without a
-    lock, because nobody downloads into it.
-
-    name: The name of the data set. Each data set has a lock file.
-    """
-    data_dir.mkdir(parents=True, exist_ok=True)
-    if os.access(data_dir, os.W_OK):
-        with FileLock(data_dir / f".{name}.lock"):
-            yield
-    else:
-        yield
 
 
 @contextlib.contextmanager
 def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[None]:
-    """Turn the errors of a download, or of unpacking, into a UserError. It says which
-    files belong into which folder.
+    """Turn any error of a download, of unpacking or of reading into a UserError. It
+    says which files belong into which folder.
 
     Args:
         name: The name of the data set.
@@ -99,7 +74,7 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
     """
     try:
         yield
-    except DOWNLOAD_ERRORS as error:
+    except Exception as error:  # of many types, also of the archives
         reason = (str(error) or type(error).__name__).splitlines()[-1]
         raise UserError(
             f"{name} is not in {data_dir}, or damaged, and cannot be downloaded: "

@@ -23,20 +23,17 @@ from lightbase.core.batches import for_network
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, first_line
 
-TOLERANCE = 1e-4  # see largest_difference
+TOLERANCE = 1e-4  # see `difference`
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
-Graph = tuple[bytes, Callable[[Tensor], Tensor]]
-"""The content of a file, and a function that runs the file on a batch."""
 
 
 def weights_file(net: nn.Module) -> bytes:
-    """Return the content of a pth file: the state_dict of the network, on the CPU.
+    """Return the content of a pth file: the state_dict of the network.
 
     Other programs load it with torch.load(file, weights_only=True).
     """
     buffer = io.BytesIO()
-    weights = {name: value.cpu() for name, value in net.state_dict().items()}
-    torch.save(weights, buffer)
+    torch.save(net.state_dict(), buffer)
     return buffer.getvalue()
 
 
@@ -50,75 +47,65 @@ def graph_file(
     model, data: The model and the data of the checkpoint. The file takes what a
         BaseDataModule loads. For other data it takes the inputs of the network, and the
         model has to have an `example_input_array`.
-    kind: "onnx" or "pt2".
+    kind: A key of WRITERS.
     Raise UserError if there is no such graph, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Callable[[Tensor], Tensor] = nn.Identity()
     classes: list[str] = []
-    way_out = (
-        f"set self.example_input_array of {type(model).__name__} to a tensor (N, ...)"
-    )
     if isinstance(data, BaseDataModule):
         samples = data.input_spec
         normalize = data.normalize
         classes = data.classes
-        way_out = "--format pth needs none"
     if not isinstance(samples, Tensor):
-        name = type(data).__name__
         raise UserError(
-            f"the inputs of {name} are no tensors of a known shape", way_out
+            f"the inputs of {type(data).__name__} are no tensors of a known shape",
+            "--format pth needs none; with a LightningDataModule of your own, set "
+            f"self.example_input_array of {type(model).__name__} to a tensor (N, ...)",
         )
-    predictor = Predictor(model, normalize)
-    batches = random_batches(samples)
+    predictor = Predictor(model, normalize).eval()
+    batches = [random_batch(samples, size) for size in BATCH_SIZES]
     expected = [predictor(batch) for batch in batches]
-    for size, outputs in zip(BATCH_SIZES, expected, strict=True):
-        if not isinstance(outputs, Tensor) or outputs.shape[:1] != (size,):
-            raise UserError(
-                f"predict_step of {type(model).__name__} has to return a tensor with a "
-                "row for each input"
-            )
+    if not isinstance(expected[0], Tensor):
+        raise UserError(
+            f"predict_step of {type(model).__name__} has to return a tensor"
+        )
     # what torch logs and warns of during an export is long, and of no use
     with (
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         program = trace(predictor, batches[0])
-        write = as_pt2
-        if kind == "onnx":
-            write = as_onnx
-        content, run_file = write(program, json.dumps(classes))
-        outputs = [run_file(batch) for batch in batches]
-    return content, largest_difference(outputs, expected)
+        content, run_file = WRITERS[kind](program, json.dumps(classes))
+        differences = [
+            difference(run_file(batch), right)
+            for batch, right in zip(batches, expected, strict=True)
+        ]
+    largest = torch.stack(differences).max().item()
+    if not largest <= TOLERANCE:  # also true for NaN
+        raise UserError(
+            "the export is wrong and was not kept: its outputs for random inputs are "
+            f"{largest:.1e} off the checkpoint's"
+        )
+    return content, largest
 
 
-def largest_difference(outputs: list[Tensor], expected: list[Tensor]) -> float:
+def difference(output: Tensor, right: Tensor) -> Tensor:
     """Return the largest difference, as a part of 1, or of the largest expected output
     if that is more.
 
     So the limit is absolute for probabilities and relative for large outputs.
 
-    outputs, expected: The outputs of the file and of the checkpoint for each batch.
-    Raise UserError if the difference is over TOLERANCE or NaN.
+    output, right: The outputs of the file and of the checkpoint for a batch.
     """
-    largest = 0.0
-    for output, right in zip(outputs, expected, strict=True):
-        scale = max(1.0, right.abs().max().item())
-        difference = (output.double() - right.double()).abs().max().item() / scale
-        if not difference <= TOLERANCE:  # also true for NaN
-            raise UserError(
-                "the export is wrong and was not kept: its outputs for "
-                f"{len(right)} random inputs are {difference:.1e} off the checkpoint's"
-            )
-        largest = max(largest, difference)
-    return largest
+    off = (output.double() - right.double()).abs().max()
+    return off / right.double().abs().max().clamp(min=1)
 
 
 class Predictor(nn.Module):
     """From samples (N, ...), as the data module loads them, to the outputs of
     predict_step. The graph in a file is the graph of this module.
 
-    model: It is in eval mode afterwards.
     normalize: The function of the data module.
     """
 
@@ -126,38 +113,32 @@ class Predictor(nn.Module):
         self, model: LightningModule, normalize: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__()
-        self.model = model.eval()
+        self.model = model
         self.normalize = normalize
-        # Lightning's own predict_step hands its argument to forward
-        self.takes_batches = is_overridden("predict_step", model)
 
     def forward(self, samples: Tensor) -> Any:
         """Return the outputs of predict_step. samples: (N, ...)."""
-        batch: Any = for_network(self.normalize(samples), self.model)
-        if self.takes_batches:
-            batch = (batch, None)
-        return self.model.predict_step(batch, 0)
+        inputs = for_network(self.normalize(samples), self.model)
+        # Lightning's own predict_step hands the batch to forward
+        if is_overridden("predict_step", self.model):
+            return self.model.predict_step((inputs, None), 0)
+        return self.model(inputs)
 
 
-def random_batches(samples: Tensor) -> list[Tensor]:
-    """Return batches of BATCH_SIZES. Bytes have all values, other integers are 0 and 1,
-    which are indices of any embedding. Floats are standard normal.
+def random_batch(samples: Tensor, size: int) -> Tensor:
+    """Return a batch. Bytes have all values, other integers are 0 and 1, which are
+    indices of any embedding. Floats are standard normal.
 
     samples: A tensor (any number, ...) with the shape and dtype of the samples.
+    size: The number of samples in the batch.
     """
-    generator = torch.Generator().manual_seed(0)
-    batches = []
-    for size in BATCH_SIZES:
-        shape = (size, *samples.shape[1:])
-        if samples.is_floating_point():
-            batch = torch.randn(shape, generator=generator)
-        else:
-            high = 2
-            if samples.dtype == torch.uint8:
-                high = 256
-            batch = torch.randint(high, shape, generator=generator)
-        batches.append(batch.to(samples.dtype))
-    return batches
+    shape = (size, *samples.shape[1:])
+    if samples.is_floating_point():
+        return torch.randn(shape, dtype=samples.dtype)
+    high = 2
+    if samples.dtype == torch.uint8:
+        high = 256
+    return torch.randint(high, shape, dtype=samples.dtype)
 
 
 def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
@@ -183,9 +164,9 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
     return program
 
 
-def as_pt2(program: ExportedProgram, classes: str) -> Graph:
+def as_pt2(program: ExportedProgram, classes: str) -> tuple[bytes, Any]:
     """Return a file for torch.export.load, which holds the names of the classes in its
-    extra file classes.json.
+    extra file classes.json, and a function that runs the file on a batch.
 
     classes: A JSON list of names.
     """
@@ -195,9 +176,9 @@ def as_pt2(program: ExportedProgram, classes: str) -> Graph:
     return buffer.getvalue(), torch.export.load(buffer).module()
 
 
-def as_onnx(program: ExportedProgram, classes: str) -> Graph:
+def as_onnx(program: ExportedProgram, classes: str) -> tuple[bytes, Any]:
     """Return a file for ONNX Runtime, which holds the names of the classes in its
-    metadata.
+    metadata, and a function that runs the file on a batch.
 
     The input is named `inputs`, the output `outputs`. The file is run on the CPU.
 
@@ -226,9 +207,8 @@ def as_onnx(program: ExportedProgram, classes: str) -> Graph:
         session = InferenceSession(content, providers=["CPUExecutionProvider"])
     # torch's, or ONNX Runtime's, which has no convolution of float64
     except Exception as error:
-        cause = error
-        if isinstance(error.__cause__, Exception):
-            cause = error.__cause__  # the message of the outer error is advice
+        # the message of the outer error is advice
+        cause: Any = error.__cause__ or error
         problem = "the network cannot be written as ONNX; --format pt2 may do"
         raise UserError(problem, first_line(cause)) from error
 
@@ -238,3 +218,7 @@ def as_onnx(program: ExportedProgram, classes: str) -> Graph:
         return torch.from_numpy(outputs)
 
     return content, run_file
+
+
+WRITERS = {"onnx": as_onnx, "pt2": as_pt2}
+"""By the format of the file: functions that write a graph."""

@@ -1,9 +1,9 @@
-"""Folders of image files: functions that find the images, and the data module
+"""Folders of image files: a function that finds the images, and the data module
 `ImageFolder`, which reads the images while training.
 """
 
+import glob
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,17 @@ from lightbase.core.errors import UserError, say
 from lightbase.core.images import crop_and_flip, read_image, to_float
 
 SUFFIXES = (
-    *(".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm"),
-    *(".png", ".ppm", ".tif", ".tiff", ".webp"),
+    ".bmp",
+    ".gif",
+    ".jfif",
+    ".jpeg",
+    ".jpg",
+    ".pgm",
+    ".png",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
 )
 SPLITS = {
     "train": "train",
@@ -33,54 +42,28 @@ SPLITS = {
 """The split that a folder is for, by its name in lower case."""
 
 
-def find_images(paths: Iterable[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the images that a user names by files and folders, for predict.py.
-
-    The first list has the images in the order of `paths`. A file is taken whatever its
-    name; a folder stands for all images below it, sorted. The second list has each path
-    without an image, with the reason.
-    """
-    files: list[Path] = []
-    missing: list[tuple[Path, str]] = []
-    for path in paths:
-        images = [path] if path.is_file() else list_images(path)
-        files += images
-        if not images:
-            missing.append((path, "no image file, and no folder with image files"))
-    return files, missing
-
-
 def list_images(folder: Path) -> list[Path]:
     """Return the images below the folder, at any depth, sorted. An image is a file with
     a name that ends with one of SUFFIXES, in upper or lower case. Hidden files and
     folders are left out: macOS makes files such as `._1.jpg`."""
-    images: list[Path] = []
-    for place, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            if name.startswith(".") or not name.lower().endswith(SUFFIXES):
-                continue
-            file = Path(place, name)
-            if file.is_file():  # opening a pipe would wait for ever for a writer
-                images.append(file)
-    return sorted(images)
-
-
-def images_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class."""
-    classes: dict[str, list[Path]] = {}
-    for path in folders_in(folder):
-        images = list_images(path)
-        if images:
-            classes[path.name] = images
-    return classes
+    # Path.rglob would take hidden ones, too
+    names = glob.iglob("**", root_dir=folder, recursive=True)  # noqa: PTH207
+    paths = [folder / name for name in names if name.lower().endswith(SUFFIXES)]
+    # opening a pipe would wait for ever for a writer
+    return sorted(path for path in paths if path.is_file())
 
 
 def folders_in(folder: Path) -> list[Path]:
     """Return the subfolders, sorted. Hidden ones are left out, such as
     .ipynb_checkpoints."""
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
+
+
+def images_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return {class: images}. Each subfolder of `folder` with an image below it is a
+    class; its name is the name of the class."""
+    images = {path.name: list_images(path) for path in folders_in(folder)}
+    return {name: paths for name, paths in images.items() if paths}
 
 
 @dataclass(eq=False)
@@ -149,30 +132,22 @@ class ImageFolder(BaseDataModule):
         self.random_flip = random_flip
 
     @cached_property
-    def folders(self) -> dict[str, Path]:
-        """{split: folder}, for the folders with a name in SPLITS. It is empty if there
-        is neither a training nor a test folder: then data_dir has the classes."""
+    def files(self) -> dict[str, dict[str, list[Path]]]:
+        """{split: {class: images, sorted}}. If no folder has a name in SPLITS, data_dir
+        has the classes."""
         folders: dict[str, Path] = {}
         for path in folders_in(self.data_dir):
             split = SPLITS.get(path.name.lower())
             if split:
                 folders.setdefault(split, path)
-        if "train" in folders or "test" in folders:
-            return folders
-        return {}
-
-    @cached_property
-    def files(self) -> dict[str, dict[str, list[Path]]]:
-        """{split: {class: images, sorted}}. With folds the test folder is left out,
-        because a fold is the test set."""
-        files = {name: images_by_class(path) for name, path in self.folders.items()}
-        if not files:
+        files = {split: images_by_class(path) for split, path in folders.items()}
+        if not folders:
             files = self._divide(images_by_class(self.data_dir))
-        if self.fold:
-            files.pop("test", None)
         if files.get("val"):
-            folder = self.folders["val"]
-            say(f"Images: validation on {folder}; data.val_fraction has no effect")
+            say(
+                f"Images: validation on {folders['val']}; data.val_fraction has no "
+                "effect"
+            )
         return files
 
     def _divide(self, classes: dict[str, list[Path]]) -> dict[str, Any]:
@@ -181,52 +156,45 @@ class ImageFolder(BaseDataModule):
 
         classes: {class: all its images}.
         """
-        part = "a fifth"
-        if self.fold:
-            part = "a fold"
-        say(
-            f"Images: no train and test in {self.data_dir}: "
-            f"{part} of each class is the test"
-        )
-        files: dict[str, Any] = {"train": {}, "test": {}}
-        for name, images in classes.items():
-            for split, by_class in files.items():
-                index = self.seeded_part(len(images), split)  # type: ignore[arg-type]
-                by_class[name] = [images[i] for i in index]
+        if not self.fold:
+            say(
+                f"Images: no train and test in {self.data_dir}: "
+                "a fifth of each class is the test"
+            )
+        files: dict[Any, Any] = {"train": {}, "test": {}}
+        for split in files:
+            for name, images in classes.items():
+                index = self.seeded_part(len(images), split)
+                files[split][name] = [images[i] for i in index]
         return files
 
-    @cached_property
+    @property
     def own_splits(self) -> list[str]:  # type: ignore[override]
         """The splits that have at least one image."""
-        return [name for name, classes in self.files.items() if any(classes.values())]
+        return [split for split, classes in self.files.items() if any(classes.values())]
 
     @cached_property  # unlike a property, it can be assigned, from a checkpoint
     def classes(self) -> list[str]:  # type: ignore[override]
         """The names of the classes in the training set, sorted. Raise UserError if it
         has no image."""
-        names = list(self.files.get("train", {}))
-        if not names:
+        if not self.files.get("train"):
             raise UserError(
                 f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/"
             )
-        return names
-
-    def prepare_data(self) -> None:
-        """Raise UserError if another split has a class that the training set does not
-        have: the network has no output for it."""
-        for split, by_class in self.files.items():
-            unknown = sorted(by_class.keys() - {*self.classes})
-            if unknown:
-                folder = self.folders.get(split, self.data_dir)
-                raise UserError(
-                    f"{folder} has classes that the training had not: {unknown[:5]}"
-                )
+        return list(self.files["train"])
 
     def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
-        """Return the images of a split, class by class. No file is opened yet."""
+        """Return the images of a split, class by class. No file is opened yet. Raise
+        UserError for a class that the training set does not have: the network has no
+        output for it."""
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():
+            if name not in self.classes:
+                raise UserError(
+                    f"data.data_dir {self.data_dir}: {split} has a class that the "
+                    f"training had not: {name}"
+                )
             files += images
             targets += [self.classes.index(name)] * len(images)
         return ImageFiles(files, targets, self.image_shape)

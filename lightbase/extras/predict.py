@@ -23,7 +23,6 @@ from lightbase.core.predictions import (
     probabilities,
 )
 
-MAX_COLUMNS = 100  # of numbers in a table
 Rows = dict[str, list[Tensor]]
 """The outputs of each sample, by their name in what predict_step returns."""
 Columns = dict[str, list[str]]
@@ -39,11 +38,10 @@ def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
     content = {"names": np.array(names)}
     for name, rows in outputs.items():
         arrays = [numpy_array(row) for row in rows]
-        if len({array.shape for array in arrays}) == 1:
+        try:
             content[name] = np.stack(arrays)
-        else:
-            for i, array in enumerate(arrays):
-                content[f"{name}.{i}"] = array
+        except ValueError:  # the samples differ in shape
+            content |= {f"{name}.{i}": array for i, array in enumerate(arrays)}
     buffer = io.BytesIO()
     np.savez(buffer, **content)  # type: ignore[arg-type]
     write_whole(path, buffer.getbuffer())
@@ -62,8 +60,8 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
     folder: It is made if it is missing.
     names: The names of the samples. A mask of photo.jpg is photo.png.
     outputs: Class numbers (H, W) of each sample, in [0, 255].
-    Raise UserError if an input or another mask would be overwritten, or if an output is
-    no mask.
+    Raise UserError if an input or another mask would be overwritten, or if there are
+    too many classes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [(folder / f"{Path(name).stem}.png").resolve() for name in names]
@@ -76,10 +74,10 @@ def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
             2,
         )
     for path, mask in zip(paths, single(outputs), strict=True):
-        if mask.dim() != 2 or (mask.byte() != mask).any():
+        if mask.max() > 255:
             raise UserError(
-                f"predict_step returns {mask.dtype} {tuple(mask.shape)} for a sample, "
-                "no mask of 256 classes at most",
+                f"--output {folder}: a mask has at most 256 classes, not class "
+                f"{mask.max()}",
                 "give --output FILE.npz",
                 2,
             )
@@ -99,7 +97,7 @@ def single(outputs: Rows) -> list[Tensor]:
             "--output FILE.npz writes any tensors",
             2,
         )
-    return outputs.get("prediction", [])
+    return outputs["prediction"]
 
 
 def prediction_columns(
@@ -163,46 +161,33 @@ def class_columns(
         values = probabilities(values)
         is_set = values > options.threshold
         columns["labels"] = [label_names(row, names) for row in is_set]
-    elif 0 < options.top_k <= len(names):
-        shares, classes = values.topk(options.top_k)
-        for k in range(options.top_k):
-            end = ""
-            if k > 0:
-                end = f"_{k + 1}"
-            columns[f"class{end}"] = [names[i] for i in classes[:, k]]
-            columns[f"probability{end}"] = decimals(shares[:, k])
-    else:
+    elif not 0 < options.top_k <= len(names):
         problem = f"--top_k {options.top_k}: there are {len(names)} classes"
         raise UserError(problem, status=2)
+    else:
+        shares, classes = values.topk(options.top_k)
+        for k in range(options.top_k):
+            end = f"_{k + 1}".removesuffix("_1")
+            columns[f"class{end}"] = [names[i] for i in classes[:, k]]
+            columns[f"probability{end}"] = texts(shares[:, k], ".4f")
     if options.probabilities:
         for i, name in enumerate(names):
-            columns[f"probability_{name}"] = decimals(values[:, i])
+            columns[f"probability_{name}"] = texts(values[:, i], ".4f")
     return columns
-
-
-def decimals(values: Tensor) -> list[str]:
-    """Return texts of numbers (N,) with four decimals."""
-    return [f"{value:.4f}" for value in values.tolist()]
 
 
 def number_columns(rows: list[Tensor], name: str) -> Columns:
     """Return a column NAME of numbers, or columns NAME_i if a sample has several.
 
-    rows: A tensor of any shape for each sample. Raise UserError if it has more than
-        MAX_COLUMNS numbers, or if the shapes differ.
+    rows: A tensor of one shape for each sample.
     """
-    shape = tuple(rows[0].shape)
-    if rows[0].numel() > MAX_COLUMNS or any(row.shape != shape for row in rows):
-        raise UserError(
-            f"predict_step returns {shape} for a sample, too much for a table",
-            "--output FILE.npz writes it",
-            2,
-        )
     values = torch.stack(rows).reshape(len(rows), -1)
-    columns = {}
-    for i in range(values.shape[1]):
-        key = name
-        if values.shape[1] > 1:
-            key = f"{name}_{i}"
-        columns[key] = [f"{value:.6g}" for value in values[:, i].tolist()]
-    return columns
+    if values.shape[1] == 1:
+        return {name: texts(values[:, 0], ".6g")}
+    columns = enumerate(values.unbind(1))
+    return {f"{name}_{i}": texts(column, ".6g") for i, column in columns}
+
+
+def texts(values: Tensor, form: str) -> list[str]:
+    """Return texts of numbers (N,), in this form, such as ".4f"."""
+    return [f"{value:{form}}" for value in values.tolist()]

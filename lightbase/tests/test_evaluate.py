@@ -12,6 +12,8 @@ from example.classifier import Classifier
 from paths import Trained, fails, script
 from written import checkpoint_file
 
+from lightbase.core.testing import NO_TEST
+
 evaluate = script("evaluate").main
 
 
@@ -89,6 +91,5 @@ def test_evaluate_draws_the_random_numbers_of_the_training(train, tmp_path):
 
 def test_a_test_that_logs_nothing_says_so(train, tmp_path, capsys):
     train("--model test_evaluate.Silent --trainer.max_epochs 1")
-    line = "No test: test_step of Silent logs nothing with self.track or self.log"
-    assert f"\n{line}\n" in capsys.readouterr().out
-    assert fails(capsys, 1, lambda: evaluate(best_of(tmp_path))) == f"error: {line}"
+    assert f"\n{NO_TEST}\n" in capsys.readouterr().out
+    assert fails(capsys, 1, lambda: evaluate(best_of(tmp_path))) == f"error: {NO_TEST}"

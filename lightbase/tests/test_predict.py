@@ -65,7 +65,7 @@ def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     for name in ("broken.png", "notes.txt", "none.png"):
-        assert errors.count(name) == 1
+        assert errors.count(f"{name}: ") == 1
     rows = list(csv.DictReader(output.read_text().splitlines()))
     assert sorted(Path(row["file"]).name for row in rows) == readable
     for row in rows:
