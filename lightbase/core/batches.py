@@ -104,8 +104,10 @@ def convert_types(batch: Any) -> Any:
     targets = targets_of(batch)
     if not isinstance(targets, Tensor):
         return batch
-    targets = targets.float() if targets.is_floating_point() else targets.long()
-    return with_parts(batch, batch[0], targets)
+    dtype = torch.int64
+    if targets.is_floating_point():
+        dtype = torch.float32
+    return with_parts(batch, batch[0], targets.to(dtype))
 
 
 class Indices(list[int]):
@@ -330,8 +332,8 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
     """Return the inputs as float64 if a weight of the network is float64, as with
     precision 64-true. Otherwise they stay as they are; so do integers."""
-    is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
-    if is_double and inputs.is_floating_point():
+    dtypes = {weight.dtype for weight in net.parameters()}
+    if inputs.is_floating_point() and torch.float64 in dtypes:
         return inputs.double()
     return inputs
 
@@ -357,8 +359,12 @@ class ResumableLoader(DataLoader[Any]):
     ) -> None:
         if not isinstance(dataset, Samples):
             dataset = DatasetSamples(dataset)
-        options = {"generator": torch.Generator(), **options}
-        super().__init__(dataset, batch_sampler=batch_sampler, **options)
+        super().__init__(
+            dataset,
+            batch_sampler=batch_sampler,
+            generator=torch.Generator(),
+            **options,
+        )
         # Lightning looks at the type of `sampler`, which DataLoader does not let us set
         self.__dict__["sampler"] = batch_sampler
 

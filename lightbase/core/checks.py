@@ -23,10 +23,15 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import MIXED, forks_processes, num_gpus, parse_devices
 from lightbase.core.errors import UserError, first_line, raised_at, say
-from lightbase.core.metrics import check_names, collection
+from lightbase.core.metrics import collection
 from lightbase.core.module import BaseModule, has_named_optimizer
 from lightbase.core.names import better_by_name
 from lightbase.core.optim import try_schedule
+
+WAY_OUT = (
+    "change the arguments, such as --model.net.num_classes, or use --try_network false"
+)
+"""What to do about a network that does not go with the data."""
 
 
 @short_device_errors()
@@ -48,7 +53,6 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
             2,
         )
     if isinstance(model, BaseModule):
-        check_names(["loss", *map(str, collection(model.metrics)), "num_samples"])
         check_options(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
@@ -63,11 +67,8 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
             try_network(model, data, config.trainer)
     # A step of torch's Adam starts CUDA even on the CPU, and a process that forks must
     # not start it.
-    device = trial_device(config.trainer)
-    if device is not None:
-        torch.empty(0, device=device)  # does torch take the driver?
-        if has_named_optimizer(model):
-            try_schedule(model)
+    if has_named_optimizer(model) and not forks_processes(config.trainer):
+        try_schedule(model)
 
 
 def returns_nothing(method: Any) -> bool:
@@ -152,7 +153,10 @@ def check_transforms(data: BaseDataModule) -> None:
     unchanged that has to change with the inputs: further images, masks, target images.
 
     The two hooks get the inputs only. `transform_batch` and `on_after_batch_transfer`
-    get all parts, so data that overrides one of them is not checked.
+    get all parts, so data that overrides one of them is not checked. A third part has
+    to change, because nobody knows what it is. A target has to change if it has the
+    shape and dtype of the inputs, or if images are augmented that have its height and
+    width.
     """
     batch = data.splits["train"].__getitems__([0])
     inputs = inputs_of(batch)
@@ -160,14 +164,27 @@ def check_transforms(data: BaseDataModule) -> None:
         return
     if overrides(data, "transform_batch", "on_after_batch_transfer"):
         return
-    if overrides(data, "normalize", "augment"):
-        problem = missed_part(data, batch, inputs)
-        if problem:
-            raise UserError(
-                f"{problem}, and normalize and augment get the first part only",
-                "override transform_batch(batch, training), which gets all",
-                2,
+    if not overrides(data, "normalize", "augment"):
+        return
+    problem = ""
+    if len(batch) > 2:
+        problem = f"a batch of {type(data).__name__} has {len(batch)} parts"
+    for target in tensors_in(batch[1:]):
+        is_alike = target.shape == inputs.shape and target.dtype == inputs.dtype
+        is_mask = target.dim() > 2 and target.shape[-2:] == inputs.shape[-2:]
+        is_augmented = inputs.dim() > 2 and overrides(data, "augment")
+        # a single number is no vector: numbers are predicted from numbers
+        if (is_alike and inputs[0].numel() > 1) or (is_mask and is_augmented):
+            problem = (
+                f"{type(data).__name__} has targets {tuple(target.shape[1:])} for "
+                f"inputs {tuple(inputs.shape[1:])}"
             )
+    if problem:
+        raise UserError(
+            f"{problem}, and normalize and augment get the first part only",
+            "override transform_batch(batch, training), which gets all",
+            2,
+        )
 
 
 def overrides(data: BaseDataModule, *hooks: str) -> bool:
@@ -176,51 +193,13 @@ def overrides(data: BaseDataModule, *hooks: str) -> bool:
     return any(is_overridden(hook, data, BaseDataModule) for hook in hooks)
 
 
-def missed_part(data: BaseDataModule, batch: Any, inputs: Tensor) -> str:
-    """Return which part of a batch has to change with its inputs, as the beginning of a
-    message. Return "" if there is none.
-
-    A third part has to change: nobody knows what it is. A target has to change if it
-    has the shape of the inputs, and is an image, or a vector of at least two numbers
-    with the same dtype. If the images are augmented, a target with their height and
-    width has to change, too.
-
-    batch: One training sample: the inputs and the other parts.
-    inputs: The first part, (1, ...).
-    """
-    name = type(data).__name__
-    if len(batch) > 2:
-        return f"a batch of {name} has {len(batch)} parts"
-    random_flags = [
-        value for key, value in vars(data).items() if key.startswith("random_")
-    ]
-    # The shipped modules change nothing unless a flag such as random_crop is set.
-    is_augmented = overrides(data, "augment") and (
-        not random_flags or any(random_flags)
-    )
-    is_image = inputs.dim() > 2
-    for target in tensors_in(batch[1:]):
-        is_vector = inputs[0].numel() > 1 and target.dtype == inputs.dtype
-        if target.shape == inputs.shape and (is_image or is_vector):
-            shape = tuple(inputs.shape[1:])
-            return f"both parts of a batch of {name} have the shape {shape}"
-        is_mask = target.dim() > 2 and target.shape[-2:] == inputs.shape[-2:]
-        if is_augmented and is_image and is_mask:
-            shape = tuple(target.shape[1:])
-            return f"the targets {shape} of {name} are images of the size of the inputs"
-    return ""
-
-
-def trial_device(trainer: Any) -> torch.device | None:
-    """Return the device that the network will train on, and None if the processes that
-    train are forked from this one: this process must not start CUDA then.
+def trial_device(trainer: Any) -> torch.device:
+    """Return the device that the network will train on.
 
     trainer: The Trainer's flags.
     """
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
-    if forks_processes(trainer):
-        return None
     if not torch.cuda.is_available():
         return torch.device("mps")
     devices = parse_devices(trainer.devices)
@@ -243,63 +222,45 @@ def try_network(
     there are classes. An error in the user's code is raised as it is.
     """
     samples = data.splits[split]
-    batch = samples.__getitems__(list(range(min(2, len(samples)))))
+    batch = samples.__getitems__([*range(len(samples))[:2]])
+    # a process that is forked cannot use CUDA if this one has started it
+    if not isinstance(model, BaseModule) or forks_processes(trainer):
+        return
     device = trial_device(trainer)
-    if not isinstance(model, BaseModule) or device is None:
-        return
-    if targets_of(batch) is None or not isinstance(inputs_of(batch), Tensor):
-        return
     if trainer.deterministic:
         # cuBLAS reads it at its first use, which is here; Lightning sets it later.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     batch = data.transform_batch(move_data_to_device(batch, device), training=False)
     inputs = inputs_of(batch)
-    if not isinstance(inputs, Tensor):
+    if targets_of(batch) is None or not isinstance(inputs, Tensor):
         return
-    net = model.net
+    net = model.net.to(device)
     name = type(net).__name__
     try:
-        outputs = run_network(net.to(device), inputs, str(trainer.precision))
+        outputs = run_network(net, inputs, str(trainer.precision))
     except (RuntimeError, ValueError, AssertionError) as error:
         file, _ = raised_at(error)
         is_of_package = file.is_relative_to(Path(torch.__file__).parents[1])
         if isinstance(error, torch.OutOfMemoryError) or not is_of_package:
             raise  # it may be a bug of the user's
-        raise misfit(
+        raise UserError(
             f"{name} cannot take the samples {tuple(inputs.shape[1:])} of "
-            f"{type(data).__name__}: {first_line(error)}"
+            f"{type(data).__name__}: {first_line(error)}",
+            WAY_OUT,
         ) from error
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        check_outputs(outputs.shape[1], model, data)
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    say(f"Network: {name}, {num_parameters:,} parameters")
-
-
-def check_outputs(num_outputs: int, model: BaseModule, data: BaseDataModule) -> None:
-    """Raise UserError if a network has too few outputs.
-
-    num_outputs: The outputs for a sample. There must be one for each class of the data,
-        and of the model's argument `num_classes` if it has one.
-    """
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
-    if num_outputs < max(num_classes, num_trained):
-        raise misfit(
-            f"{type(model.net).__name__} has {num_outputs} outputs for the "
-            f"{num_classes} classes of {type(data).__name__} and model.num_classes "
-            f"{num_trained}"
+    is_table = isinstance(outputs, Tensor) and outputs.dim() == 2
+    if is_table and outputs.shape[1] < max(num_classes, num_trained):
+        raise UserError(
+            f"{name} has {outputs.shape[1]} outputs for the {num_classes} classes of "
+            f"{type(data).__name__} and model.num_classes {num_trained}",
+            WAY_OUT,
         )
-
-
-def misfit(problem: str) -> UserError:
-    """Return the error for a network that does not go with the data."""
-    return UserError(
-        problem,
-        "change the arguments, such as --model.net.num_classes, or use --try_network "
-        "false",
-    )
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    say(f"Network: {name}, {num_parameters:,} parameters")
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
@@ -370,10 +331,6 @@ def choose_monitor(
             )
         say(f"best.ckpt is the last epoch ({reason})")
         return None
-    if not name.strip() or name != name.strip():
-        raise UserError(
-            f"--monitor {name!r} is no metric's name, such as val/loss", status=2
-        )
     mode = config.monitor_mode or better(name, model)
     order = "lowest" if mode == "min" else "highest"
     say(f"Best epoch: the one with the {order} {name}")
@@ -388,7 +345,9 @@ def why_unvalidated(
 
     trainer: The Trainer's flags.
     """
-    if isinstance(data, BaseDataModule) and not has_validation(data):
+    if isinstance(data, BaseDataModule) and not (
+        data.val_fraction or "val" in data.own_splits
+    ):
         return "data.val_fraction 0: val/ is measured on the test set"
     if trainer.limit_val_batches == 0:
         return "trainer.limit_val_batches 0"
@@ -397,12 +356,6 @@ def why_unvalidated(
     if not is_overridden("val_dataloader", data):
         return f"{type(data).__name__} has no val_dataloader"
     return None
-
-
-def has_validation(data: BaseDataModule) -> bool:
-    """Return whether the data has samples for validation that are not in the test
-    set."""
-    return bool(data.val_fraction) or "val" in data.own_splits
 
 
 def better(monitor: str, model: LightningModule) -> str:
@@ -418,9 +371,9 @@ def better(monitor: str, model: LightningModule) -> str:
     # not rpartition: a metric's name may contain "/"
     name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]
     if isinstance(model, BaseModule):
-        metric = dict(collection(model.metrics).items()).get(name)
-        if metric is not None and metric.higher_is_better is not None:
-            return "max" if metric.higher_is_better else "min"
+        metrics = collection(model.metrics)
+        if name in metrics and metrics[name].higher_is_better is not None:
+            return "max" if metrics[name].higher_is_better else "min"
     mode = better_by_name(name)
     if mode is None:
         raise UserError(

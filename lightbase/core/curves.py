@@ -9,6 +9,7 @@ number of steps.
 import re
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,19 +17,12 @@ import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.nn.parameter import is_lazy
-from torchmetrics import MetricCollection
 
+from lightbase.core.batches import to_host
 from lightbase.core.compat import batch_index, logged_step, num_batches
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
-from lightbase.core.metrics import (
-    Accumulator,
-    as_curve_names,
-    check_names,
-    collection,
-)
-from lightbase.core.transfer import shortened
+from lightbase.core.metrics import Accumulator, as_curve_names, collection
 
 Stage = Literal["train", "val", "test"]
 
@@ -126,22 +120,18 @@ class Curves(Callback):
 
     This callback must be the first one: the others read what it logs.
 
-    means: The accumulators of the samples since the last point, by stage.
-        `BaseModule.track` adds to them. The dict is empty until a Trainer calls
-        `setup`.
-    epoch: The accumulator of the training epoch.
+    means: The accumulators of the samples since the last point, by stage, and of the
+        training "epoch". `BaseModule.track` adds to them. The dict is empty until a
+        Trainer calls `setup`.
     rates: The learning rates of the newest training step, by the names of their curves.
-    logged: The names that the module gives to `self.log`.
     resumed: Saved states of the accumulators "train" and "epoch", one for each process
         that was there when the checkpoint was written. It is empty unless a run
         resumes.
     """
 
     def __init__(self) -> None:
-        self.means: dict[Stage, Accumulator] = {}
-        self.epoch = Accumulator(MetricCollection({}))
+        self.means: dict[str, Accumulator] = {}
         self.rates: dict[str, float | Tensor] = {}
-        self.logged: set[str] = set()
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -149,11 +139,11 @@ class Curves(Callback):
         network. The classes of a BaseDataModule name the curves of single classes."""
         metrics = collection(pl_module.metrics)
         data = trainer.datamodule  # type: ignore[attr-defined]
-        classes = data.classes if isinstance(data, BaseDataModule) else None
+        classes = data.classes if isinstance(data, BaseDataModule) else []
         for name in get_args(Stage):
-            self.means[name] = Accumulator(metrics.clone(), classes)
-        self.epoch = Accumulator(metrics.clone(), classes)
-        self.means["train"].epoch = self.epoch
+            self.means[name] = Accumulator(metrics.clone(), f"{name}/", classes)
+        self.means["epoch"] = Accumulator(metrics.clone(), "train/", classes)
+        self.means["train"].epoch = self.means["epoch"]
         pl_module.prepare_net(trains=stage == "fit")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -161,7 +151,10 @@ class Curves(Callback):
         groups = parameter_groups(trainer)
         if len(groups) > 1:
             for name, group in groups.items():
-                say(describe_group(name, group, pl_module))
+                # a schedule may start below the group's rate
+                lr = float(group.get("initial_lr", group["lr"]))
+                num = len(group["params"])
+                say(f"Parameter group {name}: {num} parameter tensors, lr {lr:g}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the saved states to the accumulators if the run resumes.
@@ -169,11 +162,9 @@ class Curves(Callback):
         The number of processes may have changed. Process r of n adds every n-th state,
         beginning with state r, so that each state is added once.
         """
-        for name, means in (("train", self.means["train"]), ("epoch", self.epoch)):
-            states = self.resumed.get(name, [])
-            # the number of processes may have changed
+        for name, states in self.resumed.items():
             for state in states[trainer.global_rank :: trainer.world_size]:
-                means.add_state(state)
+                self.means[name].add_state(state)
         self.resumed = {}
 
     def note_rates(self, trainer: Trainer) -> None:
@@ -190,14 +181,10 @@ class Curves(Callback):
         point = self.result(trainer, "train")
         if not point:  # no process calls `track` in training
             return
-        # One transfer to the CPU: Lightning reads the values of the progress bar after
-        # every batch, and would wait for the GPU.
-        device = next(iter(point.values())).device  # of the sums
-        values = torch.stack([value.to(device) for value in point.values()]).cpu()
-        for name, rate in self.rates.items():
-            LightningModule.log(pl_module, name, torch.as_tensor(rate))
-        for name, value in zip(point, values, strict=True):
-            LightningModule.log(pl_module, name, value, prog_bar=not is_of_class(name))
+        rates = {name: torch.as_tensor(rate) for name, rate in self.rates.items()}
+        # Lightning reads the values of the progress bar after every batch, and would
+        # wait for the GPU.
+        log_point(pl_module, rates | to_host(point))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Write a last point of the epoch, unless its last step was a log step. Log the
@@ -207,64 +194,53 @@ class Curves(Callback):
         if point:  # the last step of the epoch was no log step
             values = self.rates | point
             log_values(trainer, {name: float(values[name]) for name in values})
-        means = self.result(trainer, "train", self.epoch)
-        log_means(pl_module, means, logger=False)
+        means = self.result(trainer, "epoch")
+        log_point(pl_module, means, logger=False, sync_dist=True)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Take new metrics for the validation. A reset would not be enough: a
         MinMaxMetric would keep the values of the sanity check."""
-        # a MinMaxMetric would keep the values of the sanity check
-        metrics = collection(pl_module.metrics).clone()
-        self.means["val"] = Accumulator(metrics, self.means["val"].classes)
+        self.setup(trainer, pl_module, "validate")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the means of the validation."""
-        log_means(pl_module, self.result(trainer, "val"))
+        log_point(pl_module, self.result(trainer, "val"), sync_dist=True)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the means of the test, and the number of its samples."""
-        log_means(pl_module, self.result(trainer, "test"))
+        log_point(pl_module, self.result(trainer, "test"), sync_dist=True)
 
-    def result(
-        self, trainer: Trainer, stage: Stage, means: Accumulator | None = None
-    ) -> dict[str, Tensor]:
-        """Return {curve: tensor ()} for a stage, over the samples of all processes, and
-        reset the accumulator. All processes must call this. The dict is empty if there
-        are no samples.
+    def result(self, trainer: Trainer, name: str) -> dict[str, Tensor]:
+        """Return {curve: tensor ()} over the samples of all processes, and reset the
+        accumulator. All processes must call this. The dict is empty if there are no
+        samples.
 
-        The curve of a single class is STAGE_METRIC/CLASS, such as val_class_acc/cat,
-        and any other curve is STAGE/NAME. TensorBoard makes a group of all names with
-        the same first part.
-
-        means: The accumulator. By default it is the accumulator of the stage.
+        name: A key of `means`.
 
         Raise UserError if two curves have one name, or if only some processes have
         samples.
         """
-        means = means or self.means[stage]
-        check_all_track(trainer, stage, means)
-        values = means.result(
-            lambda sums: trainer.strategy.reduce(sums, reduce_op="sum")
-        )
+        means = self.means[name]
+        have_samples = gather(means.has_samples())
+        if any(have_samples) and not all(have_samples):
+            # the processes with samples would wait for the others for ever
+            raise UserError(
+                f"{sum(have_samples)} of {len(have_samples)} processes called "
+                f"track() in {name}",
+                "call it in each process, for its share of the batches",
+            )
+        values = means.result(partial(trainer.strategy.reduce, reduce_op="sum"))
         means.reset()
-        if stage != "test":
-            values.pop("num_samples", None)
-        points = {}
-        for name, value in values.items():
-            curve = f"{stage}/{name}"
-            if name in means.class_curves:  # a group in TensorBoard: val_class_acc/cat
-                curve = f"{stage}_{name}"
-            points[curve] = value
-        check_names([*points, *self.logged])
-        return points
+        if name != "test":
+            values.pop(f"{means.prefix}num_samples", None)
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the two training accumulators in all processes, by rank,
         and the learning rates. All processes must call this."""
-        states = gather((self.means["train"].state(), self.epoch.state()))
         return {
-            "train": [train for train, _ in states],
-            "epoch": [epoch for _, epoch in states],
+            "train": gather(self.means["train"].state()),
+            "epoch": gather(self.means["epoch"].state()),
             "rates": {name: float(rate) for name, rate in self.rates.items()},
         }
 
@@ -274,23 +250,20 @@ class Curves(Callback):
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
 
-def log_means(
-    module: LightningModule,
-    means: Mapping[str, Tensor],
-    logger: Literal[False] | None = None,
+def log_point(
+    module: LightningModule, values: Mapping[str, Tensor], **options: Any
 ) -> None:
-    """Log the means of an epoch for loggers, callbacks and the terminal.
+    """Log values for loggers, callbacks and the terminal. The progress bar shows
+    neither val/loss, nor learning rates, nor curves of single classes.
 
-    means: {curve: tensor ()}. The values are equal in all processes.
-    logger: False leaves out the loggers. None uses the loggers that there are; with
-        True, Lightning would warn if there is none.
+    values: {curve: tensor ()}, equal in all processes. At the end of an epoch Lightning
+        warns without `sync_dist`, although the values are equal.
+    options: Arguments of LightningModule.log.
     """
-    for name, value in means.items():
-        in_bar = name != "val/loss" and not is_of_class(name)
-        # The values are equal in all processes, but without sync_dist Lightning warns.
-        LightningModule.log(
-            module, name, value, prog_bar=in_bar, logger=logger, sync_dist=True
-        )
+    for name, value in values.items():
+        in_bar = name != "val/loss" and not name.startswith("lr")
+        in_bar = in_bar and not is_of_class(name)
+        LightningModule.log(module, name, value, prog_bar=in_bar, **options)
 
 
 def is_log_step(trainer: Any) -> bool:
@@ -302,10 +275,8 @@ def is_log_step(trainer: Any) -> bool:
     every = trainer.log_every_n_steps
     if not every or (logged_step(trainer) + 1) % every:
         return False
-    if trainer.is_last_batch:
-        return True
-    num_in_epoch = batch_index(trainer) + 1
-    return bool(num_in_epoch % trainer.accumulate_grad_batches == 0)
+    is_step = (batch_index(trainer) + 1) % trainer.accumulate_grad_batches == 0
+    return bool(trainer.is_last_batch or is_step)
 
 
 def parameter_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
@@ -327,44 +298,7 @@ def parameter_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
                 parts.append(f"group_{j}")
             names.append(str(group.get("name", "_".join(parts))))
             groups.append(group)
-    if names != [""]:
-        names = as_curve_names(names)
-    return dict(zip(names, groups, strict=True))
-
-
-def describe_group(name: str, group: dict[str, Any], model: LightningModule) -> str:
-    """Return the line that is printed about a parameter group: how many numbers it has,
-    the names of its first parameters, and its learning rate.
-
-    model: The module with the names of the parameters.
-    """
-    names = {}
-    for parameter_name, parameter in model.named_parameters():
-        names[id(parameter)] = parameter_name.removeprefix("net.")
-    parameters = group["params"]
-    first = shortened([names.get(id(value), "unnamed") for value in parameters])
-    num = sum(value.numel() for value in parameters if not is_lazy(value))
-    # a schedule may start below the group's rate
-    lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
-    text = f"Parameter group {name}: {num:,} parameters ({first}), lr {lr:g}"
-    if not any(value.requires_grad for value in parameters):
-        text += "; it is frozen, so the group has no effect"
-    return text
-
-
-def check_all_track(trainer: Trainer, stage: Stage, means: Accumulator) -> None:
-    """Raise UserError in all processes if only some of them have samples. Otherwise the
-    processes with samples would wait for the others for ever."""
-    if trainer.world_size == 1:
-        return
-    num = torch.tensor(float(means.has_samples()), device=trainer.strategy.root_device)
-    num = trainer.strategy.reduce(num, reduce_op="sum")
-    if 0 < num < trainer.world_size:
-        share = f"{int(num)} of {trainer.world_size} processes"
-        raise UserError(
-            f"{share} called track({stage!r}, ...)",
-            "call it in each process, for its share of the batches",
-        )
+    return dict(zip(as_curve_names(names), groups, strict=True))
 
 
 def is_of_class(name: str) -> bool:

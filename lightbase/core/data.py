@@ -8,18 +8,17 @@ file check the values that `load` returns.
 
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
-from types import MethodType
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     TensorDataset,
     default_collate,
 )
@@ -131,7 +130,7 @@ class BaseDataModule(LightningDataModule):
         self.trained_fold: Fold | None = None  # the fold of the checkpoint
         self.test_seed = TEST_SEED
         self.drop_last = drop_last
-        self.eval_batch_size = eval_batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
         self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
         # copies on the GPU, by the samples in CPU memory
@@ -251,8 +250,7 @@ class BaseDataModule(LightningDataModule):
         fit `image_shape` and `classes`. Set `input_spec`."""
         name = f"the {split} set of {type(self).__name__}"
         collate = None
-        # a subclass, or an instance, has another method
-        if self.collate != MethodType(BaseDataModule.collate, self):
+        if is_overridden("collate", self, BaseDataModule):
             collate = self.collate
         samples = as_samples(self.load(split), name, collate)
         if not len(samples):
@@ -261,13 +259,15 @@ class BaseDataModule(LightningDataModule):
         inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
             shape = tuple(inputs.shape[1:])
-            if self.image_shape is not None and shape != tuple(self.image_shape):
+            if self.image_shape and shape != tuple(self.image_shape):
                 raise UserError(
                     f"{name} has samples {shape} for image_shape {self.image_shape}"
                 )
             self.input_spec = inputs.new_empty(0, *shape)
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
-            check_classes(samples, targets, name, len(self.classes))
+            if isinstance(samples, TensorBatches):
+                targets = samples.targets
+            check_classes(targets, name, len(self.classes))
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
@@ -321,27 +321,27 @@ class BaseDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """Return the loader of the validation samples, in the order of the data."""
-        return self._loader("val", self.eval_batch_size or self.batch_size)
+        return self._loader("val", self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
         """Return the loader of the test set, or an empty list if there is none."""
         if "test" not in self.splits:
             return []
-        return self._loader("test", self.eval_batch_size or self.batch_size)
+        return self._loader("test", self.eval_batch_size)
 
-    def predict_dataloader(self) -> DataLoader:
-        """Return the test set in torch's DataLoader. Lightning makes another one from
-        its keyword arguments, with a part of the samples for each process."""
+    def predict_dataloader(self, split: str = "test") -> DataLoader:
+        """Return a split in torch's DataLoader, in the order of the data. Lightning
+        makes another one from its keyword arguments, with a part of the samples for
+        each process."""
         return DataLoader(
-            self.splits["test"],
-            batch_size=self.eval_batch_size or self.batch_size,
+            self.splits[split],
+            batch_size=self.eval_batch_size,
             collate_fn=share_from_worker,
             num_workers=self.num_workers,
         )
 
     def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
-        """Return the loader of a split, for this process. Raise UserError if there are
-        more processes than samples.
+        """Return the loader of a split, for this process.
 
         Args:
             split: A key of `splits`.
@@ -349,16 +349,11 @@ class BaseDataModule(LightningDataModule):
             order: Options of the EpochBatchSampler.
         """
         samples = self.splits[split]
-        num_ranks = self.trainer.world_size
-        if len(samples) < num_ranks:
-            raise UserError(
-                f"{num_ranks} processes for the {len(samples)} samples of {split}"
-            )
         sampler = EpochBatchSampler(
             len(samples),
             batch_size,
             rank=self.trainer.global_rank,
-            num_ranks=num_ranks,
+            num_ranks=self.trainer.world_size,
             **order,
         )
         pins = self.pin_memory
@@ -388,8 +383,8 @@ class BaseDataModule(LightningDataModule):
             return samples
         if samples not in self.on_gpu:
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            num_bytes = len(samples) * samples.sample_bytes
-            if not self.resident and 4 * num_bytes > free_bytes:
+            is_large = 4 * len(samples) * samples.sample_bytes > free_bytes
+            if is_large and not self.resident:
                 return samples
             self.on_gpu[samples] = samples.to(device)
         return self.on_gpu[samples]
@@ -423,20 +418,15 @@ class BaseDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the values of a checkpoint. Raise UserError if the data has other
-        classes than the checkpoint, or if the test set is another fold. Raise
-        ValueError for values that a training does not write."""
-        classes, seed = state_dict["classes"], state_dict["shuffle_seed"]
-        if not isinstance(classes, list) or {*map(type, classes)} - {str}:
-            raise ValueError("the classes are not a list of names")
-        if not isinstance(seed, int) or seed < 0:
-            raise ValueError("the seed of the order is not a number from 0")
+        classes than the checkpoint, or if the test set is another fold."""
+        classes = state_dict["classes"]
         if "train" in self.splits and self.classes != classes:
             names = ", ".join(classes)[:80]
             raise UserError(
                 f"the checkpoint was trained on {len(classes)} classes: {names}",
                 f"the data has others: {', '.join(self.classes)[:100]}",
             )
-        self.shuffle_seed = seed
+        self.shuffle_seed = state_dict["shuffle_seed"]
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
@@ -469,8 +459,7 @@ class BaseDataModule(LightningDataModule):
         read.
         """
         spec = self.input_spec  # (0, C, H, W) for images
-        is_image = spec is not None and spec.shape[1:-2] in ((1,), (3,))
-        if spec is None or not is_image or spec.dtype != torch.uint8:
+        if spec is None or spec.dim() != 4 or spec.dtype != torch.uint8:
             raise UserError(
                 f"{type(self).__name__} has no read_inputs(path), nor uint8 images"
             )
@@ -499,16 +488,15 @@ def as_samples(
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = convert_types(as_tensors(loaded))
-        # the different numbers of samples in the tensors; 1 for a single number
-        sizes = dict.fromkeys(x.shape[:1].numel() for x in tensors_in(values))
-        if len(sizes) != 1:
+        # the numbers of samples in the tensors; 1 for a single number
+        sizes = [x.shape[:1].numel() for x in tensors_in(values)]
+        if len(set(sizes)) != 1:
             raise UserError(
-                f"{name} has arrays of {[*sizes]} samples: they must be equally long"
+                f"{name} has arrays of {sizes} samples: they must be equally long"
             )
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
-    is_stream = isinstance(loaded, IterableDataset) or not isinstance(loaded, Sized)
-    if isinstance(loaded, Dataset) and not is_stream:
+    if isinstance(loaded, Dataset) and isinstance(loaded, Sized):
         return DatasetSamples(loaded, collate or default_collate)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:",
@@ -517,26 +505,19 @@ def as_samples(
     )
 
 
-def check_classes(
-    samples: Samples, targets: Tensor, name: str, num_classes: int
-) -> None:
+def check_classes(targets: Tensor, name: str, num_classes: int) -> None:
     """Raise UserError for targets that are not class numbers, from 0 to
     num_classes - 1.
 
     Args:
-        samples: If they are in memory, all targets are checked.
-        targets: The targets of the first sample (1,), for samples that are not in
-            memory.
+        targets: All targets (N,), or the target of the first sample (1,) if the samples
+            are not in memory.
         name: The text with which the message begins.
     """
-    if targets.is_floating_point():
+    first, last = targets.min().item(), targets.max().item()
+    if targets.is_floating_point() or first < 0 or last >= num_classes:
         raise UserError(
-            f"{name} has {targets.dtype} targets: make them int64, or empty `classes`"
-        )
-    if isinstance(samples, TensorBatches):
-        targets = samples.targets
-    first, last = int(targets.min()), int(targets.max())
-    if first < 0 or last >= num_classes:
-        raise UserError(
-            f"{name} has targets {first} to {last}, not 0 to {num_classes - 1}"
+            f"{name} has {targets.dtype} targets from {first} to {last}, not int64 "
+            f"from 0 to {num_classes - 1}",
+            "leave `classes` empty if the targets are not classes",
         )

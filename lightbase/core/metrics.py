@@ -5,7 +5,6 @@ sums of the means, the value of a metric as numbers, and the names of the curves
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightbase.core.batches import to_host
+from lightbase.core.batches import map_tensors, tensors_in, to_host
 from lightbase.core.errors import UserError, first_line
 
 Metrics = dict[str, Metric] | MetricCollection
@@ -26,7 +25,6 @@ Metrics = dict[str, Metric] | MetricCollection
 # many batches costs hardly more than an update for one batch.
 MAX_NUMBERS = 2**20
 MAX_BATCHES = 1000
-NUMBERS_OF_LISTS = 2**16  # counted for outputs that are no tensor
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 """Packages whose metrics need integers as targets."""
 
@@ -43,24 +41,27 @@ class Accumulator:
     batches have waited once.
 
     metrics: Metrics that no other accumulator uses.
+    prefix: The beginning of the names of the curves, such as "val/".
     classes: Names for metrics that have a value for each class.
     epoch: The accumulator of the whole epoch, or None. Every batch is added to it, too;
         it is reset separately.
     sums: Tensor (names + 1,): the sums over the samples of each value, and the number
         of samples. It is None without a sample.
-    class_curves: Names of the curves of single classes in the newest result.
     non_scalar_values: Values of metrics in the newest result that are no curves, such
         as a confusion matrix.
     is_on_host: Whether `flush` computes on the CPU.
     """
 
     def __init__(
-        self, metrics: MetricCollection, classes: Sequence[str] | None = None
+        self,
+        metrics: MetricCollection,
+        prefix: str = "",
+        classes: Sequence[str] = (),
     ) -> None:
         self.metrics = metrics
-        self.classes = as_curve_names(classes or [])
+        self.prefix = prefix
+        self.classes = as_curve_names(classes)
         self.epoch: Accumulator | None = None
-        self.class_curves: set[str] = set()
         self.non_scalar_values: dict[str, Any] = {}
         self.is_on_host = not dist.is_initialized() and not [*metrics.parameters()]
         self.reset()
@@ -70,9 +71,8 @@ class Accumulator:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.has_metrics = False
-        # how many targets of classification metrics are no whole numbers; None if all
-        # targets are integers
-        self.num_broken: Tensor | None = None
+        # how many targets of classification metrics are no whole numbers
+        self.num_broken: Any = 0
         self.metrics.reset()
         self._forget_waiting()
 
@@ -112,10 +112,7 @@ class Accumulator:
             # A compiled network may use the memory of its outputs again.
             outputs = apply_to_collection(outputs, Tensor, torch.clone)
             self.pairs.append((outputs, targets))
-            if isinstance(outputs, Tensor):
-                self.num_waiting += outputs.numel()
-            else:
-                self.num_waiting += NUMBERS_OF_LISTS
+            self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
             self.is_on_host = False  # from now on: a transfer would wait for the GPU
             self.flush()
@@ -128,7 +125,8 @@ class Accumulator:
         values = torch.stack(self.values)
         pairs = self.pairs
         # a wrapper may count its updates, as Running does
-        if not any(isinstance(x, WrapperMetric) for x in self.metrics.values()):
+        has_wrapper = any(isinstance(x, WrapperMetric) for x in self.metrics.values())
+        if pairs and not has_wrapper:
             pairs = concatenated(pairs)
         if self.is_on_host:
             values, pairs = to_host((values, pairs))
@@ -155,31 +153,39 @@ class Accumulator:
         self.has_metrics = self.has_metrics or bool(pairs)
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
             for outputs, targets in pairs:
-                try:
-                    self.update_metrics(outputs, targets)
-                except Exception as error:
-                    raise_with_shapes(error, self.metrics, outputs, targets)
+                for name, metric in self.metrics.items():
+                    self.update(name, metric, outputs, targets)
 
-    def update_metrics(self, outputs: Any, targets: Any) -> None:
-        """Add a batch to the metrics. Metrics of classes or masks need integers, so
+    def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
+        """Add a batch to a metric. Metrics of classes or masks need integers, so
         targets of floating-point numbers are converted for them. `num_broken` counts
-        the targets that this changes; `result` refuses them."""
+        the targets that this changes; `result` refuses them.
+
+        Raise UserError if a metric of torchmetrics refuses its input. An error in
+        another metric may be a bug, and is raised as it is.
+        """
+        labels = targets
         is_float = isinstance(targets, Tensor) and targets.is_floating_point()
-        for metric in self.metrics.values():
-            if is_float and takes_labels(metric):
-                labels = targets.long()
-                # .item() would wait for the GPU: `result` looks at the number
-                num_broken = (labels != targets).sum()
-                if self.num_broken is not None:
-                    num_broken += self.num_broken
-                self.num_broken = num_broken
-                metric.update(outputs, labels)
-            else:
-                metric.update(outputs, targets)
+        if is_float and takes_labels(metric):
+            labels = targets.long()
+            # .item() would wait for the GPU: `result` looks at the number
+            self.num_broken = self.num_broken + (labels != targets).sum()
+        try:
+            metric.update(outputs, labels)
+        except (RuntimeError, ValueError) as error:
+            is_ours = not type(metric).__module__.startswith("torchmetrics.")
+            if is_ours or isinstance(error, torch.OutOfMemoryError):
+                raise
+            shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
+            raise UserError(
+                f"the metric {name} cannot take outputs and targets "
+                f"{str(shapes)[:80]}: {first_line(error)}"
+            ) from error
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the means and metrics over the samples of all processes, tensors () by
-        name, and `num_samples`. Return nothing if there was no batch.
+        """Return the means and metrics over the samples of all processes, and
+        `num_samples`: {curve: tensor ()}. Return nothing if there was no batch. Set
+        `non_scalar_values`. Call `reset` after it.
 
         reduce: A function that returns the sum of a tensor over all processes.
 
@@ -189,42 +195,35 @@ class Accumulator:
         self.flush()
         if self.sums is None:
             return {}
-        total = reduce(self.sums.clone())
-        means = dict(zip(self.names, (total[:-1] / total[-1]).float(), strict=True))
-        if self.num_broken is not None and reduce(self.num_broken) > 0:
+        total = reduce(self.sums)
+        if reduce(self.num_broken) > 0:
             raise UserError(
                 "a classification metric got targets that are no whole numbers",
                 "take a metric of torchmetrics.regression, or round them",
             )
-        metrics = self._compute_metrics()
-        check_names([*self.names, *metrics, "num_samples"])
-        return means | metrics | {"num_samples": total[-1]}
+        names = [f"{self.prefix}{name}" for name in self.names]
+        curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
+        self.non_scalar_values = {}
+        for name, metric in self._measured():
+            parts = numbers(f"{self.prefix}{name}", metric.compute(), self.classes)
+            for curve, part in parts.items():
+                if curve in curves:
+                    raise UserError(
+                        f"two curves have the name {curve!r}: rename the metric or the "
+                        "value",
+                        status=2,
+                    )
+                if isinstance(part, Tensor) and part.dim() == 0:
+                    curves[curve] = part
+                else:
+                    self.non_scalar_values[curve.removeprefix(self.prefix)] = part
+        curves[f"{self.prefix}num_samples"] = total[-1]
+        return curves
 
     def _measured(self) -> list[tuple[str, Metric]]:
         """Return the names and metrics if the metrics got a batch, else nothing.
         torchmetrics warns if a metric without a batch is computed."""
         return [*self.metrics.items()] if self.has_metrics else []
-
-    def _compute_metrics(self) -> dict[str, Tensor]:
-        """Return the curves of the metrics, tensors () by name. Set `class_curves` and
-        `non_scalar_values`."""
-        curves: dict[str, Tensor] = {}
-        self.class_curves = set()
-        self.non_scalar_values = {}
-        for name, metric in self._measured():
-            value = metric.compute()
-            classes = self.classes
-            if isinstance(metric, ClasswiseWrapper):  # its dict has other names
-                value = metric.metric.compute()
-                classes = as_curve_names(metric.labels or classes)
-            for key, part in numbers(name, value, classes).items():
-                if isinstance(part, Tensor) and part.dim() == 0:
-                    curves[key] = part
-                else:
-                    self.non_scalar_values[key] = part
-            names = {f"{name}/{class_name}" for class_name in classes}
-            self.class_curves |= names & curves.keys()
-        return curves
 
     def state(self) -> dict[str, Any]:
         """Return the sums and the states of the metrics for a checkpoint, on the CPU:
@@ -236,9 +235,8 @@ class Accumulator:
         self.flush()
         states = {}
         for name, metric in self._measured():
-            if isinstance(metric, WrapperMetric) or metric.dist_sync_on_step:
-                continue
-            if metric.full_state_update is False:
+            is_wrapper = isinstance(metric, WrapperMetric)
+            if metric.full_state_update is False and not is_wrapper:
                 states[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": states}
         return to_host(state)  # type: ignore[no-any-return]
@@ -247,15 +245,10 @@ class Accumulator:
         """Add a state from a checkpoint. Call this before the first batch.
 
         state: The result of `state`, maybe of another process.
-
-        Raise ValueError if the sums do not fit their names.
         """
         if state["sums"] is None:
             return
-        names = tuple(state["names"])
-        if state["sums"].shape != (len(names) + 1,):
-            raise ValueError("the sums of the curves do not fit their names")
-        self.merge(names, state["sums"], [])
+        self.merge(tuple(state["names"]), state["sums"], [])
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
             self.has_metrics = True
@@ -277,38 +270,13 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
-def raise_with_shapes(
-    error: Exception, metrics: MetricCollection, outputs: Any, targets: Any
-) -> None:
-    """Raise the error of a metric again, with a note about the shapes of its inputs.
-
-    If all metrics are from torchmetrics, raise UserError instead: torchmetrics checks
-    its inputs, so the input is wrong and not the code. A full memory is never a
-    UserError here.
-    """
-    pair = apply_to_collection((outputs, targets), Tensor, lambda x: tuple(x.shape))
-    shapes = [str(part)[:80] for part in pair]
-    names = ", ".join(map(str, metrics))
-    problem = (
-        f"the metrics {names} cannot take outputs {shapes[0]} and targets {shapes[1]}"
-    )
-    modules = [type(metric).__module__ for metric in metrics.values()]
-    are_torchmetrics = all(module.startswith("torchmetrics.") for module in modules)
-    if are_torchmetrics and not isinstance(error, torch.OutOfMemoryError):
-        raise UserError(f"{problem}: {first_line(error)}") from error
-    error.add_note(problem)
-    raise error
-
-
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return the pairs as one pair of tensors, so that each metric is updated once.
     Return them as they are if they are no tensors, or if the samples have several
     shapes.
 
-    pairs: The outputs and targets of each batch.
+    pairs: The outputs and targets of at least one batch.
     """
-    if not pairs:
-        return []
     outputs, targets = zip(*pairs, strict=True)
     try:
         return [(torch.cat(outputs), torch.cat(targets))]
@@ -330,9 +298,13 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a metric's value by name. The parts that become curves are
     tensors float32 (); all other parts are no curves.
 
-    A number is the curve NAME. A vector is NAME/CLASS if it has a value for each class,
-    and NAME_0, NAME_1, ... otherwise. The values of a dict are NAME_KEY. A matrix, or a
-    vector with more than 100 values that are not of classes, is returned as it is.
+    A number is the curve NAME. A vector is NAME_0, NAME_1, ... The values of a dict are
+    NAME_KEY. A matrix, or a vector with more than 100 values that are not of classes,
+    is returned as it is. A vector with a value for each class is STAGE_METRIC/CLASS,
+    such as val_class_acc/cat: TensorBoard makes a group of all names with the same
+    first part.
+
+    name: STAGE/METRIC, such as val/class_acc.
     """
     if isinstance(value, dict):
         parts: dict[str, Any] = {}
@@ -345,21 +317,13 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
         return {name: value}
     if tensor.numel() == 1:
         return {name: tensor.squeeze()}
-    if tensor.dim() != 1 or not 0 < len(tensor) <= max(100, len(classes)):
+    if tensor.dim() != 1 or len(tensor) > max(100, len(classes)):
         return {name: value}
+    curves = [f"{name}_{i}" for i in range(len(tensor))]
     if len(tensor) == len(classes):
-        return {f"{name}/{classes[i]}": number for i, number in enumerate(tensor)}
-    return {f"{name}_{i}": number for i, number in enumerate(tensor)}
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise UserError if two curves have one name: a logger would mix their points."""
-    for name, num in Counter(names).items():
-        if num > 1:
-            raise UserError(
-                f"two curves have the name {name!r}: rename the metric or the value",
-                status=2,
-            )
+        group = name.replace("/", "_", 1)
+        curves = [f"{group}/{class_name}" for class_name in classes]
+    return dict(zip(curves, tensor, strict=True))
 
 
 def as_curve_names(classes: Sequence[str]) -> list[str]:
@@ -394,6 +358,8 @@ def collection(
             raise UserError(
                 f"model.metrics.{name}: another argument adds this metric", status=2
             )
+        if isinstance(metric, ClasswiseWrapper):  # its dict has other names
+            metric = metric.metric
         try:
             # all at once they would be sorted by name
             ordered.add_metrics({name: metric})

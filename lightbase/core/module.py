@@ -6,6 +6,7 @@ the other methods.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
 import torch
@@ -33,7 +34,7 @@ from lightbase.core.optim import (
     length_argument,
     schedule_length,
 )
-from lightbase.core.transfer import WeightsFile, freeze_parameters, load_weights
+from lightbase.core.transfer import freeze_parameters, load_weights
 
 
 class BaseModule(LightningModule):
@@ -112,7 +113,7 @@ class BaseModule(LightningModule):
         channels_last: bool = True,
         compile_net: str | None = None,
         compile_mode: str | None = None,
-        weights: WeightsFile | None = None,
+        weights: Path | None = None,
         freeze: list[str | int] | str | None = None,
     ) -> None:
         super().__init__()
@@ -136,7 +137,6 @@ class BaseModule(LightningModule):
         self.frozen_names = [str(name).strip() for name in freeze or []]
         self.frozen_modules: list[nn.Module] = []
         self.has_weights = False
-        self.is_frozen = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
         if compile_net is not None:
@@ -183,7 +183,7 @@ class BaseModule(LightningModule):
             )
         if arguments:
             module = cls(**arguments)
-            load_weights(module, str(checkpoint_path), is_complete=strict is not False)
+            load_weights(module, Path(checkpoint_path), is_complete=strict is not False)
         else:
             loaded, _ = load(checkpoint_path, trust=trust)
             if not isinstance(loaded, cls):
@@ -234,10 +234,10 @@ class BaseModule(LightningModule):
             return
         means = {"loss": loss}
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                means[name] = value.to(loss)
-            else:  # new_full fills on the GPU: copying a number there would wait
-                means[name] = loss.new_full((), value)
+            if not isinstance(value, Tensor):
+                # new_full fills on the GPU: copying a number there would wait
+                value = loss.new_full((), value)
+            means[name] = value.to(loss)
         samples = outputs if targets is None else targets
         if samples is None:
             samples = inputs_of(newest_batch(self.trainer))
@@ -245,23 +245,17 @@ class BaseModule(LightningModule):
         if stage == "train":
             curves.note_rates(self.trainer)
 
-    def log(self, name: str, *args: Any, **options: Any) -> None:
-        """Log a value as Lightning does. A name that `track` writes, too, is an error
-        at the next point: Lightning would average the two values."""
-        self.curves_callback.logged.add(name)
-        super().log(name, *args, **options)
-
     def prepare_weights(self) -> None:
         """Load the file of the argument `weights`, and freeze parameters, if that is
         not done yet. It is called before each fit, and also before a run makes its
         folder, so that a mistake ends the run early."""
         # a second fit continues with the weights of the first one
         if self.weights_file is not None and not self.has_weights:
-            load_weights(self.net, self.weights_file)
+            load_weights(self.net, Path(self.weights_file))
             self.has_weights = True
-        if self.frozen_names and not self.is_frozen:
+        if self.frozen_names:
             self.frozen_modules = freeze_parameters(self, self.frozen_names)
-            self.is_frozen = True
+            self.frozen_names = []
 
     def prepare_net(self, trains: bool) -> None:
         """Prepare the network: weights, memory layout, compilation.

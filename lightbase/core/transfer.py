@@ -7,11 +7,11 @@
 import importlib
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
 from lightbase.core.checkpoint import load_checked
@@ -19,21 +19,8 @@ from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.optim import matches, no_such_name
 
 
-class WeightsFile(str):
-    """The absolute path of a file. An argument of this type is made absolute when a
-    command line or a YAML is read, so that a run can resume from another working
-    folder."""
-
-    def __new__(cls, path: str) -> "WeightsFile":
-        """Return the path, made absolute from the working folder."""
-        return super().__new__(cls, Path(path).absolute())
-
-
-register_type(WeightsFile)
-
-
 def load_weights(
-    net: nn.Module, path: str, is_complete: bool = False, content: Any = None
+    net: nn.Module, path: Path, is_complete: bool = False, content: Any = None
 ) -> None:
     """Copy the tensors of a file that fit by name and shape into `net`, and print how
     many fit.
@@ -48,16 +35,16 @@ def load_weights(
     fitting tensor of at least one dimension.
     """
     if content is None:
-        content = read_weights(Path(path))
+        content = read_weights(path)
     state = net.state_dict()
     tables = tensor_tables(content)
     candidates = [fitting(state, table) for table in tables]
     matched = max(candidates, key=len, default={})
     unmatched = [name for name in state if name not in matched]
-    missing = [name for name in unmatched if torch.is_tensor(state[name])]
-    if is_complete and missing:
+    if is_complete and unmatched:
         raise UserError(
-            f"{path} has no tensor of the same name and shape for {shortened(missing)}",
+            f"{path} has no tensor of the same name and shape for "
+            f"{shortened(unmatched)}",
             f"the file is of another network than this {type(net).__name__}",
             2,
         )
@@ -109,15 +96,11 @@ def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Ten
     pairs += [(prefix, "") for prefix in prefixes(table)]
     best: dict[str, Tensor] = {}
     for old, new in pairs:
-        renamed = {}
+        matched = {}
         for name, value in table.items():
-            if name.startswith(old):
-                renamed[new + name.removeprefix(old)] = value
-        matched = {
-            name: value
-            for name, value in renamed.items()
-            if name in state and state[name].shape == value.shape
-        }
+            renamed = new + name.removeprefix(old)
+            if renamed in state and state[renamed].shape == value.shape:
+                matched[renamed] = value
         best = max(best, matched, key=len)
     return best
 
@@ -127,9 +110,8 @@ def prefixes(names: Iterable[str]) -> list[str]:
     for the name a.b.c.weight."""
     beginnings = {""}
     for name in names:
-        parts = name.split(".")[:-1]
-        for num in range(min(len(parts), 2)):
-            beginnings.add(".".join(parts[: num + 1]) + ".")
+        parts = [f"{part}." for part in name.split(".")[:-1]]
+        beginnings.update(accumulate(parts[:2]))
     return sorted(beginnings)
 
 
@@ -169,42 +151,31 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     model: The module that trains. Its network is the attribute `net`.
     patterns: Names or patterns without "net.", see `lightbase.core.optim.matches`.
 
-    Return the modules that are now in eval mode: the modules that match, and the
-    modules whose parameters are all frozen. Call `eval` on them again after
-    `model.train()`.
+    Return the modules that are now in eval mode, because all their parameters are
+    frozen. Call `eval` on them again after `model.train()`.
 
     Raise UserError for a pattern that matches nothing, or if nothing would train.
     """
-    named = [
-        (name.removeprefix("net."), part)
-        for name, part in (*model.named_parameters(), *model.named_modules())
-        if name not in ("", "net")
-    ]
-    matching: list[nn.Parameter | nn.Module] = []
+    named = {}
+    for name, parameter in model.named_parameters():
+        named[name.removeprefix("net.")] = parameter
     for pattern in patterns:
-        parts = [part for name, part in named if matches(pattern, name, part)]
-        if not parts:
-            names = [name for name, _ in named]
-            raise no_such_name(f"model.freeze {pattern}", pattern, names)
-        matching += parts
-    for part in matching:
-        part.requires_grad_(False)  # of a module, all its parameters
-    total = num_frozen = 0
-    for parameter in model.parameters():
-        total += parameter.numel()
-        if not parameter.requires_grad:
-            num_frozen += parameter.numel()
-    if num_frozen == total:
+        names = [name for name in named if matches(pattern, name, named[name])]
+        if not names:
+            raise no_such_name(f"model.freeze {pattern}", pattern, [*named])
+        for name in names:
+            named[name].requires_grad_(False)
+    frozen = [value.numel() for value in named.values() if not value.requires_grad]
+    if len(frozen) == len(named):
         raise UserError(
             f"model.freeze {', '.join(patterns)}: nothing would train", status=2
         )
-    say(f"Frozen: {num_frozen:,} of {total:,} parameters")
+    total = sum(value.numel() for value in named.values())
+    say(f"Frozen: {sum(frozen):,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []
-    for _, part in named:
-        if isinstance(part, nn.Module):
-            requires_grad = [parameter.requires_grad for parameter in part.parameters()]
-            is_frozen = bool(requires_grad) and not any(requires_grad)
-            if is_frozen or any(part is match for match in matching):
-                in_eval.append(part.eval())
+    for module in model.modules():
+        requires_grad = [parameter.requires_grad for parameter in module.parameters()]
+        if requires_grad and not any(requires_grad):
+            in_eval.append(module.eval())
     return in_eval

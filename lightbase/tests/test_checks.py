@@ -65,7 +65,7 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
         (
             "--model.metrics.unfit torchmetrics.classification.BinaryF1Score",
             1,
-            ["the metrics unfit cannot take outputs (32, 4) and targets (32,): "],
+            ["the metric unfit cannot take outputs and targets ((32, 4), (32,)): "],
         ),
     ],
 )

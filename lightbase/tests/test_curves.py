@@ -287,29 +287,14 @@ class TracksAcc(Classifier):
         self.track("val", self.criterion(logits, batch[1]), logits, batch[1], acc=7.0)
 
 
-class LogsLoss(Classifier):
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/loss", 100.0)
-        return super().validation_step(batch, batch_idx)
-
-
-class LogsTrainLoss(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.log("train/loss", loss)
-        return loss
-
-
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("val/loss", ("--model", "test_curves.LogsLoss")),
-        ("train/loss", ("--model", "test_curves.LogsTrainLoss")),
         (
-            "loss",
+            "val/loss",
             ("--model.metrics.loss", "torchmetrics.classification.MulticlassAccuracy"),
         ),
-        ("acc", ("--model", "test_curves.TracksAcc")),
+        ("val/acc", ("--model", "test_curves.TracksAcc")),
     ],
 )
 def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name, flags):
@@ -320,6 +305,25 @@ def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name,
     assert f"two curves have the name {name!r}" in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("*/version_*"))
+
+
+class LogsLosses(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("train/loss", 100.0)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val/loss", 100.0)
+        return super().validation_step(batch, batch_idx)
+
+
+def test_of_a_name_that_is_logged_too_the_value_of_track_counts(train, tmp_path):
+    flags = ("--trainer.log_every_n_steps", 5, "--monitor", "val/loss")
+    train(*flags, "--model", "test_curves.LogsLosses")
+    found = curves(tmp_path / "tiny" / "version_0")
+    for name in ("train/loss", "val/loss"):
+        assert all(value < 10 for _, value in found[name])
+        assert len(dict(found[name])) == len(found[name])
 
 
 def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:

@@ -242,8 +242,8 @@ x, y = torch.zeros(50, 3), torch.arange(50) % 2
 WRONG: list[tuple[Any, tuple[str, ...], tuple[int, int, int] | None, str]] = [
     ((x, y[:40]), (), None, "has arrays of .50, 40. samples"),
     ((x[:0], y[:0]), (), None, "is empty"),
-    ((x, y), ("a",), None, "targets 0 to 1, not 0 to 0"),
-    ((x, y - 1), ("a", "b"), None, "targets -1 to 0, not 0 to 1"),
+    ((x, y), ("a",), None, "targets from 0 to 1, not int64 from 0 to 0"),
+    ((x, y - 1), ("a", "b"), None, "targets from -1 to 0, not int64 from 0 to 1"),
     ((x, y.double()), ("a", "b"), None, "torch.float32 targets"),
     (TensorDataset(x, y.float()), ("a", "b"), None, "torch.float32 targets"),
     ((x, y), (), (1, 28, 28), r"\(3,\) for image_shape \(1, 28, 28\)"),
@@ -310,7 +310,7 @@ def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
     with pytest.raises(SystemExit):
         train("--data", "test_data.WrongTest", "--model.net.sizes", "[3,2]")
     assert (
-        "the test set of WrongTest has targets 1 to 2, not 0 to 1"
+        "WrongTest has torch.int64 targets from 1 to 2, not int64 from 0 to 1"
         in capsys.readouterr().err
     )
     assert not list(tmp_path.rglob("version_*"))

@@ -10,7 +10,6 @@ import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from paths import script
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.optim import SGD
 from torchmetrics import MeanAbsoluteError, MetricCollection, MinMaxMetric
@@ -148,9 +147,7 @@ def test_collections_and_wrappers_keep_the_names_that_the_user_gave() -> None:
 METRIC = "torchmetrics.classification.Multiclass"
 
 
-def test_wrappers_and_matrices_of_a_yaml_are_curves_files_and_pictures(
-    train, tmp_path, capsys
-):
+def test_wrappers_and_matrices_of_a_yaml_are_curves_and_files(train, tmp_path, capsys):
     wrappers = "torchmetrics.wrappers"
     # what the data knows is filled in one level deep
     options = {"average": "none", "num_classes": 4}
@@ -206,18 +203,6 @@ def test_wrappers_and_matrices_of_a_yaml_are_curves_files_and_pictures(
         out.count("Metric roc is no curve: its values are in metrics/val_roc.json\n")
         == 1
     )
-    assert "has no picture" not in out
-    tags = {
-        f"view/{name}/{stage}"
-        for name in ("confusion", "roc")
-        for stage in ("val", "test")
-    }
-    assert tags <= pictures(folder)
-
-
-def pictures(folder: Any) -> set[str]:
-    events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
-    return set(events.Tags()["images"])
 
 
 class Groups(Classifier):
@@ -271,7 +256,7 @@ def test_each_parameter_group_has_a_line_and_a_curve(
 ):
     train(*flags, "--trainer.max_epochs", 1)
     train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    line = f"Parameter group {names[0]}: 3,072 parameters (layers.1.weight), lr 0.5\n"
+    line = f"Parameter group {names[0]}: 1 parameter tensors, lr 0.5\n"
     assert capsys.readouterr().out.count(line) == 2
     points = curves(tmp_path / "tiny" / "version_0")
     assert {name for name in points if name.startswith("lr")} == {

@@ -296,7 +296,7 @@ def test_the_hooks_of_a_batch_on_its_device(cls, training, evaluation):
 
 def test_a_function_of_the_user_may_be_an_attribute() -> None:
     data = Kinds("tensor")
-    data.collate = torch.stack  # type: ignore[assignment,method-assign]
+    data.collate = lambda samples: torch.stack(samples)  # type: ignore[assignment,method-assign]
     attach(data)
     assert isinstance(data.splits["train"], DatasetSamples)
     assert torch.equal(
@@ -306,7 +306,10 @@ def test_a_function_of_the_user_may_be_an_attribute() -> None:
 
 UNEQUAL = [
     ({"x": torch.zeros(5, 2), "y": [1, 2, 3]}, "arrays of .5, 3. samples"),
-    ((torch.zeros(5), (torch.zeros(5), torch.tensor(1.0))), "arrays of .5, 1. samples"),
+    (
+        (torch.zeros(5), (torch.zeros(5), torch.tensor(1.0))),
+        "arrays of .5, 5, 1. samples",
+    ),
     ((), "arrays of .. samples"),
     ("text", "is a str:\nload returns arrays, or a Dataset"),
 ]
