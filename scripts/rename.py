@@ -37,14 +37,13 @@ def main() -> None:
     with short_errors():
         new = parser.parse_args().name
         check_name(new)
-        counts = [replace_mentions(path, old, new) for path in files()]
+        num = sum(replace_mentions(path, old, new) for path in files())
         (PROJECT.root / old).rename(PROJECT.root / new)
-    num_files = len([num for num in counts if num])
+    print(f"{old} is {new} now: the folder, and {num} places in files")
     print(
-        f"{old} is {new} now: the folder, and {sum(counts)} places in {num_files} files"
+        f"next: pip uninstall -y {old} && pip install -e . && ruff check --fix && "
+        "ruff format"
     )
-    commands = ("pip install -e .", "ruff check --fix", "ruff format")
-    print(f"next: pip uninstall -y {old} && {' && '.join(commands)}")
 
 
 def replace_mentions(path: Path, old: str, new: str) -> int:
@@ -67,13 +66,16 @@ def check_name(name: str) -> None:
     """Raise UserError if the name cannot be the name of a new package: it is no Python
     name or it is a keyword, or it is the name of a folder or of a module that Python
     can import."""
-    if not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) or keyword.iskeyword(name):
+    is_name = re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII)
+    if (
+        not is_name
+        or keyword.iskeyword(name)
+        or (PROJECT.root / name).exists()
+        or importlib.util.find_spec(name)
+    ):
         raise UserError(
-            f"{name!r} cannot name a package: take letters, digits and _", status=2
-        )
-    if (PROJECT.root / name).exists() or importlib.util.find_spec(name):
-        raise UserError(
-            f"{name!r} is taken: there is a folder or a Python module of that name",
+            f"{name!r} cannot name a package: take letters, digits and _, and no name "
+            "of a folder or a Python module",
             status=2,
         )
 

@@ -26,8 +26,8 @@ from lightbase.core.folder import versions
 from lightbase.core.project import PROJECT
 
 ALL_FLAGS = ("-",)
-# flags of train.py that a script takes if it opens a checkpoint
-CONFIG_FLAGS = ("--config", "--data.", "--trainer.")
+# flags of train.py that a script takes if it opens a checkpoint, beside --config
+CONFIG_FLAGS = ("--data.", "--trainer.")
 
 
 def first_look(script: str, args: Sequence[str]) -> None:
@@ -95,11 +95,7 @@ def in_column(words: list[str]) -> str:
     The words are separated by commas, in lines of at most 80 characters. Each line but
     the first begins with 30 spaces: the name of the flag is before the first one.
     """
-    indent = " " * 30
-    text = textwrap.fill(
-        ", ".join(words), 80, initial_indent=indent, subsequent_indent=indent
-    )
-    return text.strip()
+    return textwrap.fill(", ".join(words), 50).replace("\n", "\n" + " " * 30)
 
 
 class ScriptParser(argparse.ArgumentParser):
@@ -137,12 +133,18 @@ class ScriptParser(argparse.ArgumentParser):
             args = sys.argv[1:]
         if self.passes_on == ALL_FLAGS:
             return self.parse_known_args(args)
-        args, passed_on = split(args, self.passes_on)
-        options, unknown = self.parse_known_args(args)
-        if unknown:
-            self.error(f"unknown argument {unknown[0]}")
+        words = with_values(args, self.passes_on)
+        # argparse takes files from one place only: they may stand between these flags
+        words.sort(key=lambda word: word.startswith(self.passes_on))
+        options, passed_on = self.parse_known_args(words)
+        for word in passed_on:
+            if not word.startswith(self.passes_on):
+                self.error(f"unknown argument {word}")
         if "ckpt_path" in options:
-            path = checkpoint_file(options.ckpt_path, runs_in(passed_on))
+            passed_on += [f"--config={file}" for file in options.config]
+            if options.root:
+                passed_on.append(f"--trainer.default_root_dir={options.root}")
+            path = checkpoint_file(options.ckpt_path, options.root)
             if str(path) != options.ckpt_path and not is_first_look:
                 say(f"Checkpoint: {relative_to_cwd(path)}")
             options.ckpt_path = path
@@ -150,11 +152,8 @@ class ScriptParser(argparse.ArgumentParser):
         return options, passed_on
 
     def add_checkpoint_arguments(self) -> None:
-        """Add the flags of scripts that open a checkpoint.
-
-        --config is here for the text of --help only. `read` gives it to the parser of
-        train.py before argparse looks at it.
-        """
+        """Add the flags of scripts that open a checkpoint. `read` passes the last two
+        of them on to the parser of train.py."""
         self.add_argument(
             "--ckpt_path",
             required=True,
@@ -169,10 +168,18 @@ class ScriptParser(argparse.ArgumentParser):
             choices=("true", "false"),
             help="build whatever the file names",
         )
-        self.add_argument(  # passed on
+        self.add_argument(
             "--config",
+            action="append",
+            default=[],
             metavar="FILE",
             help="a YAML of yours: the file gives its weights only",
+        )
+        self.add_argument(
+            "--trainer.default_root_dir",
+            dest="root",
+            metavar="FOLDER",
+            help="the folder of your runs; logs/ unless given",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -180,43 +187,23 @@ class ScriptParser(argparse.ArgumentParser):
         raise UserError(message, "see --help", 2)
 
 
-def split(
-    args: Sequence[str], beginnings: tuple[str, ...]
-) -> tuple[list[str], list[str]]:
-    """Divide the arguments into (others, flags). Both lists keep the order.
-
-    `flags` has each flag with one of the beginnings, and its value: the next word,
-    unless the flag has a "=" or the word begins with "--". argparse would take this
-    word for a file that predict.py reads.
+def with_values(args: Sequence[str], beginnings: tuple[str, ...]) -> list[str]:
+    """Return the arguments, where each flag with one of the beginnings is one word with
+    its value: "--data.fold 2" becomes "--data.fold=2". argparse would take the value
+    for a file that predict.py reads.
 
     beginnings: The beginnings of the flags, such as ("--data.", "--trainer.").
     """
-    others: list[str] = []
-    flags: list[str] = []
+    words: list[str] = []
     takes_value = False
     for arg in args:
-        if arg.startswith(beginnings):
-            flags.append(arg)
-            takes_value = "=" not in arg
-        elif takes_value and not arg.startswith("--"):
-            flags.append(arg)
+        if takes_value and not arg.startswith("--"):
+            words[-1] += f"={arg}"
             takes_value = False
         else:
-            others.append(arg)
-            takes_value = False
-    return others, flags
-
-
-def runs_in(flags: Sequence[str]) -> str | None:
-    """Return the folder of runs that --trainer.default_root_dir names, or None without
-    this flag.
-
-    flags: The arguments for the parser of train.py.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trainer.default_root_dir", nargs="?")
-    options, _ = parser.parse_known_args(flags)
-    return vars(options)["trainer.default_root_dir"]  # type: ignore[no-any-return]
+            words.append(arg)
+            takes_value = arg.startswith(beginnings) and "=" not in arg
+    return words
 
 
 def checkpoint_file(text: str, root: str | None = None) -> Path:
@@ -240,11 +227,10 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
         folders = [path, *versions(path).values()]
         path = folders[-1] / "checkpoints" / "best.ckpt"
     if not path.exists():
-        near = ""
-        if not (logs / text).exists():
-            near = did_you_mean(text, [folder.name for folder in logs.glob("*")])
+        names = {folder.name for folder in logs.glob("*")} - {text}
         raise UserError(
-            f"--ckpt_path {text}: no such file, nor a run with this checkpoint{near}",
+            f"--ckpt_path {text}: no such file, nor a run with this checkpoint"
+            + did_you_mean(text, names),
             "python scripts/runs.py lists the runs; --best NAME the best of them",
         )
     return path
@@ -254,12 +240,10 @@ def output_file(text: str) -> Path:
     """Return the path of a file that a script will write. argparse calls this function
     with the text of a flag.
 
-    Raise ArgumentTypeError if the path is a folder, or if its folder does not exist.
+    Raise ArgumentTypeError if its folder does not exist.
     """
-    if Path(text).is_dir() or not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text} is a folder, or in none that is there"
-        )
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
     return Path(text)
 
 
@@ -314,11 +298,7 @@ def tune() -> ScriptParser:
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
-    add(
-        "--max_batch_size",
-        type=PositiveInt,
-        help="default: 1024 on a CPU, 8192 on a GPU",
-    )
+    add("--max_batch_size", type=PositiveInt, default=8192, help="default: 8192")
     add("--min_lr", type=PositiveFloat, default=1e-5, help="the first learning rate")
     add("--max_lr", type=PositiveFloat, default=1.0, help="the last learning rate")
     add("--num_steps", type=PositiveInt, default=500, help="steps from first to last")
@@ -327,10 +307,7 @@ def tune() -> ScriptParser:
 
 def sweep() -> ScriptParser:
     """Return the parser of sweep.py. All flags that it does not know are flags of
-    train.py; each trial has them.
-
-    --worker is not for users: a sweep starts its further processes with it.
-    """
+    train.py; each trial has them."""
     parser = ScriptParser("sweep", ALL_FLAGS)
     add = parser.add_argument
     add(
@@ -345,13 +322,6 @@ def sweep() -> ScriptParser:
         "--name",
         help="the sweep is in ROOT/NAME; the config's name and _sweep unless given",
     )
-    add(
-        "--num_workers",
-        type=PositiveInt,
-        default=1,
-        help="processes that share the trials",
-    )
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

@@ -18,16 +18,13 @@ from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import settle_devices
 from lightbase.core.errors import UserError, say
-from lightbase.core.form import state_errors
-from lightbase.core.load import load_data_state, load_run, load_state, read_checkpoint
+from lightbase.core.load import load_run, read_checkpoint, restore
 from lightbase.core.resume import (
     check_restart,
     find_restart,
     spec_of_objects,
 )
 from lightbase.core.spec import CommandLine, validate
-
-PLAIN = (bool, int, float, str, type(None))
 
 
 def load(
@@ -51,11 +48,7 @@ def load(
     if module is None or data is None:
         _, module, data = load_run(path, trust=trust)
         return module, data
-    checkpoint = read_checkpoint(path)
-    with state_errors(path):
-        module.on_load_checkpoint(checkpoint)
-        load_state(checkpoint, module, path)
-        load_data_state(checkpoint, data)
+    restore(read_checkpoint(path), module, data, path)
     return module, data
 
 
@@ -87,14 +80,14 @@ def train(
         if isinstance(module, str | Path):
             if not isinstance(data, dict | None):
                 raise UserError("lightbase.train takes settings with a config file")
-            args, objects = as_arguments((data or {}) | by_flag(flags))
+            args, objects = as_arguments((data or {}) | flags)
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
             return command.train(spec, model, data)
         if not isinstance(data, LightningDataModule):
             raise UserError("lightbase.train takes a module and its data module")
         flags = {"name": type(module).__name__, **flags}
-        args, objects = as_arguments(by_flag(flags))
+        args, objects = as_arguments(flags)
         line = CommandLine(args)
         restart = find_restart(line)
         spec = spec_of_objects(module, data, line, restart)
@@ -109,19 +102,6 @@ def train(
         return command.train(spec, module, data)
 
 
-def by_flag(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of `train` by the names of flags: an argument of
-    Lightning's Trainer, such as max_epochs, becomes trainer.max_epochs. Other names
-    stay."""
-    trainer_arguments = inspect.signature(Trainer).parameters
-    settings = {}
-    for name, value in flags.items():
-        if name in trainer_arguments:
-            name = f"trainer.{name}"
-        settings[name] = value
-    return settings
-
-
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return (arguments of a command line, objects).
 
@@ -129,25 +109,22 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     line cannot hold other values, such as callbacks. They are returned by the names of
     the Trainer's arguments.
 
-    settings: The values by the names of flags.
+    settings: The values by the names of flags. An argument of Lightning's Trainer, such
+        as max_epochs, is a flag without "trainer.", too.
     """
+    trainer_arguments = inspect.signature(Trainer).parameters
     args: list[str] = []
     objects: dict[str, Any] = {}
     for name, value in settings.items():
-        if not is_plain(value):
-            objects[name.removeprefix("trainer.")] = value
-        elif isinstance(value, str | Path):
-            args.append(f"--{name}={value}")
-        else:
-            args.append(f"--{name}={json.dumps(value, default=str)}")
+        flag = name
+        if name in trainer_arguments:
+            flag = f"trainer.{name}"
+        text = value
+        if not isinstance(value, str | Path):
+            try:
+                text = json.dumps(value)
+            except TypeError:
+                objects[name.removeprefix("trainer.")] = value
+                continue
+        args.append(f"--{flag}={text}")
     return args, objects
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value, with all values inside it, can be an argument of a
-    command line: a number, a text, a path, None, or a list or dict of them."""
-    if isinstance(value, list):
-        return all(is_plain(inner) for inner in value)
-    if isinstance(value, dict):
-        return all(is_plain(inner) for inner in [*value, *value.values()])
-    return isinstance(value, (*PLAIN, Path))

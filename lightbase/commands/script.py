@@ -9,11 +9,9 @@ import contextlib
 import errno
 import gc
 import io
-import multiprocessing
 import os
 import runpy
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +28,6 @@ DISK_ERRORS = (
     errno.EROFS,  # read-only
     errno.EACCES,
     errno.EPERM,
-    errno.EFBIG,  # a file too large
-    errno.ENAMETOOLONG,
     errno.EISDIR,  # a folder in place of a file
 )
 
@@ -48,9 +44,7 @@ class LastingOutput(io.FileIO):
         them, and lead later output to /dev/null."""
         try:
             return super().write(data)
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
@@ -60,7 +54,7 @@ def outlive_terminal() -> None:
     replaced to capture the output stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__"):
+        if stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(
                 raw, stream.encoding, stream.errors, line_buffering=True
@@ -91,7 +85,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
         # searching the million objects of the imports for garbage takes 0.8 s
         gc.disable()
     with short_errors():
-        if is_command and multiprocessing.parent_process() is None:
+        if is_command:
             first_look(name, sys.argv[1:])
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")
@@ -149,10 +143,6 @@ def short_errors() -> Iterator[None]:
             yield
         return
     outlive_terminal()
-    hook = threading.excepthook
-    # No traceback is printed for an error of the disk in TensorBoard's writing thread:
-    # the next call of the main thread raises it again.
-    threading.excepthook = lambda args: is_of_disk(args.exc_value) or hook(args)
     try:
         with SIGNALS.handled():
             yield
@@ -165,7 +155,7 @@ def short_errors() -> Iterator[None]:
         print_error(str(error))
         sys.exit(error.status)
     except OSError as error:
-        if not is_of_disk(error):
+        if error.errno not in DISK_ERRORS:
             raise
         problem = f"{error.strerror}; what was saved before is whole"
         if error.filename:
@@ -173,8 +163,6 @@ def short_errors() -> Iterator[None]:
         way_out = "make room or choose another folder, then start the command again"
         print_error(f"{problem}\n{way_out}")
         sys.exit(1)
-    finally:
-        threading.excepthook = hook
 
 
 def print_error(text: str) -> None:
@@ -187,9 +175,3 @@ def print_error(text: str) -> None:
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
     print(f"error: {text}", file=sys.stderr, flush=True)
-
-
-def is_of_disk(error: BaseException | None) -> bool:
-    """Return whether an error is about a disk that is full or cannot be written.
-    `DISK_ERRORS` lists the numbers of these errors."""
-    return isinstance(error, OSError) and error.errno in DISK_ERRORS

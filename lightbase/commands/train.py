@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning import LightningDataModule, LightningModule
 
-from lightbase.commands.arguments import help_of_train
+from lightbase.commands.arguments import first_look
 from lightbase.commands.extras import (
     advice_after,
     extra_callbacks,
@@ -43,9 +43,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         args = sys.argv[1:]
         if is_interactive():
             args = []  # sys.argv has the flags of the notebook's kernel
-    if "--help" in args or "-h" in args:
-        print(help_of_train())
-        raise SystemExit(0)
+    first_look("train", args)
     with short_errors():
         end_with_parent()
         quiet_lightning()

@@ -5,8 +5,6 @@ that only the data knows, such as the number of classes. `make_trainer` is calle
 when the folder, the callbacks and the loggers of the run exist.
 """
 
-import inspect
-import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     seed_everything(config.seed_everything, workers=True, verbose=False)
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
-    if spec.origin == "new":  # a saved config is complete, and its data may be missing
+    if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
     validate(spec, config)
     rest = config.clone()
@@ -124,9 +122,9 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
     if num_classes:
         facts["num_classes"] = int(num_classes)
     if isinstance(data, BaseDataModule) and data.image_shape:
-        facts["image_shape"] = [int(size) for size in data.image_shape]
-        facts["in_channels"] = facts["image_shape"][0]
-        facts["in_chans"] = facts["image_shape"][0]  # the name that timm uses
+        shape = [int(size) for size in data.image_shape]
+        facts |= {"image_shape": shape, "in_channels": shape[0]}
+        facts["in_chans"] = shape[0]  # the name that timm uses
     return facts
 
 
@@ -140,16 +138,10 @@ def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
     """
     model = spec.config.model
     fill_class(spec, "model", model, facts)
-    for name, value in [*arguments(model).items()]:
-        key = f"model.{name}"
-        if "class_path" in entries(value):
-            fill_class(spec, key, value, facts)
-        elif isinstance(value, list):
-            for inner in value:
-                fill_class(spec, key, inner, facts)
-        else:
-            for inner_name, inner in entries(value).items():
-                fill_class(spec, f"{key}.{inner_name}", inner, facts)
+    for name, value in arguments(model).items():
+        fill_class(spec, f"model.{name}", value, facts)
+        for inner_name, inner in entries(value).items():
+            fill_class(spec, f"model.{name}.{inner_name}", inner, facts)
 
 
 def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> None:
@@ -164,13 +156,11 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
     for name, fact in facts.items():
         if name in values and f"{key}.{name}" not in spec.given:
             values[name] = fact
-    path = node["class_path"]
-    if not inspect.isroutine(pkgutil.resolve_name(path)):
-        return
     # these functions take the facts in **kwargs, where jsonargparse does not see them
+    path = node["class_path"]
     if path.startswith("timm."):
-        names = ("num_classes", "in_chans")
-        taken = {name: facts[name] for name in names if name in facts}
+        names = ({"num_classes", "in_chans"} & facts.keys()) - values.keys()
+        taken = {name: facts[name] for name in sorted(names)}
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
         values.setdefault("num_classes", facts["num_classes"])
@@ -194,26 +184,13 @@ def make_trainer(
     """
     check_devices(spec.config.trainer)
     trainer_options = spec.trainer | options
-    trainer_options["plugins"] = [
-        *as_list(spec.trainer["plugins"]),
-        *options.get("plugins", []),
-    ]
-    trainer_options["callbacks"] = [
-        *first,
-        *as_list(spec.trainer["callbacks"]),
-        *callbacks,
-    ]
+    plugins = [*as_list(spec.trainer["plugins"]), *options.get("plugins", [])]
+    callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
     if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
-        trainer_options["callbacks"].insert(len(first), model.curves_callback)
+        callbacks.insert(len(first), model.curves_callback)
     if trainer_options["enable_progress_bar"] is None:
-        bars = [x for x in trainer_options["callbacks"] if isinstance(x, ProgressBar)]
-        trainer_options["enable_progress_bar"] = bool(bars)
-    if trainer_options["val_check_interval"] == 0:
-        raise UserError(
-            "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
-            "least",
-            status=2,
-        )
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        trainer_options["enable_progress_bar"] = has_bar
     mistakes = (
         MisconfigurationException,
         ValueError,
@@ -222,7 +199,7 @@ def make_trainer(
         RuntimeError,
     )
     try:
-        return Trainer(**trainer_options)
+        return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
         raise UserError(problem, status=2) from error

@@ -15,9 +15,8 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
-MAX_LEVELS = 50
 MAX_VALUES = 100_000
-"""Limits of a config, far above any config that a person writes."""
+"""Far above the number of values in any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
 """A class at the top level of a file: its name and its base classes."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
@@ -34,11 +33,11 @@ class ConfigLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
-            if str(key.value) in keys:
+            if key.value in keys:
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
                 )
-            keys.add(str(key.value))
+            keys.add(key.value)
         return node
 
 
@@ -55,46 +54,33 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"config {path}: not valid YAML: {reason}", EXAMPLE, 2
-        ) from error
-    if content is None:
-        raise UserError(f"config {path} is empty; {EXAMPLE}", status=2)
+        problem = f"config {path}: not valid YAML: {reason}"
+        raise UserError(problem, EXAMPLE, 2) from error
     if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise UserError(
-            f"config {path} holds a {kind}, not keys with values; {EXAMPLE}", status=2
-        )
-    trainer = content.get("trainer", {})
-    if not isinstance(trainer, dict):  # jsonargparse would take it
-        raise UserError(
-            f"config {path}: trainer is {trainer!r}, where keys with values belong",
-            status=2,
-        )
-    config = {str(key): value for key, value in content.items()}
-    return renamed(config, PROJECT.package)  # type: ignore[no-any-return]
+        raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
+    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
+        raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
+    return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 
 def checked(config: Any) -> Any:
-    """Return the config unchanged. Raise ValueError if it has more than `MAX_LEVELS`
-    levels or more than `MAX_VALUES` values.
+    """Return the config unchanged. Raise ValueError if it has more than `MAX_VALUES`
+    values.
 
-    YAML allows both in a few lines. An alias inside its anchor makes levels without
+    YAML allows this in a few lines. An alias inside its anchor makes levels without
     end, and aliases of aliases make billions of values.
     """
-    waiting = [(config, 0)]
+    waiting = [config]
     num_values = 0
     while waiting:
-        value, level = waiting.pop()
+        value = waiting.pop()
         num_values += 1
-        if level > MAX_LEVELS or num_values > MAX_VALUES:
-            raise ValueError(
-                f"more than {MAX_LEVELS} levels, or more than {MAX_VALUES:,} values"
-            )
+        if num_values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
         if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, list | tuple):
-            waiting += [(inner, level + 1) for inner in value]
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
     return config
 
 
@@ -115,7 +101,7 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     if config == "lightbase.Features":  # in version 0.3 it was part of the library
         return f"{PROJECT.package}.data.features.Features"
     is_path = isinstance(config, str) and key in IMPORT_PATH_KEYS
-    if is_path and PROJECT.package and config.startswith(f"{package}."):
+    if is_path and config.startswith(f"{package}."):
         return PROJECT.package + config.removeprefix(package)
     return config
 
@@ -130,13 +116,11 @@ def config_files(folder: Path) -> dict[str, str]:
 def users_classes() -> list[tuple[str, str]]:
     """Return (import path, base classes as text) for each class in the user's package.
     No file is imported. Classes inside other classes or functions are left out."""
-    package = PROJECT.root / PROJECT.package
     classes = []
-    for file in sorted(package.rglob("*.py")):
-        parts = file.relative_to(PROJECT.root).with_suffix("").parts
-        module = ".".join(parts).removesuffix(".__init__")
-        source = file.read_text(encoding="utf-8", errors="replace")
-        for name, bases in CLASS.findall(source):
+    for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
+        path = file.relative_to(PROJECT.root).with_suffix("")
+        module = ".".join(path.parts).removesuffix(".__init__")
+        for name, bases in CLASS.findall(file.read_text("utf-8", "replace")):
             classes.append((f"{module}.{name}", bases))
     return classes
 
@@ -147,7 +131,8 @@ def path_of_class(name: str) -> str:
     The class has to be in the user's package, and no other class there may have this
     name. Any other text is returned unchanged.
     """
-    if not name.isidentifier() or not name[0].isupper():
-        return name
-    paths = [path for path, _ in users_classes() if path.endswith(f".{name}")]
-    return paths[0] if len(paths) == 1 else name
+    if name[:1].isupper():
+        paths = [path for path, _ in users_classes() if path.endswith(f".{name}")]
+        if len(paths) == 1:
+            return paths[0]
+    return name

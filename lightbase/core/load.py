@@ -5,7 +5,7 @@ to build the model and the data again. Config files name classes to import, so o
 file in the user's folder of runs may do so. `load_into` is the way for other files.
 """
 
-import textwrap
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.form import check_form, state_errors
-from lightbase.core.names import flatten
-from lightbase.core.project import is_own
-from lightbase.core.spec import CommandLine, RunSpec, new_spec, saved_spec
+from lightbase.core.project import PROJECT, is_own
+from lightbase.core.spec import (
+    CommandLine,
+    RunSpec,
+    arguments,
+    entries,
+    new_spec,
+    read_spec,
+)
 from lightbase.core.transfer import load_weights, read_weights
 
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
 """A run: its record, its model and its data."""
-REMOVED = ("steps_per_execution",)
-"""Settings of version 0.3 that are gone. They changed nothing in what was trained."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -39,9 +43,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     that was written before version 0.3.
     """
     checkpoint = load_checked(path)
-    config: Any = None
-    if isinstance(checkpoint, dict):
-        config = checkpoint.get("config")
+    config: Any = entries(checkpoint).get("config")
     if not is_config(config) or "state_dict" not in checkpoint:
         raise UserError(
             f"{path} is no checkpoint of a run: it lacks the weights or the config "
@@ -60,33 +62,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def todays(config: dict[str, Any], package: str) -> dict[str, Any]:
     """Return the config of an earlier run as this version reads it: with today's
-    import paths, and without settings that no longer exist.
+    import paths, and without a setting of version 0.3 that changed nothing.
 
     package: The name of the user's package when the config was written.
     """
-    kept = {key: value for key, value in config.items() if key not in REMOVED}
-    return renamed(kept, package)  # type: ignore[no-any-return]
+    config.pop("steps_per_execution", None)
+    return renamed(config, package)  # type: ignore[no-any-return]
 
 
 def is_config(config: Any) -> bool:
     """Return whether a value has the form of the config that train.py saves: a dict
-    with trainer, model and data, and a class path in the last two.
-
-    A key with a dot is refused. jsonargparse would read "a.b" as the key b inside a.
-    """
+    with trainer, model and data, and a class path in the last two."""
     try:
         checked(config)
     except ValueError:
         return False
-    if not isinstance(config, dict) or any("." in str(key) for key in config):
+    if not isinstance(config, dict) or not isinstance(config.get("trainer"), dict):
         return False
     for name in ("model", "data"):
-        part = config.get(name)
-        if not isinstance(part, dict) or not isinstance(part.get("class_path"), str):
+        if not isinstance(entries(config.get(name)).get("class_path"), str):
             return False
-        if not isinstance(part.get("init_args", {}), dict):
-            return False
-    return isinstance(config.get("trainer"), dict)
+    return True
 
 
 def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Loaded:
@@ -109,30 +105,44 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
     if not trust and not is_own(path, line.place("trainer.default_root_dir")):
+        # the text comes from somebody else's file
+        names = re.findall(r"'class_path': '([^']{1,60})", repr(config))
         raise UserError(
-            f"{path} is not in your folder of runs; it names "
-            f"{', '.join(classes_in(config)[:5])}",
+            f"{path} is not in your folder of runs; it names {', '.join(names[:5])}",
             "give --config FILE, a YAML of yours; or --trust_checkpoint true, in "
             "Python trust=True, if you would run it as a program",
             2,
         )
-    check_has_classes(config, path)
+    check_has_classes(config)
     # the devices of the run may not be here; what changes the result stays
-    trainer = {}
-    for key in ("precision", "limit_test_batches"):
-        if key in config["trainer"]:
-            trainer[key] = config["trainer"][key]
+    kept = {"precision", "limit_test_batches"}
     if config["trainer"].get("accelerator") == "cpu":
-        trainer["accelerator"] = "cpu"
-    spec = saved_spec(config | {"trainer": trainer}, line, "checkpoint")
+        kept.add("accelerator")
+    trainer = {key: x for key, x in config["trainer"].items() if key in kept}
+    config = config | {"trainer": trainer}
+    spec = read_spec([config], line, PROJECT.default_model, is_saved=True)
     leave_fold(spec)
     check_split(config, spec.config.data, path)
     model, data = build(spec)
+    restore(checkpoint, model, data, path)
+    return spec, model, data
+
+
+def restore(
+    checkpoint: dict[str, Any],
+    model: LightningModule,
+    data: LightningDataModule,
+    path: Path,
+) -> None:
+    """Give the model its weights, and the data its state. Raises UserError if they are
+    of another model.
+
+    path: The checkpoint, for messages.
+    """
     with state_errors(path):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)
         load_data_state(checkpoint, data)
-    return spec, model, data
 
 
 def load_into(path: Path, line: CommandLine) -> Loaded:
@@ -145,64 +155,42 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     another way than in the training.
     """
     content = read_weights(path)
-    config: Any = None
-    if isinstance(content, dict) and is_config(content.get("config")):
-        config = content["config"]
+    is_run = isinstance(content, dict) and is_config(content.get("config"))
     spec = new_spec(line)
     leave_fold(spec)
-    if config:
-        check_split(config, spec.config.data, path, has_state=False)
+    if is_run:
+        check_split(content["config"], spec.config.data, path, has_state=False)
     model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
-        state = content.get(type(data).__qualname__) if config else None
-        if isinstance(state, dict):
+        state: Any = {}
+        if is_run:
+            state = entries(content.get(type(data).__qualname__))
+        if state:
             # until version 0.3 the test part followed from split_seed
             data.test_seed = int(state.get("test_seed", data.split_seed))
         data.prepare_data()
         data.setup("fit")
-    load_weights(model, str(path), is_complete=True, content=content)
+    load_weights(model, path, is_complete=True, content=content)
     return spec, model, data
 
 
 def leave_fold(spec: RunSpec) -> None:
     """Remove the fold from the settings if --data.num_folds is null. This is how a
     user tests a run of cross-validation on the data's test set."""
-    data = spec.config.data.get("init_args", Namespace())
-    if data.get("num_folds", 0) is None and data.get("fold") is not None:
-        data.fold = None
+    data = arguments(spec.config.data)
+    if "num_folds" in data and data["num_folds"] is None:
+        data["fold"] = None
 
 
-def classes_in(config: Any, key: str = "") -> list[str]:
-    """Return the class paths in a config, each once and cut to 60 characters: the text
-    comes from somebody else's file.
-
-    key: The key of `config`, which is one value of a larger config.
-    """
-    if key == "class_path":
-        return [str(config)[:60]]
-    if isinstance(config, list):
-        config = dict(enumerate(config))
-    names: list[str] = []
-    if isinstance(config, dict):
-        for name, value in config.items():
-            names += classes_in(value, str(name))
-    return [*dict.fromkeys(names)]
-
-
-def check_has_classes(config: dict[str, Any], path: Path) -> None:
+def check_has_classes(config: dict[str, Any]) -> None:
     """Raise UserError if the model and data of a run were given as Python objects. The
-    config has only their classes, and not the arguments to build them again.
-
-    path: The checkpoint, for the message.
-    """
-    if not config.get("built_in_python"):
-        return
-    names = [config[part]["class_path"] for part in ("model", "data")]
-    raise UserError(
-        f"{path}: its {' and '.join(names)} were built in Python",
-        "give the objects: lightbase.load(path, module, data)",
-        2,
-    )
+    config has only their classes, and not the arguments to build them again."""
+    if config.get("built_in_python"):
+        raise UserError(
+            "the model and the data of this run were built in Python",
+            "give the objects: lightbase.load(path, module, data)",
+            2,
+        )
 
 
 def check_split(
@@ -217,12 +205,11 @@ def check_split(
     has_state: Whether the data gets the state in the checkpoint. Then num_folds and
         fold may be null: the data's test set has no sample of a fold.
     """
-    before = trained["data"].get("init_args", {})
-    now = vars(data.get("init_args", Namespace()))
+    before, now = arguments(trained["data"]), arguments(data)
     for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
-        if name in ("num_folds", "fold") and now[name] is None and has_state:
-            continue  # the data's own test set, which has no sample of a fold
-        if now[name] != before[name]:
+        # without a fold, the test set has no sample of the training
+        leaves_fold = name in ("num_folds", "fold") and now[name] is None and has_state
+        if now[name] != before[name] and not leaves_fold:
             run = relative_to_cwd(path)
             raise UserError(
                 f"--data.{name} {now[name]}: the training of {run} had {before[name]}",
@@ -248,9 +235,5 @@ def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:
-        config = flatten(checkpoint["config"]["model"], "model")
-        reason = textwrap.shorten(str(error).splitlines()[-1], 300)
-        raise UserError(
-            f"checkpoint {path} is of another model: {reason}",
-            f"it was trained with {config.get('model.net', config['model'])}",
-        ) from error
+        reason = str(error).splitlines()[-1].strip()[:300]
+        raise UserError(f"checkpoint {path} is of another model: {reason}") from error

@@ -9,7 +9,6 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -19,26 +18,20 @@ from lightbase.core.config_files import config_files, users_classes
 from lightbase.core.errors import did_you_mean
 
 SYNONYMS = {
-    "learning_rate": "lr",
-    "epochs": "max_epochs",
-    "num_epochs": "max_epochs",
-    "workers": "num_workers",
-    "gpus": "devices",
+    "learning_rate": "model.lr",
+    "epochs": "trainer.max_epochs",
+    "num_epochs": "trainer.max_epochs",
+    "workers": "data.num_workers",
+    "gpus": "trainer.devices",
     "resume": "ckpt_path",
     "seed": "seed_everything",
+    "momentum": "model.optimizer_args.momentum",
+    "weight_decay": "model.optimizer_args.weight_decay",
 }
-"""{word of other tools: last word of the flag that has this meaning here}"""
-OPTIMIZER_FLAGS = (
-    "--model.optimizer_args.momentum",
-    "--model.optimizer_args.weight_decay",
-)
+"""{word that is typed instead: the setting that has this meaning here}"""
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 """Beginnings of lines that do not help: two types of a union that are seldom meant, and
 the value, which `explain` reads separately."""
-ONE_VALUE = (
-    "all options of a group go into one value: "
-    '--model.parameter_groups.bias "{lr: 0.1}"'
-)
 
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
@@ -50,23 +43,29 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     config: The settings that were parsed before the error. The arguments of their
         classes are proposed, too.
     """
-    keys = [action.dest for action in arguments_of(parser)]
     if message.lower().startswith("unrecognized arguments: "):
-        return unknown_argument(message.split()[2].partition("=")[0], keys, config)
+        word = message.split()[2].partition("=")[0]
+        if not word.startswith("-"):
+            near = did_you_mean(word, config_files(Path()), "--config ")
+            return f"unknown argument {word!r}{near}"
+        classes = {
+            "data": config.get("data.class_path"),
+            "model.net": config.get("model.init_args.net.class_path"),
+            "model": config.get("model.class_path"),
+        }
+        return f"unknown argument {word}{meant(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
-    if key.endswith("parameter_groups"):
-        return f"{key}: {ONE_VALUE}"
-    if class_path.endswith("MetricCollection"):
-        way_out = "without MetricCollection: --model.metrics.f1 CLASS"
-        return f"{key}: give metrics by name, {way_out}"
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
-    if unknown := re.fullmatch(pattern, reason):
-        path = ".".join(filter(None, [key, *unknown.groups()]))
-        return unknown_key(path, class_path, keys)
+    if option := re.fullmatch(pattern, reason):
+        unknown = ".".join(filter(None, [key, *option.groups()]))
+        if unknown.endswith("class_path"):
+            return f"{unknown}: beside it there is only init_args, with all arguments"
+        near = meant(unknown, parser, {key: class_path})
+        return f"unknown key {unknown}{near}"
     reason = in_plain_words(reason, class_path)
-    pattern = r"Given value: (?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
+    pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
-    if value and "Got value" not in reason and not value[1].startswith("Namespace("):
+    if value and "Got value" not in reason:
         reason = f"{value[1]!r}: {reason}"
     if key:
         reason = f"{key}: {reason}"
@@ -89,6 +88,7 @@ def in_plain_words(reason: str, class_path: str) -> str:
             reason += did_you_mean(module, sorted(sys.modules))
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
+    reason = reason.replace("Got value: None", "There is no value")
     if "Expected a dot import path string: " in reason:
         paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
         reason += did_you_mean(reason.split()[-1], paths)
@@ -98,45 +98,28 @@ def in_plain_words(reason: str, class_path: str) -> str:
     return reason
 
 
-def unknown_argument(flag: str, keys: list[str], config: Namespace) -> str:
-    """Return the line for an argument that the parser does not have.
-
-    flag: The flag without its value, such as "--lr", or a word that is no flag. For
-        a word, a config file with a similar name is proposed.
-    keys: All keys of the parser.
-    config: The settings that were parsed before the error.
-    """
-    if not flag.startswith("-"):
-        near = did_you_mean(flag, config_files(Path()), "--config ")
-        return f"unknown argument {flag!r}{near}"
-    flags = [f"--{key}" for key in keys]
-    names = {
-        "data": config.get("data.class_path"),
-        "model.net": config.get("model.init_args.net.class_path"),
-        "model": config.get("model.class_path"),
-    }
-    for key, class_path in names.items():  # the last one is the likeliest
-        if class_path:
-            arguments = parser_of(class_path).get_defaults().keys()
-            flags += [f"--{key}.{name}" for name in arguments]
-    return f"unknown argument {flag}{meant(flag, flags)}"
-
-
-def meant(flag: str, flags: Iterable[str]) -> str:
-    """Return a proposal such as `; did you mean --model.lr?`, or "" if no flag is
-    similar.
+def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
+    """Return a proposal such as `; did you mean --model.lr?` for a setting that does
+    not exist, or "" if none is similar.
 
     The last word is compared first, so that --lr and --learning_rate find --model.lr.
-    If no flag has a similar last word, the flags are compared with all their words.
+    If no setting has a similar last word, all words are compared.
+
+    name: The name as it was typed, with or without the two dashes.
+    parser: Its keys are proposed.
+    classes: {setting: import path of its class}. The arguments of these classes are
+        proposed, too. The last class is the likeliest.
     """
-    by_word = {}
-    for name in (*OPTIMIZER_FLAGS, *flags):
-        by_word[name.lstrip("-").rpartition(".")[2]] = name
-    for word, name in SYNONYMS.items():
-        if name in by_word:
-            by_word[word] = by_word[name]
-    last_word = flag.lstrip("-").rpartition(".")[2]
-    return did_you_mean(last_word, by_word) or did_you_mean(flag, flags)
+    names = [action.dest for action in arguments_of(parser)]
+    for key, class_path in classes.items():
+        if class_path:
+            arguments = parser_of(class_path).get_defaults().keys()
+            names += [f"{key}.{argument}" for argument in arguments]
+    by_word = SYNONYMS | {name.rpartition(".")[2]: name for name in names}
+    typed = name.lstrip("-")
+    dashes = name.removesuffix(typed)
+    near = did_you_mean(typed.rpartition(".")[2], by_word, dashes)
+    return near or did_you_mean(typed, names, dashes)
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
@@ -148,53 +131,26 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
 
     message: An indented tree. A line names a key, or a class, or an error.
     """
-    key_at_indent: dict[int, str] = {}
+    keys: list[str] = []
     newest_class, class_path, key, reason = "", "", "", ""
     deepest = -1
     for line in message.splitlines():
         text = line.strip(" -")
         indent = len(line) - len(line.lstrip(" -"))
         if match := re.match(r'Parser key "(.+?)":', text):
-            outer = {i: name for i, name in key_at_indent.items() if i < indent}
-            key_at_indent = outer | {indent: match[1]}
+            keys.append(match[1])
         elif match := re.fullmatch(r"Problem with given class_path '(.+)':", text):
             newest_class = match[1]
         elif text.startswith(NOISE) or not text or indent < deepest:
             continue
         elif indent > deepest:
-            key = ".".join(key_at_indent.values())
+            key = ".".join(keys)
             class_path = newest_class
             reason = text
             deepest = indent
         elif text not in reason:
             reason += f" or {text.removeprefix('Expected ')}"
     return key, class_path, reason
-
-
-def unknown_key(path: str, class_path: str, keys: list[str]) -> str:
-    """Return the line for a key that is not known. It has a similar name, or the list
-    of all names that are possible there.
-
-    path: The key, such as "model.nett".
-    class_path: The class whose argument it should be, or "" if there is none.
-    keys: All keys of the parser.
-    """
-    parent, _, name = path.rpartition(".")
-    if name == "class_path":
-        return f"{path}: beside it there is only the key init_args, with all arguments"
-    names = []
-    for key in keys:
-        group, _, last = key.rpartition(".")
-        if group == parent:
-            names.append(last)
-    if class_path.rpartition(".")[0] in sys.modules:  # a message imports nothing
-        arguments = parser_of(class_path).get_defaults().keys()
-        names = [*arguments, "class_path", "init_args", "dict_kwargs"]
-    before = f"{parent}." if parent else ""
-    near = did_you_mean(name, names, before)
-    if not near:
-        near = f"; there are {', '.join(sorted(names))}"
-    return f"unknown key {path}{near}"
 
 
 def parser_of(class_path: str) -> ArgumentParser:

@@ -31,11 +31,11 @@ from lightbase.core.mistakes import explain
 
 # the range of NumPy's seeds
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-# 100000 threads crash torch
-NumThreads = restricted_number_type("NumThreads", int, [(">", 0), ("<=", 1024)])
 CountOrAll = restricted_number_type("CountOrAll", int, (">=", -1))
 
 FLAGS: list[tuple[str, Any, Any]] = [
+    ("seed_everything", Seed, 42),
+    ("print_config", bool, False),
     ("name", str | None, None),
     ("ckpt_path", str | None, None),
     ("trust_checkpoint", bool, False),
@@ -44,7 +44,7 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("patience", PositiveInt | None, None),
     ("try_network", bool, True),
     ("stop_on_nan", bool, True),
-    ("num_threads", NumThreads | None, None),
+    ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
 ]
 """Name, type and default of the flags of train.py that are not Lightning's."""
@@ -70,9 +70,9 @@ TRAINER_TYPES: dict[str, Any] = {
     "min_steps": NonNegativeInt | None,
     "max_time": dict[str, NonNegativeInt] | str | None,
     "log_every_n_steps": NonNegativeInt | None,
+    "num_sanity_val_steps": CountOrAll | None,
     "check_val_every_n_epoch": PositiveInt | None,
     "accumulate_grad_batches": PositiveInt,
-    "num_sanity_val_steps": CountOrAll | None,
     "gradient_clip_val": NonNegativeFloat | None,
     "default_root_dir": Path | None,
 }
@@ -105,10 +105,8 @@ def types_for(class_type: type) -> dict[str, Any]:
 
 def absolute(text: str) -> Path:
     """Return an absolute path, so that a saved config means the same in any working
-    folder. Raises ValueError for an empty text.
-
-    text: The value of a flag. A relative path starts at the working folder.
-    """
+    folder. A relative path starts at the working folder. Raises ValueError for an empty
+    text."""
     if not text:
         raise ValueError("no path is given")
     return Path(text).absolute()
@@ -168,9 +166,7 @@ class Parser(LightningArgumentParser):
             default = None
             if class_type is Trainer:
                 default = parameters[name].default
-            key = name
-            if nested_key:
-                key = f"{nested_key}.{name}"
+            key = f"{nested_key}.{name}".removeprefix("None.")
             self.add_argument(f"--{key}", type=types[name], default=default)
             added.append(key)
         return added
@@ -197,8 +193,6 @@ def make_parser(default_model: str | None) -> Parser:
         model and data are Python objects, and the parser takes a dict for each.
     """
     parser = Parser()
-    parser.add_argument("--seed_everything", type=Seed, default=42)
-    parser.add_argument("--print_config", type=bool, default=False)
     for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")

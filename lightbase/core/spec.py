@@ -1,24 +1,21 @@
 """The record of a run: its settings, which of them the user named, and where it starts.
 
 Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
-and its config files. Three functions make a `RunSpec`: `new_spec` for a new run,
-`saved_spec` for the settings in a checkpoint, and `spec_without_classes` for a model
-and data that are Python objects. The rest checks settings and turns them into YAML.
+and its config files. `read_spec` makes a `RunSpec` of config files or of
+the settings in a checkpoint, and `new_spec` calls it for a new run. The rest checks
+settings and turns them into YAML.
 """
 
 import argparse
 import copy
 import functools
 import inspect
-import json
-import math
 import pkgutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -26,7 +23,7 @@ from jsonargparse import Namespace
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
 from lightbase.core.errors import UserError
-from lightbase.core.mistakes import explain, parser_of
+from lightbase.core.mistakes import parser_of
 from lightbase.core.names import flatten
 from lightbase.core.parser import SEE_HELP, Parser, make_parser
 from lightbase.core.project import PROJECT
@@ -39,25 +36,22 @@ YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(No
 """Types of values that config.yaml can hold."""
 
 
-class FirstParser(argparse.ArgumentParser):
-    """Reads the flags that decide how the other arguments are read.
+def first_parser() -> argparse.ArgumentParser:
+    """Return a parser of the flags that decide how the other arguments are read.
 
     These are --config, --model, --data, and the flags in `LOCATION`. `RunSpec.parser`
     reads the other arguments: it can be made only after the model's class is known.
     """
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        self.add_argument("--config", "-c", action="append", default=[])
-        self.add_argument("--model", "--model.class_path")
-        self.add_argument("--data", "--data.class_path")
-        for name in LOCATION[:-1]:
-            self.add_argument(f"--{name}")
-        self.add_argument("--trust_checkpoint", nargs="?", const="true")
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError with argparse's message, instead of the usage and an exit."""
-        raise UserError(message.removeprefix("argument "), SEE_HELP, 2)
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    parser.add_argument("--config", "-c", action="append", default=[])
+    parser.add_argument("--model", "--model.class_path")
+    parser.add_argument("--data", "--data.class_path")
+    for name in LOCATION[:-1]:
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--trust_checkpoint", nargs="?", const="true")
+    return parser
 
 
 class CommandLine:
@@ -69,12 +63,16 @@ class CommandLine:
     location: {flag: text} for each flag in `LOCATION` that is given.
     others: All other arguments, as they were typed.
 
-    Raises UserError for a config file that is missing or not valid, and for a flag in
-    `LOCATION` without a value.
+    Raises UserError for a config file that is missing or not valid, and for a flag
+    above without a value.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
-        options, self.others = FirstParser().parse_known_args(args)
+        try:
+            options, self.others = first_parser().parse_known_args(args)
+        except argparse.ArgumentError as error:
+            problem = str(error).removeprefix("argument ")
+            raise UserError(problem, SEE_HELP, 2) from error
         values = vars(options)
         self.configs = {path: read_config(Path(path)) for path in values["config"]}
         self.model: str | None = values["model"] and path_of_class(values["model"])
@@ -112,13 +110,16 @@ class CommandLine:
             settings |= flatten(content)
         return settings
 
-    def place(self, key: str) -> Any:
-        """Return a setting that says where the run is, or None if it is not given. A
-        flag counts before the config files.
+    def place(self, key: str) -> str | None:
+        """Return a setting that says where the run is, as text, or None if it is null
+        or not given. A flag counts before the config files.
 
         key: One of `LOCATION`.
         """
-        return self.location.get(key, self.file_settings.get(key))
+        value = self.location.get(key, self.file_settings.get(key))
+        if value in (None, "null", ""):
+            return None
+        return str(value)
 
     def names(self, key: str) -> bool:
         """Return whether a flag sets this setting or a part of its value.
@@ -159,8 +160,7 @@ class RunSpec:
         the flags only.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
-    origin: "new"; "resume": a saved run continues in its folder; "checkpoint": the
-        settings of a saved run are used for a new run, or to test, predict or export.
+    is_saved: Whether the settings are those of a saved run. Then they are complete.
     folder: The folder of a resumed run, otherwise None.
     checkpoint: The file from which the training starts, otherwise None.
     trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
@@ -170,99 +170,74 @@ class RunSpec:
     config: Namespace
     given: frozenset[str]
     parser: Parser = field(repr=False)
-    origin: Literal["new", "resume", "checkpoint"] = "new"
+    is_saved: bool = False
     folder: Path | None = None
     checkpoint: Path | None = None
     trainer: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 def new_spec(line: CommandLine) -> RunSpec:
-    """Return the record of a new run.
-
-    The config files are read first, then the flags. The later value counts. Defaults
-    are added last, so that `given` has only what the user has chosen.
+    """Return the record of a new run, from the config files and the flags of a command.
 
     With --print_config, print the settings as YAML and raise SystemExit with status 0.
     Raises UserError for an unknown setting, or if data or an experiment is missing.
     Types are checked later, by `validate`: the data may still fill in values.
     """
+    contents = list(line.configs.values())
+    if not line.names_experiment:
+        contents = [read_config(default_experiment())]
+    return read_spec(contents, line, line.model or PROJECT.default_model)
+
+
+def read_spec(
+    contents: list[dict[str, Any]],
+    line: CommandLine,
+    model: str | None,
+    is_saved: bool = False,
+) -> RunSpec:
+    """Return the record of a run. A run without a name gets the name of the model's
+    class.
+
+    The later of two values counts, and flags count last. The defaults are added at the
+    end, so that `given` has only what the user has chosen.
+
+    contents: The settings of config files, or of a saved run, in their order.
+    line: Its flags count last. Its config files are not read here.
+    model: The class of the model, see `make_parser`.
+    is_saved: See `RunSpec`.
+    """
     find_users_modules()
-    parser = make_parser(line.model or PROJECT.default_model)
-    configs = list(line.configs.values())
-    is_help = any(
-        word.startswith(("--model.help", "--data.help")) for word in line.others
-    )
-    if not line.names_experiment and not (is_help and PROJECT.default_config is None):
-        configs = [read_config(default_experiment())]
+    parser = make_parser(model)
     given = Namespace()
-    for content in configs:
+    for content in contents:
+        # parsing changes its argument
+        content = copy.deepcopy(content)
         given = parse_unvalidated(
             parser.parse_object, content, namespace=given, defaults=False
         )
     parser.parsed = given
-    flags = with_class_to_explain(line.flags, given)
+    flags = line.flags
+    for name in ("model", "data"):
+        class_path = given.get(f"{name}.class_path")
+        if flags[-1:] == [f"--{name}.help"] and class_path:
+            flags[-1] += f"={class_path}"  # help about the class of the config file
     given = parse_unvalidated(parser.parse_args, flags, namespace=given, defaults=False)
-    names = frozenset(flatten(given.as_dict()))
+    names = [*flatten(given.as_dict())]
+    if is_saved:
+        names = [name for name in names if line.names(name)]
     # this adds the defaults, and reads nothing
     config = parse_unvalidated(parser.parse_object, given)
-    spec = RunSpec(config, names, parser)
-    if config.print_config:
+    spec = RunSpec(config, frozenset(names), parser, is_saved)
+    make_plain(config)
+    drop_objects(config)
+    if config.pop("print_config"):
         print(as_yaml(spec), end="")
         raise SystemExit(0)
-    settle(spec)
+    if config.get("data") is None:
+        raise UserError("the following arguments are required: data", SEE_HELP, 2)
+    if not config.name:
+        config.name = config.model["class_path"].rpartition(".")[2]
     return spec
-
-
-def with_class_to_explain(flags: list[str], given: Namespace) -> list[str]:
-    """Return the flags. If the last one is a bare --model.help or --data.help, it gets
-    the class that the config names.
-
-    given: The settings of the config files.
-    """
-    for name in ("model", "data"):
-        flag = f"--{name}.help"
-        class_path = given.get(f"{name}.class_path")
-        if flags[-1:] == [flag] and class_path:
-            return [*flags[:-1], f"{flag}={class_path}"]
-    return flags
-
-
-def saved_spec(saved: dict[str, Any], line: CommandLine, origin: Any) -> RunSpec:
-    """Return the record of a saved run, with the changes that the flags make.
-
-    saved: The config in the checkpoint of the run.
-    line: Its config files are not used here.
-    origin: "resume" or "checkpoint", see `RunSpec`.
-    """
-    find_users_modules()
-    parser = make_parser(PROJECT.default_model)
-    # parsing changes its argument
-    start = parse_unvalidated(parser.parse_object, copy.deepcopy(saved))
-    parser.parsed = start
-    config = parse_unvalidated(
-        parser.parse_args, line.flags, namespace=start, defaults=False
-    )
-    names = frozenset(key for key in flatten(config.as_dict()) if line.names(key))
-    spec = RunSpec(config, names, parser, origin)
-    settle(spec)
-    return spec
-
-
-def spec_without_classes(saved: dict[str, Any], line: CommandLine) -> RunSpec:
-    """Return the record of a training whose model and data are Python objects. The
-    caller adds descriptions of both to `config`.
-
-    saved: The config of the run that continues, or an empty dict for a new run.
-    """
-    parser = make_parser(None)
-    start = parse_unvalidated(parser.parse_object, copy.deepcopy(saved))
-    config = parse_unvalidated(
-        parser.parse_args, line.flags, namespace=start, defaults=False
-    )
-    config.pop("print_config", None)
-    make_plain(config)
-    names = frozenset(key for key in flatten(config.as_dict()) if line.names(key))
-    return RunSpec(config, names, parser)
 
 
 def find_users_modules() -> None:
@@ -273,51 +248,14 @@ def find_users_modules() -> None:
             sys.path.insert(0, folder)
 
 
-def settle(spec: RunSpec) -> None:
-    """Bring the settings into the form in which they are used and saved. A run without
-    a name gets the name of the model's class.
-
-    Raises UserError if the settings name no data.
-    """
-    config = spec.config
-    config.pop("print_config", None)
-    if config.get("data") is None:
-        raise UserError("the following arguments are required: data", SEE_HELP, 2)
-    make_plain(config)
-    drop_objects(config)
-    if not config.name:
-        config.name = config.model.class_path.rpartition(".")[2]
-
-
 def make_plain(config: Namespace) -> None:
     """Turn PositiveInt and similar types into plain numbers, in place. YAML can hold
-    plain numbers only.
-
-    Raises UserError for values that no argument takes: the text None, a whole number of
-    more than 64 bits, and an infinite value of an argument that has a range.
-    """
+    plain numbers only."""
     for key, value in list(config.items()):
-        flag = key.replace(".init_args", "")
-        if value == "None":  # jsonargparse makes it of a blank where only text fits
-            raise UserError(f"{flag}: None is no value; null may be one", status=2)
-        if isinstance(value, bool):
-            continue
-        if isinstance(value, int):
-            if not -(2**63) <= value < 2**63:
-                raise out_of_range(flag, value, "whole numbers have 64 bits")
-            config[key] = int(value)
-        elif isinstance(value, float):
-            if math.isinf(value) and type(value) is not float:  # its type has a range
-                raise out_of_range(flag, value, "give a finite number")
+        if isinstance(value, float):
             config[key] = float(value)
-
-
-def out_of_range(flag: str, value: float, way_out: str) -> UserError:
-    """Return the error for a number that is too large.
-
-    flag: The name of the setting, such as "model.lr".
-    """
-    return UserError(f"{flag}: {value} is out of range; {way_out}", status=2)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            config[key] = int(value)
 
 
 def validate(spec: RunSpec, config: Namespace) -> None:
@@ -331,15 +269,8 @@ def validate(spec: RunSpec, config: Namespace) -> None:
     try:
         with none_has_to_fit():
             spec.parser.validate(config, skip_required=True)
-        return
-    except (TypeError, ValueError, KeyError) as error:
-        strict_error = error
-    try:
-        # this error names arguments that are missing; the one above says they are None
-        spec.parser.validate(config, skip_required=True)
     except (TypeError, ValueError, KeyError) as error:
         spec.parser.error(str(error), error)
-    spec.parser.error(str(strict_error), strict_error)
 
 
 def drop_objects(config: Any) -> None:
@@ -351,27 +282,21 @@ def drop_objects(config: Any) -> None:
     config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
         it is searched, at any depth.
     """
-    inner_configs = config if isinstance(config, list) else entries(config).values()
+    inner_configs = [*entries(config).values()]
+    if isinstance(config, list):
+        inner_configs = config
     for inner in inner_configs:
         drop_objects(inner)
-    if not isinstance(config, Namespace):
-        return
-    if not isinstance(config.get("init_args"), Namespace):
-        return
-    values = vars(config.init_args)
-    is_function = inspect.isroutine(pkgutil.resolve_name(config.class_path))
-    objects = {}
-    for name, value in values.items():
-        # a default that is a class, as of swin_t, would become a partial of the class
-        is_class = is_function and "class_path" in entries(value)
-        if is_class or isinstance(value, Enum) or not isinstance(value, YAML_TYPES):
-            objects[name] = value
-    if not objects:
-        return
-    defaults = parser_of(config.class_path).get_defaults()
-    for name, value in objects.items():
-        if repr(defaults.get(name)) == repr(value):
-            del values[name]
+    values = arguments(config)
+    for name, value in [*values.items()]:
+        is_object = not isinstance(value, YAML_TYPES)
+        # a function's default that is a class, as of swin_t, would become a partial
+        if "class_path" in entries(value):
+            is_object = inspect.isroutine(pkgutil.resolve_name(config["class_path"]))
+        if is_object:
+            default = parser_of(config["class_path"]).get_defaults().get(name)
+            if repr(default) == repr(value):
+                del values[name]
 
 
 def as_yaml(spec: RunSpec) -> str:
@@ -396,28 +321,19 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
 
     text: The settings as `as_yaml` returns them.
     """
-    parser = spec.parser
     plain: dict[str, Any] = yaml.safe_load(text)
-    try:
-        # parsing changes its argument
-        parsed_again = parse_unvalidated(parser.parse_object, copy.deepcopy(plain))
-        drop_objects(parsed_again)
-        dumped = parser.dump(
-            parsed_again, format="json", skip_unset=False, skip_validation=True
-        )
-        values = flatten(json.loads(dumped))
-        for key, value in flatten(plain).items():
-            if values.get(key) != value:
-                raise ValueError(f"{key} would get another value")
-    except (UserError, ValueError, TypeError, yaml.YAMLError) as error:
-        reason = str(error)
-        if not isinstance(error, UserError):
-            reason = explain(reason, parser, spec.config)
-        raise UserError(
-            "this config could not be read again, for a resume or a test:",
-            reason.splitlines()[0],
-            2,
-        ) from error
+    # parsing changes its argument
+    config = parse_unvalidated(spec.parser.parse_object, copy.deepcopy(plain))
+    make_plain(config)
+    drop_objects(config)
+    values = flatten(as_values(replace(spec, config=config)))
+    for key, value in flatten(plain).items():
+        if values.get(key) != value:
+            raise UserError(
+                "this config could not be read again, for a resume or a test:",
+                f"{key} would get another value",
+                2,
+            )
     return plain
 
 

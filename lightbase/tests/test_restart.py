@@ -64,8 +64,8 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     file.write_text(text.replace("lr: 0.01", "lr: 0.5") + "patience: 3\n")
     train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(file))
     assert resume_lines(capsys.readouterr().out) == [
-        "Resume: model.lr stays 0.01; to use 0.5 start a new run, without --ckpt_path",
-        "Resume: patience stays None; to use 3 add --patience 3",
+        "Resume: model.lr stays 0.01, not 0.5: config files do not count",
+        "Resume: patience stays None, not 3: config files do not count",
         "Resume: trainer.max_epochs 2, before 1",
     ]
     assert (
