@@ -25,9 +25,9 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.utils import get_total_norm
 
+from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
@@ -37,7 +37,7 @@ from lightbase.core.compat import (
     started_processes,
     stop_after_batch,
 )
-from lightbase.core.curves import RunFolder
+from lightbase.core.curves import RunFolder, is_log_step
 from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
@@ -68,6 +68,9 @@ def make_callbacks(
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
     the config.
 
+    With a monitor, best.ckpt may be written after each validation, also within an
+    epoch. Without one, it is the newest epoch.
+
     folder: The folder of the checkpoints. Lightning gives all processes the folder of
         the first one.
     run: The run's folder, or None in a process that writes nothing.
@@ -77,7 +80,7 @@ def make_callbacks(
     cannot be read again from YAML.
     """
     config = spec.config
-    check_callbacks(spec.trainer["callbacks"])
+    check_callbacks(as_list(spec.trainer["callbacks"]))
     text = as_yaml(spec)
     values = check_round_trip(spec, text)
     if run and run.is_new:
@@ -94,52 +97,39 @@ def make_callbacks(
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
-    if config.patience is not None and monitor:
+    name, mode = monitor or (None, "min")
+    if config.patience is not None and name:
         callbacks.append(
             Patience(
-                monitor.name,
+                name,
                 patience=int(config.patience),
-                mode=monitor.mode,
+                mode=mode,
                 check_on_train_epoch_end=False,
             )
         )
-    if config.trainer.enable_checkpointing is not False:
-        callbacks += checkpoint_callbacks(config, folder, monitor)
-    return callbacks
-
-
-def checkpoint_callbacks(
-    config: Any, folder: Path, monitor: Monitor | None
-) -> list[Callback]:
-    """Build the callbacks that write checkpoints, in the order in which they write.
-
-    best.ckpt comes before last.ckpt, so last.ckpt holds the best value so far. With a
-    monitor, best.ckpt may be written after each validation, also within an epoch.
-    Without one, it is the newest epoch.
-    """
+    if config.trainer.enable_checkpointing is False:
+        return callbacks
     every_n_epochs: int | None = 1
     if monitor:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
             # after every validation, also in the middle of an epoch
             every_n_epochs = None
-    name, mode = monitor or (None, "min")
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
-    callbacks: list[Callback] = [PlateauFirst(), best]
+    callbacks += [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
+    # after best.ckpt, so that it holds the best value so far
     return [*callbacks, RunCheckpoint(folder, "last")]
 
 
-def check_callbacks(callbacks: Any) -> None:
+def check_callbacks(callbacks: list[Callback]) -> None:
     """Raise UserError for callbacks of the config that do not go with a run.
 
     A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
     size or a learning rate would train with other settings than the run records.
-
-    callbacks: The value of trainer.callbacks: a callback, a list of them, or None.
     """
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+    for callback in callbacks:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             raise UserError(
                 f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
@@ -161,68 +151,24 @@ class StopOnNan(Callback):
     """Stops all processes together when a training loss or a weight is NaN or infinite,
     before such a weight gets into a checkpoint.
 
-    It checks the loss on log steps, at least every 1,000 steps, and the weights at the
-    end of each epoch and before each checkpoint. To read a value from the GPU, a
-    process has to wait for the GPU. So a single process with a GPU copies the result in
-    the background, and reads it after a later batch, when the copy has arrived.
+    It checks the curve train/loss on log steps, whose values are on the CPU, and the
+    weights before each checkpoint.
     """
 
-    def __init__(self) -> None:
-        self.step = 0
-        # whether the loss is finite, and when this value has come from the GPU
-        self.is_finite = torch.tensor(True)
-        self.arrival: torch.cuda.Event | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count log steps from the step at which this start begins."""
-        self.step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
-        """Check the loss on a log step, or start its copy, and check a loss whose copy
-        has arrived. In one batch, global_step may grow by more than one, because it
-        counts the steps of each optimizer."""
-        every = min(trainer.log_every_n_steps or 1000, 1000)
-        is_log_step = trainer.global_step // every > self.step // every
-        self.step = trainer.global_step
-        if is_log_step:
-            self._check_loss(trainer, (outputs or {}).get("loss"))
-        if self.arrival and self.arrival.query():
-            self._check_arrived(trainer)
-
-    def _check_loss(self, trainer: Trainer, loss: Any) -> None:
-        """Stop if the loss is not finite, or start to copy this fact from the GPU."""
-        is_finite = torch.tensor(True)
-        if isinstance(loss, Tensor):  # with manual optimization it may be anything
-            is_finite = loss.isfinite().all()
-        if is_finite.is_cuda and trainer.world_size == 1:
-            self.is_finite = is_finite.to("cpu", non_blocking=True)
-            self.arrival = torch.cuda.current_stream(is_finite.device).record_event()
-        else:
-            stop_if(not is_finite, trainer, "the training loss is")
-
-    def _check_arrived(self, trainer: Trainer) -> None:
-        """Stop if the loss that was copied last is not finite."""
-        self.arrival = None
-        stop_if(not self.is_finite, trainer, "the training loss is")
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if a weight is not finite. Frozen weights and weights without a shape
-        yet are not checked."""
-        are_finite = [
-            weight.isfinite().all()
-            for weight in pl_module.parameters()
-            if weight.requires_grad and not is_lazy(weight)
-        ]
-        is_bad = bool(are_finite) and not torch.stack(are_finite).all()
-        stop_if(is_bad, trainer, "a weight is")
-        if self.arrival:  # the weights were waited for, so the loss is there
-            self._check_arrived(trainer)
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
+        """Check the newest point of train/loss on a log step."""
+        if is_log_step(trainer) and "train/loss" in trainer.callback_metrics:
+            loss = trainer.callback_metrics["train/loss"]
+            stop_if(not loss.isfinite(), trainer, "the training loss is")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
     ) -> None:
-        """Check the weights before they are written."""
-        self.on_train_epoch_end(trainer, pl_module)
+        """Check the weights before they are written. Frozen ones are not checked."""
+        weights = [x for x in pl_module.parameters() if x.requires_grad]
+        stop_if(not get_total_norm(weights).isfinite(), trainer, "a weight is")
 
 
 class StopWithoutLoss(Callback):
@@ -276,14 +222,12 @@ def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
         )
 
 
-def end_with_parent(is_worker: bool = False) -> None:
+def end_with_parent() -> None:
     """End this process when the process that started it has ended, even by kill -9.
 
-    This holds for a process with a rank above 0, and for any process of torchrun or of
-    a sweep. A thread looks twice a second. Other processes are not watched: a script
-    may outlive the shell that has started it.
-
-    is_worker: Whether a sweep has started this process.
+    This holds for a process with a rank above 0, and for any process of torchrun. A
+    thread looks twice a second. Other processes are not watched: a script may outlive
+    the shell that has started it.
     """
 
     def watch() -> None:
@@ -292,7 +236,7 @@ def end_with_parent(is_worker: bool = False) -> None:
             time.sleep(0.5)
         os._exit(1)  # the main thread may be waiting for the process that has gone
 
-    if is_worker or rank() > 0 or TorchElasticEnvironment.detect():
+    if rank() > 0 or TorchElasticEnvironment.detect():
         threading.Thread(target=watch, daemon=True).start()
 
 

@@ -78,30 +78,45 @@ def parse_devices(devices: Any) -> Any:
 
     Raise UserError for other text.
     """
-    if not isinstance(devices, str):
-        return devices
     if devices == "auto":
         return -1
+    if not isinstance(devices, str):
+        return devices
     try:
-        indices = [int(part) for part in devices.split(",") if part.strip()]
+        if "," in devices:
+            return [int(part) for part in devices.strip(",").split(",")]
+        return int(devices)
     except ValueError as error:
         raise UserError(
             f"trainer.devices {devices!r}: give a number, auto or [0,1]", status=2
         ) from error
-    if "," in devices or len(indices) != 1:
-        return indices
-    return indices[0]
 
 
 def num_devices(devices: Any) -> int:
-    """Return how many devices trainer.devices asks for. -1 means all of them.
-
-    devices: The flag, or the result of `parse_devices`.
-    """
-    devices = parse_devices(devices)
+    """Return how many devices a result of `parse_devices` asks for. -1 means all."""
     if isinstance(devices, list):
         return len(devices)
     return int(devices)
+
+
+def check_processes(number: int, num_nodes: int) -> None:
+    """Raise UserError if torchrun or SLURM has started other numbers of processes, or
+    if several machines are asked for and nothing has started them.
+
+    number: How many devices of each machine the flags ask for; -1 means all.
+    num_nodes: How many machines the flags ask for.
+    """
+    on_each, started_nodes = num_processes_started()
+    if not on_each:
+        if num_nodes > 1 and "MASTER_ADDR" not in os.environ:
+            raise UserError(
+                f"trainer.num_nodes {num_nodes}: start it by torchrun or SLURM"
+            )
+    elif number not in (-1, on_each) or num_nodes != started_nodes:
+        raise UserError(
+            f"torchrun or SLURM has started {on_each} processes on {started_nodes} "
+            "machines: leave trainer.devices and trainer.num_nodes out"
+        )
 
 
 def check_devices(trainer: Any) -> None:
@@ -112,13 +127,17 @@ def check_devices(trainer: Any) -> None:
     """
     accelerator = trainer.accelerator
     devices = parse_devices(trainer.devices)
-    check_processes(trainer, num_devices(devices))
+    check_processes(num_devices(devices), trainer.num_nodes)
     forks = forks_processes(trainer)
     if accelerator in ("auto", "gpu", "cuda") and torch.version.cuda and not forks:
         check_driver(accelerator)
     is_on_gpu = accelerator in ("gpu", "cuda", "mps")
-    if accelerator == "auto":
-        is_on_gpu = num_gpus() > 0
+    is_on_gpu = is_on_gpu or (accelerator == "auto" and num_gpus() > 0)
+    is_launched = num_processes_started() != (0, 0)
+    if trainer.strategy == "dp" and (is_launched or not is_on_gpu):
+        raise UserError(
+            "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
+        )
     if is_on_gpu:
         if forks and not counts_gpus_by_nvml():
             raise UserError(
@@ -128,39 +147,8 @@ def check_devices(trainer: Any) -> None:
                 2,
             )
         check_gpus(accelerator, devices)
-    elif trainer.strategy == "dp":
-        raise no_dp()
     elif accelerator in ("auto", "cpu"):
         check_cpus(num_devices(devices), trainer.strategy)
-
-
-def check_processes(trainer: Any, number: int) -> None:
-    """Raise UserError if the flags contradict the numbers that torchrun or SLURM has
-    started, or if several machines are asked for and nothing has started them.
-
-    number: How many devices the flags ask for; -1 means all.
-    """
-    on_each, num_nodes = num_processes_started()
-    if not on_each:
-        if trainer.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
-            raise UserError(
-                f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM"
-            )
-        return
-    if number not in (-1, on_each) or trainer.num_nodes != num_nodes:
-        raise UserError(
-            f"torchrun or SLURM has started {on_each} processes on {num_nodes} machines"
-            ": leave trainer.devices and trainer.num_nodes out"
-        )
-    if trainer.strategy == "dp":
-        raise no_dp()
-
-
-def no_dp() -> UserError:
-    """Return the error for the strategy dp where it cannot train."""
-    return UserError(
-        "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
-    )
 
 
 def forks_processes(trainer: Any) -> bool:
@@ -199,11 +187,11 @@ def check_cpus(number: int, strategy: Any) -> None:
 
     number: How many processes the flags ask for.
     """
-    num_cores = os.cpu_count() or 1
     if number > 1 and strategy == "auto":
         raise UserError(
             f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
         )
+    num_cores = os.cpu_count() or 1
     if number > 2 * num_cores:
         raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
 
@@ -211,8 +199,8 @@ def check_cpus(number: int, strategy: Any) -> None:
 def check_one_device(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for several devices. Searches and
     predictions use one device."""
-    is_alone = trainer.strategy in ("auto", "single_device")
-    if not is_alone or num_devices(trainer.devices) != 1:
+    number = num_devices(parse_devices(trainer.devices))
+    if number != 1 or trainer.strategy not in ("auto", "single_device"):
         raise UserError(
             f"trainer.devices {trainer.devices}, strategy {trainer.strategy}: this "
             "command runs on one device",

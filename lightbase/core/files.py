@@ -23,8 +23,7 @@ def write_whole(
     crash. The content goes to .NAME.part in the same folder, which is then renamed.
 
     Nothing is written through a link, because a folder that came from somebody else may
-    have some. A path in /dev or /dev/fd is a pipe or a terminal; it is written
-    directly.
+    have some.
 
     way_out: The second line of the error.
 
@@ -35,13 +34,7 @@ def write_whole(
     # always the same name, so that the next write replaces what a crash has left
     staged = path.with_name(f".{path.name}.part")
     try:
-        # the pipe of a shell's >(command), or /dev/stdout
-        if str(path.parent) in ("/dev/fd", "/dev"):
-            path.write_bytes(content)
-            return
         refuse_links([path, *path.parents[:2]])
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file")
         staged.unlink(missing_ok=True)  # it may be a link
         with staged.open("xb") as file:
             file.write(content)
@@ -95,14 +88,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object. Raise UserError for any
-    other file."""
+    """Return the content of a JSON file of a run. Raise UserError for a file that
+    cannot be read."""
     try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+        content: dict[str, Any] = json.loads(read_text(path))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it holds no object with keys")
     return content
 
 

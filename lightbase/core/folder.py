@@ -11,7 +11,7 @@ from lightbase.core.errors import UserError
 from lightbase.core.files import refuse_links, write_whole
 from lightbase.core.project import PROJECT
 
-NO_NAME = re.compile(r"\.\.|version_\d+")
+NO_NAME = re.compile(r"/+|\.\.|version_\d+")
 """Parts of names that runs may not have: runs.py would take version_N for a run."""
 
 
@@ -30,9 +30,16 @@ class Run:
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
         self.is_new = folder is None
-        check_links(root, root / name, folder)
+        parent = root / name
+        refuse_links(path for path in (parent, *parent.parents) if root in path.parents)
+        if folder:
+            files = [*folder.glob("*"), *folder.glob("checkpoints/*")]
+            refuse_links([folder, *files])
+            for file in files:  # a pipe would be waited for
+                if not file.is_file() and not file.is_dir():
+                    raise UserError(f"{file} is no regular file: remove it", status=2)
         try:
-            self.folder = folder or make_version(root / name)
+            self.folder = folder or make_version(parent)
             self.checkpoints = self.folder / "checkpoints"
             self.lock = FileLock(self.folder / ".lock", blocking=False)
             self.lock.acquire()
@@ -73,37 +80,16 @@ class Run:
         write_whole(self.folder / name, text)
 
 
-def check_links(root: Path, parent: Path, folder: Path | None) -> None:
-    """Raise UserError for a link on the way from ROOT to a run or in the folder of a
-    run, and for a file there that is not regular.
-
-    parent: ROOT/NAME.
-    folder: The folder of a run that continues; None for a new run.
-    """
-    refuse_links(path for path in [parent, *parent.parents] if root in path.parents)
-    if folder is None:
-        return
-    refuse_links([folder])
-    for file in folder.rglob("*"):
-        if folder / "wandb" in file.parents:
-            continue  # W&B makes links for itself
-        refuse_links([file])
-        if not file.is_file() and not file.is_dir():  # a pipe would be waited for
-            raise UserError(f"{file} is no regular file: remove it", status=2)
-
-
 def root_folder(config: Any) -> Path:
     """Return ROOT, the folder of all runs.
 
     config: The settings of the run.
 
-    Raise UserError if `name` is no folder below ROOT, or has characters that cannot be
-    printed, such as bytes in another encoding than the locale's.
+    Raise UserError if `name` is no folder below ROOT.
     """
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
-    path = Path(config.name)
-    is_name = bool(path.parts) and not path.is_absolute() and config.name.isprintable()
-    if not is_name or any(map(NO_NAME.fullmatch, path.parts)):
+    parts = Path(config.name).parts
+    if not parts or any(map(NO_NAME.fullmatch, parts)):
         raise UserError(
             f"--name {config.name!r} is no name for a folder below {root}", status=2
         )
@@ -118,13 +104,12 @@ def make_version(folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     number = max(versions(folder), default=-1) + 1
-    while True:
-        try:
-            version = folder / f"version_{number}"
-            version.mkdir()
-            return version
-        except FileExistsError:
-            number += 1
+    version = folder / f"version_{number}"
+    try:
+        version.mkdir()
+    except FileExistsError:
+        return make_version(folder)
+    return version
 
 
 def versions(folder: Path) -> dict[int, Path]:

@@ -59,7 +59,7 @@ RESTORE = {
     "_restore_modules_and_callbacks",
     "load_data_state",
     "load_state",
-    "check_resume",
+    "check_restart",
     "on_load_checkpoint",
     "on_train_start",
     "check_restored",

@@ -5,9 +5,7 @@ progress.json. `make_loggers` makes TensorBoard's logger and others, with argume
 follow from the folder of the run.
 """
 
-import datetime
 import importlib.metadata
-import math
 import os
 import platform
 import re
@@ -18,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -35,24 +33,24 @@ from torch.utils.tensorboard.summary import hparams
 import lightbase
 from lightbase.core.build import as_list, instantiate
 from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.compat import (
-    batch_index,
-    epochs_begun,
-    epochs_done,
-    saved_logged_step,
-)
+from lightbase.core.compat import epochs_done, saved_logged_step
 from lightbase.core.curves import num_steps
-from lightbase.core.devices import describe_devices
-from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import json_text
+from lightbase.core.devices import describe_devices, devices_of
+from lightbase.core.errors import UserError, first_line, say
+from lightbase.core.files import json_text, relative_to_cwd
 from lightbase.core.folder import Run
 from lightbase.core.names import WITHOUT_EFFECT, flatten
 from lightbase.core.project import PROJECT
-from lightbase.core.spec import RunSpec
+from lightbase.core.spec import RunSpec, arguments, entries
 
 PACKAGES = (
-    *("torch", "torchvision", "lightning", "torchmetrics", "tensorboard"),
-    *("jsonargparse", "numpy"),
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "tensorboard",
+    "jsonargparse",
+    "numpy",
 )
 """Packages whose versions are written into environment.txt."""
 
@@ -96,9 +94,6 @@ class RunRecorder(Callback):
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
         self.first_step = 0  # of this start in the run's folder
-        # Epochs, steps and seconds at the end. With ddp_spawn another process writes
-        # them.
-        self.totals = torch.zeros(3, dtype=torch.float64).share_memory_()
 
     def state_dict(self) -> Values:
         """Return the seconds of training so far, for the checkpoint."""
@@ -128,15 +123,17 @@ class RunRecorder(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the hyperparameters into the loggers, in the first process only."""
-        if not trainer.is_global_zero:
+        if not self.run or not trainer.is_global_zero:
             return
-        if self.run:  # Lightning would keep the file of an earlier start
-            (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
+        # Lightning would keep the file of an earlier start
+        (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
         parameters = hyper_parameters(self.config)
         for logger in trainer.loggers:
             logger.log_hyperparams(parameters)
-            if self.run and isinstance(logger, TensorBoardLogger):
+            if isinstance(logger, TensorBoardLogger):
                 start_curves(logger, parameters, self.first_step)
+                folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
+                say(f"Curves: tensorboard --logdir {folder}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock. Write the files of the run's folder, with the settings of
@@ -150,7 +147,6 @@ class RunRecorder(Callback):
             file = self.run.folder / "environment.txt"
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(describe_environment(trainer))
-        self.write_progress(trainer)
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -158,24 +154,19 @@ class RunRecorder(Callback):
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if the validation has not logged the metric of --monitor.
-
-        The sanity check before the training finds this, if there is one validation
-        loader. Lightning alone would find it only at the end of the first epoch.
-        """
-        if trainer.sanity_checking and len(trainer.num_sanity_val_batches) > 1:
-            return  # Lightning keeps no values of several loaders here
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if the sanity check has not logged the metric of --monitor.
+        Lightning alone would find it only at the end of the first epoch."""
         best = best_callback(trainer)
-        if best and best.monitor and best.monitor not in trainer.callback_metrics:
-            names = ", ".join(trainer.callback_metrics) or "it logs none"
-            raise UserError(
-                f"--monitor {best.monitor!r} is not among the metrics of a validation: "
-                f"{names}",
-                status=2,
-            )
-        if not trainer.sanity_checking:
-            self.write_progress(trainer)
+        # Lightning keeps no values of several loaders here
+        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
+            names = trainer.callback_metrics
+            if best.monitor not in names:
+                raise UserError(
+                    f"--monitor {best.monitor!r} is not among the metrics of a "
+                    f"validation: {', '.join(names)}",
+                    status=2,
+                )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the points of the curves to disk, before the checkpoint of the epoch.
@@ -186,31 +177,26 @@ class RunRecorder(Callback):
         for logger in trainer.loggers:
             logger.save()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock. A test takes no time of the training."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock: a test takes no time of the training."""
         self.seconds_before = self.train_seconds()
         self.start = None
         self.write_progress(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the epochs, steps and seconds of the training, for `metrics`. If
-        max_steps ended the last epoch early, this epoch counts as a fraction."""
-        if not trainer.is_global_zero:
-            return
-        epochs: float = epochs_begun(trainer)
-        num_batches = batch_index(trainer) + 1
-        epoch_length = trainer.num_training_batches
-        if 0 < num_batches < epoch_length < math.inf:  # max_steps ended the epoch
-            epochs -= 1 - num_batches / epoch_length
-        self.totals[0] = epochs
-        self.totals[1] = num_steps(trainer)
-        self.totals[2] = self.train_seconds()
 
     def train_seconds(self) -> float:
         """Return the seconds of training so far. The time before a resume counts."""
         if self.start is None:
             return self.seconds_before
         return self.seconds_before + time.monotonic() - self.start
+
+    def length(self, trainer: Trainer) -> dict[str, float]:
+        """Return the number of epochs whose batches are all done, and the steps and
+        seconds so far."""
+        return {
+            "epochs": epochs_done(trainer),
+            "steps": num_steps(trainer),
+            "train_seconds": round(self.train_seconds(), 3),
+        }
 
     def write_progress(self, trainer: Trainer) -> None:
         """Write progress.json, which runs.py and sweep.py read.
@@ -220,27 +206,12 @@ class RunRecorder(Callback):
         """
         if not self.run or not trainer.is_global_zero:
             return
-        values: Values = {
-            "epochs": epochs_done(trainer),
-            "steps": num_steps(trainer),
-            "train_seconds": round(self.train_seconds(), 3),
-        }
+        values: Values = self.length(trainer)
         best = best_callback(trainer)
-        if best and best.monitor and best.best_model_score is not None:
-            score = float(best.best_model_score)
-            if math.isfinite(score):
-                values |= {"monitor": best.monitor, "mode": best.mode, "best": score}
+        if best and best.best_model_score is not None:
+            score = best.best_model_score.item()
+            values |= {"monitor": best.monitor, "mode": best.mode, "best": score}
         self.run.write("progress.json", json_text(values, indent=2) + "\n")
-
-    def metrics(self) -> Values:
-        """Return epochs, steps and seconds of the training that has ended. The number
-        of epochs is an int, or a float if max_steps ended the last epoch early."""
-        epochs, steps, seconds = self.totals.tolist()
-        return {
-            "epochs": int(epochs) if epochs.is_integer() else round(epochs, 2),
-            "steps": int(steps),
-            "train_seconds": round(seconds, 3),
-        }
 
 
 def start_curves(logger: TensorBoardLogger, parameters: Values, step: int) -> None:
@@ -299,24 +270,23 @@ def hyper_parameters(config: Values) -> Values:
 def describe_environment(trainer: Trainer) -> str:
     """Return the text that each start of a run adds to environment.txt: date, command,
     versions, devices and git commit, a line each. An empty line ends it."""
-    now = datetime.datetime.now().astimezone()
-    versions = [f"{name}: {importlib.metadata.version(name)}" for name in PACKAGES]
-    # A training on the CPU must not start CUDA, whose driver may not work.
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     instructions = torch.backends.cpu.get_cpu_capability()
     lines = [
-        f"date: {now.isoformat(timespec='seconds')}",
+        f"date: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(['python', *sys.argv])}",
         f"platform: {platform.platform()}",
         f"python: {platform.python_version()}",
-        *versions,
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {instructions}",
-        *(f"gpu {i}: {torch.cuda.get_device_name(i)}" for i in range(num_gpus)),
         f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
         f"git commit: {git_commit()}",
     ]
+    for name in PACKAGES:
+        lines.append(f"{name}: {importlib.metadata.version(name)}")
+    for device in devices_of(trainer.strategy):
+        if device.type == "cuda":
+            lines.append(f"{device}: {torch.cuda.get_device_name(device)}")
     return "\n".join(lines) + "\n\n"
 
 
@@ -325,38 +295,29 @@ def git_commit() -> str:
     this commit. If git fails or takes longer than 2 s, return the reason."""
     command = ["git", "--no-optional-locks", "-C", str(PROJECT.root), "status"]
     try:
-        result = subprocess.run(
+        # the training waits for it
+        output = subprocess.check_output(
             [*command, "--porcelain=v2", "--branch"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stderr=subprocess.DEVNULL,
             text=True,
-            errors="replace",
-            timeout=2,  # the training waits for it
-            start_new_session=True,  # a terminal's Ctrl-C is for the run alone
+            timeout=2,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         return f"not recorded ({first_line(error)})"
-    if result.returncode:
-        reason = result.stderr.strip()
-        return f"not recorded (git ended with {result.returncode}: {reason})"
-    lines = result.stdout.splitlines()
+    lines = output.splitlines()
     commit = lines[0].removeprefix("# branch.oid ")
     if all(line.startswith("#") for line in lines):
         return commit
     return f"{commit}, with uncommitted changes"
 
 
-DEFAULT = Namespace(
-    class_path="lightning.pytorch.loggers.TensorBoardLogger", init_args=Namespace()
-)
+TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
 
 
-def make_loggers(
-    spec: RunSpec, root: Path, run: Run | None
-) -> list[Logger] | Literal[False]:
+def make_loggers(spec: RunSpec, root: Path, run: Run | None) -> list[Logger]:
     """Build the loggers that trainer.logger names. Without this setting, the logger is
-    TensorBoard's. Return False if the setting is false or an empty list.
+    TensorBoard's. With false or an empty list there is none.
 
     root: The folder of all runs.
     run: The run's folder, or None in a process that writes nothing.
@@ -365,67 +326,42 @@ def make_loggers(
     """
     setting = spec.config.trainer.logger
     if setting in (False, []):
-        return False
+        return []
     if run is None:
         return [RunTensorBoard(root, version="")]  # writes nothing
     if spec.trainer["logger"]:  # an object, see lightbase.train
         return as_list(spec.trainer["logger"])
     configs = [x for x in as_list(setting) if isinstance(x, Namespace)]
-    return [make_logger(spec, config, run) for config in configs or [DEFAULT]]
+    return [make_logger(spec, config, run) for config in configs or [TENSORBOARD]]
 
 
-def make_logger(spec: RunSpec, config: Any, run: Run) -> Logger:
-    """Build a logger. Arguments that the config leaves out follow from the run, see
-    `default_arguments`.
-
-    config: A Namespace with class_path, and maybe init_args and dict_kwargs.
-    Raises UserError if the logger cannot start. Any error counts, because each package
-    has its own classes of errors.
-    """
-    name = config.class_path.rpartition(".")[2]
-    arguments = default_arguments(str(spec.config.name), run).get(name, {})
-    for part in (config.get("init_args"), config.get("dict_kwargs")):
-        for key, value in vars(part or Namespace()).items():
-            if value is not None:
-                arguments[key] = value
-    # MLflow 3 needs it where the runs are in a folder
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    try:
-        if config.class_path == DEFAULT.class_path:
-            return RunTensorBoard(**arguments)
-        config = Namespace(class_path=config.class_path, init_args=Namespace(arguments))
-        settings = Namespace(trainer=Namespace(logger=config))
-        logger: Logger = instantiate(spec, settings).trainer.logger
-        if isinstance(logger, WandbLogger | MLFlowLogger):
-            _ = logger.experiment  # starts the run at the server
-        return logger
-    except Exception as error:
-        raise UserError(f"{name} cannot start: {first_line(error)}") from error
-
-
-def default_arguments(title: str, run: Run) -> dict[str, Values]:
-    """Return {name of the logger's class: arguments that follow from the run}.
+def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
+    """Build a logger. Arguments that the config leaves out follow from the run.
 
     TensorBoard and CSV files are written into the folder of the run. W&B writes there,
     too. MLflow keeps all runs in mlruns/ in the folder of all runs.
 
-    title: The run's name, without its version.
+    config: It has a class_path, and maybe init_args and dict_kwargs.
+    Raises UserError if the logger cannot start. Any error counts, because each package
+    has its own classes of errors.
     """
+    name = config.class_path.rpartition(".")[2]
+    title = spec.config.name
+    folder = str(run.folder)
     version = run.folder.name
-    number = version.removeprefix("version_")
-    return {
+    number = int(version.removeprefix("version_"))
+    defaults: dict[str, Values] = {
         "TensorBoardLogger": {
             "save_dir": run.folder.parents[1],
             "name": run.folder.parent.name,
-            # Lightning's bars show a number, but the last four letters of a text
-            "version": int(number) if number.isdecimal() else version,
+            "version": number,  # bars show its last four letters if it is a text
             "default_hp_metric": False,
         },
         # Lightning's writer deletes an earlier metrics.csv: it counts versions of its
         # folder
-        "CSVLogger": {"save_dir": str(run.folder), "name": "csv"},
+        "CSVLogger": {"save_dir": folder, "name": "csv"},
         "WandbLogger": {
-            "save_dir": str(run.folder),
+            "save_dir": folder,
             "name": f"{title}/{version}",
             "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
         },
@@ -435,10 +371,26 @@ def default_arguments(title: str, run: Run) -> dict[str, Values]:
             "run_name": version,
         },
     }
+    options = defaults.get(name, {})
+    given = arguments(config) | entries(config.get("dict_kwargs"))
+    options |= {key: value for key, value in given.items() if value is not None}
+    # MLflow 3 needs it where the runs are in a folder
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        if config.class_path == TENSORBOARD.class_path:
+            return RunTensorBoard(**options)
+        config = Namespace(class_path=config.class_path, init_args=Namespace(options))
+        settings = Namespace(trainer=Namespace(logger=config))
+        logger: Logger = instantiate(spec, settings).trainer.logger
+        if isinstance(logger, WandbLogger | MLFlowLogger):
+            _ = logger.experiment  # starts the run at the server
+        return logger
+    except Exception as error:
+        raise UserError(f"{name} cannot start: {first_line(error)}") from error
 
 
 @contextmanager
-def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
+def ended(loggers: list[Logger]) -> Iterator[None]:
     """End the run at W&B at the end of this context, with status 1 if an error ends it.
 
     Without this, the next run of the same process would continue the run at W&B.
@@ -450,6 +402,6 @@ def ended(loggers: list[Logger] | Literal[False]) -> Iterator[None]:
         yield
         status = 0
     finally:
-        for logger in loggers or []:
+        for logger in loggers:
             if isinstance(logger, WandbLogger):
                 logger.experiment.finish(status)

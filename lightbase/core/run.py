@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import (
     MisconfigurationException,
     SIGTERMException,
@@ -31,8 +30,8 @@ from lightbase.core.devices import (
     num_processes_started,
 )
 from lightbase.core.errors import UserError, first_line, rank, say
-from lightbase.core.files import json_text, relative_to_cwd
-from lightbase.core.folder import Run, root_folder, versions
+from lightbase.core.files import json_text, read_json, relative_to_cwd
+from lightbase.core.folder import Run, root_folder
 from lightbase.core.form import state_errors
 from lightbase.core.project import PROJECT
 from lightbase.core.record import RunRecorder, ended, make_loggers
@@ -107,29 +106,22 @@ def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
     has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
-            error.hint = f"; to continue:\n{resume_command(run, config.name)}"
+            error.hint = f"; to continue:\n{resume_command(run)}"
     elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
         run.discard()
 
 
-def resume_command(run: Run, name: str) -> str:
+def resume_command(run: Run) -> str:
     """Return the command that continues this run. It has no other settings of the run,
-    because the checkpoint has them.
-
-    name: The name of the run, without version_N. Paths in the command are relative to
-        the working folder.
-    """
+    because the checkpoint has them. Paths are relative to the working folder."""
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
         start = "python"
-    flags = ["--name", name, "--ckpt_path", "last"]
+    words = [relative_to_cwd(PROJECT.root / "scripts" / "train.py")]
+    words += ["--ckpt_path", relative_to_cwd(run.checkpoints / "last.ckpt")]
     if run.root != PROJECT.logs:
-        flags += ["--trainer.default_root_dir", relative_to_cwd(run.root)]
-    *_, newest = versions(run.folder.parent).values()
-    if run.folder != newest:  # `last` would be another run
-        flags = ["--ckpt_path", relative_to_cwd(run.checkpoints / "last.ckpt")]
-    script = relative_to_cwd(PROJECT.root / "scripts" / "train.py")
-    return f"{start} {shlex.join([script, *flags])}"
+        words += ["--trainer.default_root_dir", relative_to_cwd(run.root)]
+    return f"{start} {shlex.join(words)}"
 
 
 def fit_and_test(
@@ -148,21 +140,21 @@ def fit_and_test(
     in the training.
     """
     say(describe_devices(trainer))
-    for logger in trainer.loggers:
-        if run and isinstance(logger, TensorBoardLogger):
-            folder = relative_to_cwd(Path(logger.save_dir))
-            say(f"Curves: tensorboard --logdir {shlex.quote(folder)}")
     recorder = next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
-        test_metrics, reason = run_test(trainer, model, data, tested)
-    values = test_metrics | recorder.metrics()
+        test_metrics = run_test(trainer, model, data, tested)
+    length = recorder.length(trainer)
+    if run:  # with ddp_spawn another process has trained, and has written the file
+        progress = read_json(run.folder / "progress.json")
+        length = {key: progress[key] for key in length}
+    values = test_metrics | length
     SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
-    say_results(values, tested, reason)
+    say_results(values, tested)
     if run:
         say(f"Run folder: {relative_to_cwd(run.folder)}")
     else:
@@ -181,11 +173,11 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
     try:
         yield
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        texts = ("`val_check_interval`", "Early stopping conditioned on metric")
-        is_of_flag = any(text in str(error) for text in texts)
-        if not isinstance(error, MisconfigurationException) and not is_of_flag:
+        line = first_line(error)
+        is_of_flag = line.startswith(("`val_check_interval`", "Early stopping"))
+        if not is_of_flag and not isinstance(error, MisconfigurationException):
             raise
-        raise UserError(first_line(error), status=2) from error
+        raise UserError(line, status=2) from error
     except SIGTERMException as error:
         # the state is saved; Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False

@@ -23,6 +23,11 @@ from lightbase.core.record import best_callback
 
 LENGTHS = ("epochs", "steps", "train_seconds")
 """Keys of metrics.json that are no metrics."""
+NO_TEST = (
+    "No test: the model or the data has none, the data has no batch for it, or nothing "
+    "is logged with self.track or self.log"
+)
+"""The line in place of the test metrics."""
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
@@ -46,8 +51,8 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 
 def run_test(
     trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
-) -> tuple[dict[str, Any], str]:
-    """Test a checkpoint. Return (metrics, ""), or ({}, the reason) if there are none.
+) -> dict[str, Any]:
+    """Test a checkpoint. Return the metrics; {} if there are none, see `NO_TEST`.
 
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
@@ -57,7 +62,7 @@ def run_test(
     path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
-        return {}, "No test: the model or the data has none"
+        return {}
     # best.ckpt holds the averaged weights; WeightAveraging would replace them
     callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
     trainer.callbacks = callbacks
@@ -68,9 +73,6 @@ def run_test(
         results = trainer.test(
             model, data, ckpt_path=path, verbose=False, weights_only=True
         )
-    if not results:
-        reason = "the data has no batch for it, or trainer.limit_test_batches is 0"
-        return {}, f"No test: {reason}"
     metrics: dict[str, Any] = {}
     for result in results:
         for key, value in result.items():
@@ -78,36 +80,34 @@ def run_test(
             metrics[key] = float(str(np.float32(value)))
             if key == "test/num_samples":
                 metrics[key] = int(value)
-    if not metrics:
-        step = f"test_step of {type(model).__name__}"
-        return {}, f"No test: {step} logs nothing with self.track or self.log"
-    return metrics, ""
+    return metrics
 
 
-def say_results(values: Mapping[str, Any], tested: Path | None, reason: str) -> None:
+def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     """Print the length of the training and the test metrics. Metrics of single classes
     follow below the others, the lowest value first.
 
     values: The content of metrics.json.
     tested: The checkpoint that was tested, or None for the last weights.
-    reason: Why there are no test metrics, as `run_test` returns it.
     """
     length = f"{values['epochs']} epochs, {values['steps']:,} steps"
     say(f"Trained {length} in {values['train_seconds']:.1f} s")
     metrics = [name for name in values if name not in LENGTHS]
     if not metrics:
-        say(reason)
+        say(NO_TEST)
         return
     weights = "the last weights"
     if tested:
         weights = f"the best checkpoint {relative_to_cwd(tested)}"
-    overall = [
-        f"{name} {as_text(values[name])}" for name in metrics if not is_of_class(name)
-    ]
+    overall = []
+    class_metrics = []
+    for name in metrics:
+        if is_of_class(name):
+            class_metrics.append(name)
+        else:
+            overall.append(f"{name} {as_text(values[name])}")
     say(f"Test of {weights}: {', '.join(overall)}")
-    class_metrics = [name for name in metrics if is_of_class(name)]
-    class_metrics.sort(key=lambda name: values[name])
-    for name in class_metrics:  # the worst class first
+    for name in sorted(class_metrics, key=values.__getitem__):  # the worst class first
         say(f"  {name:<40}{as_text(values[name])}")
 
 

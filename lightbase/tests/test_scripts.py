@@ -85,7 +85,7 @@ def test_the_name_of_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.linux
-def test_nothing_is_written_through_a_link_or_into_a_named_pipe(tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere" / "file"
     target.parent.mkdir()
     target.write_text("mine")
@@ -93,9 +93,8 @@ def test_nothing_is_written_through_a_link_or_into_a_named_pipe(tmp_path: Path) 
     (tmp_path / "folder").symlink_to(target.parent)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "folder").symlink_to(target.parent)
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "folder/file", "folder/new", "deep/folder/file", "pipe"):
-        with pytest.raises(UserError, match=r"through a link|no regular file"):
+    for name in ("link", "folder/file", "folder/new", "deep/folder/file"):
+        with pytest.raises(UserError, match="through a link"):
             write_whole(tmp_path / name, "theirs")
     # what a crash may have left
     (tmp_path / ".new.part").symlink_to(target)
@@ -103,15 +102,6 @@ def test_nothing_is_written_through_a_link_or_into_a_named_pipe(tmp_path: Path) 
     assert (tmp_path / "new").read_text() == "written"
     assert target.read_text() == "mine"
     assert [*target.parent.iterdir()] == [target]
-
-
-@pytest.mark.linux
-def test_a_pipe_of_the_shell_is_written_in_place() -> None:
-    reader, writer = os.pipe()  # as the shell's >(command)
-    write_whole(Path(f"/dev/fd/{writer}"), "content")
-    assert os.read(reader, 99) == b"content"
-    for end in (reader, writer):
-        os.close(end)
 
 
 def test_grey_white_transparent_and_turned_images(tmp_path: Path) -> None:
