@@ -57,11 +57,11 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "needs a column 'label'"),
-        ("a,label\n1,x\noops,y\n", "line 3"),
-        ("a,label\n1,x\n1e300,y\n", "line 3"),
-        ("label\nx\n", "another"),
-        ("a,label\n1,x\n1\n", "line 3"),
+        ("a,b\n1,2\n", "a label in a column 'label'"),
+        ("a,label\n1,x\n2,\n", "a label in a column 'label'"),
+        ("a,label\n1,x\noops,y\n", "could not convert string to float: 'oops'"),
+        ("a,label\n1,x\n1e300,y\n", "too large"),
+        ("a,label\n1,x\n1\n", "as many cells as the first one: 1$"),
     ],
 )
 def test_a_wrong_csv_file(tmp_path: Path, text: str, message: str) -> None:
@@ -123,8 +123,8 @@ def test_predictions_for_rows_of_a_file_by_their_columns(
     with (tmp_path / "out.csv").open(newline="") as file:
         assert [row["class"] for row in csv.DictReader(file)] == ["b", "a"]
     for text, reason in (
-        ("q,r\n1,2\n", "not have the 2 columns p, q"),
-        ("p,q\n1,z\n", "line 2"),
+        ("q,r\n1,2\n", "a column is missing, or has other texts than numbers: 'p'"),
+        ("p,q\n1,z\n", "could not convert string to float: 'z'"),
     ):
         (tmp_path / "new.csv").write_text(text)
         with pytest.raises(SystemExit):

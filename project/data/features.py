@@ -1,21 +1,17 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
-import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from lightbase import BaseDataModule, Batch, UserError
-
-LARGEST = torch.finfo(torch.float32).max
-Row = dict[str, Any]
-"""The cells of a row by column, and further cells under None."""
 
 
 class Features(BaseDataModule):
@@ -60,22 +56,14 @@ class Features(BaseDataModule):
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
         """Features float32 (N, columns) and the N labels of the file."""
-        file, label = f"data.csv_path {self.csv_path}", self.label_column
-        header, rows = read_rows(Path(self.csv_path or ""), file)
-        self.columns = [name for name in header if name != label]
-        if label not in header or not self.columns or len({*header}) < len(header):
-            raise UserError(
-                f"{file} needs a column {label!r} (--data.label_column) and another "
-                f"one, each named once: it has {header[:9]}"
-            )
-        features: list[list[float]] = []
-        labels: list[str] = []
-        for line, row in rows:
-            features.append(numbers_in(row, self.columns, f"{file}, line {line}"))
-            labels.append(row[label])
-            if not row[label]:
-                raise UserError(f"{file}, line {line}: there is no label")
-        return torch.tensor(features), labels
+        path = Path(self.csv_path or "")
+        cells = read_csv(path)
+        labels = cells.pop(self.label_column, [""])
+        if "" in labels:
+            column = f"in a column {self.label_column!r} (--data.label_column)"
+            raise UserError(f"data.csv_path {path}: each row needs a label {column}")
+        self.columns = [*cells]
+        return numbers_in(cells, self.columns, path), labels
 
     @cached_property  # which a checkpoint can assign
     def classes(self) -> list[str]:  # type: ignore[override]
@@ -86,20 +74,16 @@ class Features(BaseDataModule):
         if self.csv_path is None:
             inputs, targets = self._generate()
         else:
-            inputs, targets = self._read()
+            inputs, labels = self.table
+            unknown = sorted({*labels} - {*self.classes})
+            if unknown:
+                raise UserError(
+                    f"{self.csv_path} has labels that the training had not: "
+                    f"{unknown[:5]}"
+                )
+            targets = torch.from_numpy(np.searchsorted(self.classes, labels))
         part = self.seeded_part(len(targets), split)
         return inputs[part], targets[part]
-
-    def _read(self) -> Batch:
-        """Return the samples of the file. Raise UserError for a label that is not a
-        class of the training."""
-        inputs, labels = self.table
-        unknown = sorted({*labels} - {*self.classes})
-        if unknown:
-            raise UserError(
-                f"{self.csv_path} has labels that the training had not: {unknown[:5]}"
-            )
-        return inputs, torch.tensor([self.classes.index(label) for label in labels])
 
     def _generate(self) -> Batch:
         generator = torch.Generator().manual_seed(self.data_seed)
@@ -137,53 +121,46 @@ class Features(BaseDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.mean = state_dict["mean"]
-        self.std = state_dict["std"]
-        self.columns = state_dict["columns"]
+        for name in ("mean", "std", "columns"):
+            setattr(self, name, state_dict[name])
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """Yield the rows of a CSV file with the columns of the training, by the name
-        "FILE:LINE". Other columns, such as the label, do not count."""
-        header, rows = read_rows(path, str(path))
-        columns = self.columns
-        if not columns:  # the samples of the training were generated
-            columns = [name for name in header if name != self.label_column]
-        num = len(self.mean)
-        if not {*columns} <= {*header} or len(columns) != num:
-            raise UserError(
-                f"it does not have the {num} columns {', '.join(columns)[:60]}"
-            )
-        for line, row in rows:
-            numbers = numbers_in(row, columns, f"line {line}")
-            yield f"{path}:{line}", torch.tensor(numbers)
+        "FILE:LINE", where empty lines do not count. Other columns, such as the label,
+        do not count."""
+        inputs = numbers_in(read_csv(path), self.columns, path)
+        for line, features in enumerate(inputs, 2):
+            yield f"{path}:{line}", features
 
 
-def read_rows(path: Path, name: str) -> tuple[list[str], list[tuple[int, Row]]]:
-    """Return the header of a CSV file, and the line and the cells of each row. Raise
-    UserError if it cannot be read.
-
-    name: What the message begins with.
-    """
+def read_csv(path: Path) -> dict[str, list[str]]:
+    """Return {column: its texts} of a CSV file. Raise UserError if it cannot be read,
+    or if its rows do not have the same number of cells."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = [(reader.line_num, row) for row in reader]
-            return list(reader.fieldnames or []), rows
+            rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} cannot be read: {error}") from error
+        raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
+    uneven = [row for row in rows if len(row) != len(rows[0])]
+    if uneven:
+        problem = f"{path}: a row does not have as many cells as the first one"
+        raise UserError(f"{problem}: {','.join(uneven[0])[:60]}")
+    return {name: texts for name, *texts in zip(*rows, strict=True)}
 
 
-def numbers_in(row: Row, columns: list[str], place: str) -> list[float]:
-    """Return the numbers in these columns. Raise UserError for other cells, and if the
-    row does not have as many cells as the header.
+def numbers_in(cells: dict[str, list[str]], columns: list[str], path: Path) -> Tensor:
+    """Return the numbers in these columns, float32 (N, columns). Raise UserError if a
+    column is missing, or for a cell without a finite number.
 
-    place: What the message begins with: the file, the line.
+    cells: The texts by column.
+    path: The file, for the message.
     """
     try:
-        numbers = [float(row[name]) for name in columns]
-    except (TypeError, ValueError):  # None: the row is too short
-        numbers = [math.nan]
-    if None in row or not all(abs(number) < LARGEST for number in numbers):
-        cells = str([*row.values()])[:60]
-        raise UserError(f"{place}: no {len(columns)} finite numbers: {cells}")
-    return numbers
+        numbers = np.array([cells[name] for name in columns], float).T
+    except (KeyError, ValueError) as error:
+        problem = f"{path}: a column is missing, or has other texts than numbers"
+        raise UserError(f"{problem}: {error}") from error
+    features = torch.from_numpy(numbers).float()
+    if not features.isfinite().all():
+        raise UserError(f"{path}: a number is NaN, infinite or too large for float32")
+    return features

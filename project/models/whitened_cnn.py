@@ -97,7 +97,7 @@ class WhitenedCNN(nn.Module):
     Input (N, in_channels, H, W), at least 25 x 25; output (N, num_classes) logits.
 
     Args:
-        widths: Channels of the three blocks.
+        widths: Channels of the blocks.
         scale: Factor of the logits; a small one keeps the network from being sure too
             early.
         mirror: Outside training, average the logits of the images and of the images
@@ -114,8 +114,6 @@ class WhitenedCNN(nn.Module):
         mirror: bool | None = None,
     ) -> None:
         super().__init__()
-        if len(widths) != 3 or min(widths) < 1:
-            raise ValueError(f"widths {list(widths)}: three numbers, each 1 or more")
         self.whiten = Whiten(in_channels)
         channels = [2 * self.whiten.num_inputs, *widths]
         self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(channels)))

@@ -31,23 +31,21 @@ def test_it_compares(
     shown = capsys.readouterr().out
     for name in ("tutorial", "raw", "ours"):
         assert f"\n| {name} | " in shown
-    assert "\nours / raw: " in shown
 
 
 def test_the_clock_leaves_out_what_an_epoch_costs_once(benchmark, monkeypatch):
     now = 1.0
     monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: now))
-    clock = benchmark.StepClock()
-    clock.mark(1)
-    now += 9 * 0.005
-    clock.mark(10)
-    now += 1
+    clock = benchmark.StepClock(10)
+    for step in range(1, 11):
+        clock.mark(step)
+        now += 0.005
     assert clock.seconds == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar"])
 def test_all_contestants_train_on_the_same_images(benchmark: Any, name: str) -> None:
-    reference = benchmark.Reference(name, 2, "cpu")
+    reference = benchmark.Reference(name, 2)
     samples = benchmark.SingleImages(reference.images, reference.targets)
     theirs = torch.stack([x for x, _ in samples])
     images = reference.data.normalize(reference.images)
