@@ -1,9 +1,6 @@
-import hashlib
 import pickle
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision import datasets
@@ -13,34 +10,6 @@ from lightbase import UserError
 
 module = pytest.importorskip("project.data.cifar10")
 CIFAR10 = module.CIFAR10
-
-
-@pytest.fixture
-def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with CIFAR-10's files: 5 x 60 training and 100 test images.
-    torchvision gets their checksums."""
-    folder = tmp_path / "data" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-
-    def write(name: str, content: dict[str, Any]) -> list[str]:
-        data = pickle.dumps(content, protocol=2)
-        (folder / name).write_bytes(data)
-        return [name, hashlib.md5(data).hexdigest()]
-
-    def write_images(name: str, num: int) -> list[str]:
-        images = rng.integers(0, 256, (num, 3072), dtype=np.uint8)
-        labels = rng.integers(0, 10, num).tolist()
-        return write(name, {"data": images, "labels": labels})
-
-    train = [write_images(f"data_batch_{i}", 60) for i in range(1, 6)]
-    test = [write_images("test_batch", 100)]
-    _, md5 = write("batches.meta", {"label_names": CIFAR10.classes})
-    meta = {"filename": "batches.meta", "key": "label_names", "md5": md5}
-    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
-    monkeypatch.setattr(datasets.CIFAR10, "test_list", test)
-    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
-    return tmp_path / "data"
 
 
 @pytest.fixture

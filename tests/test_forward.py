@@ -25,52 +25,37 @@ def with_own_forward(base: Any) -> Any:
     return Own
 
 
-@pytest.fixture
-def own_classifier(classifier: Any) -> Any:
+@pytest.fixture(params=["classifier", "regressor"])
+def own(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A model with a forward of its own, and its data."""
+    base = with_own_forward(request.getfixturevalue(request.param))
+    if request.param == "regressor":
+        return base(nn.Linear(10, 1), lr=0.02), Numbers(batch_size=50)
     net, loss = nn.Linear(10, 2), nn.CrossEntropyLoss()
-    return with_own_forward(classifier)(net, loss, num_classes=2, lr=0.02)
+    return base(net, loss, num_classes=2, lr=0.02), Points(batch_size=100)
 
 
-@pytest.fixture
-def own_regressor(regressor: Any) -> Any:
-    return with_own_forward(regressor)(nn.Linear(10, 1), lr=0.02)
-
-
-def check_steps(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Compare the outputs of each step with the forward. Return the outputs."""
+def test_each_step_computes_by_the_own_forward(own: tuple[Any, Any]) -> None:
+    model, data = own
+    inputs, targets = data.load("test")
     outputs = model(inputs).squeeze(1)  # (N, 2), or (N,)
     loss = model.criterion(outputs, targets)
     torch.testing.assert_close(model.training_step((inputs, targets), 0), loss)
     for step in (model.validation_step, model.test_step):
         result = step((inputs, targets), 0)
         torch.testing.assert_close(result.view_as(outputs), outputs)
-    return outputs
+    predicted = model.predict_step((inputs, targets), 0)
+    if outputs.dim() == 2:
+        outputs = outputs.softmax(1)
+    torch.testing.assert_close(predicted.view_as(outputs), outputs)
 
 
-def test_each_step_of_the_classifier_computes_by_the_own_forward(
-    own_classifier: Any,
-) -> None:
-    batch = Points().load("test")
-    outputs = check_steps(own_classifier, *batch)
-    predicted = own_classifier.predict_step(batch, 0)
-    torch.testing.assert_close(predicted, outputs.softmax(1))
-
-
-def test_each_step_of_the_regressor_computes_by_the_own_forward(
-    own_regressor: Any,
-) -> None:
-    batch = Numbers().load("test")
-    outputs = check_steps(own_regressor, *batch)
-    predicted = own_regressor.predict_step(batch, 0).squeeze(1)
-    torch.testing.assert_close(predicted, outputs)
-
-
-def check_training(model: Any, data: Any, folder: Path) -> None:
-    """Train and test, and look which stages have called the forward."""
+def test_a_training_calls_the_own_forward(own: tuple[Any, Any], tmp_path: Path) -> None:
+    model, data = own
     metrics = lightbase.train(
         model,
         data,
-        default_root_dir=folder,
+        default_root_dir=tmp_path,
         name="own",
         max_epochs=2,
         accelerator="cpu",
@@ -81,15 +66,3 @@ def check_training(model: Any, data: Any, folder: Path) -> None:
     )
     assert {"train", "validate", "test"} <= model.stages
     assert metrics["test/loss"] > 0
-
-
-def test_a_training_of_the_classifier_calls_the_own_forward(
-    own_classifier: Any, tmp_path: Path
-) -> None:
-    check_training(own_classifier, Points(batch_size=100), tmp_path)
-
-
-def test_a_training_of_the_regressor_calls_the_own_forward(
-    own_regressor: Any, tmp_path: Path
-) -> None:
-    check_training(own_regressor, Numbers(batch_size=50), tmp_path)

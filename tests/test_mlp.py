@@ -35,7 +35,6 @@ def test_impossible_sizes(sizes: list[int]) -> None:
         MLP(sizes)
 
 
-@pytest.mark.parametrize("name", ["foo", ""])
-def test_impossible_activation(name: str) -> None:
+def test_impossible_activation() -> None:
     with pytest.raises(ValueError, match="activation"):
-        MLP([2, 2, 2], activation=name)
+        MLP([2, 2, 2], activation="foo")

@@ -1,5 +1,4 @@
 import gzip
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,6 @@ from lightbase import UserError
 
 module = pytest.importorskip("project.data.mnist")
 MNIST, FILES = module.MNIST, module.FILES
-
-
-@pytest.fixture
-def mnist_dir(tmp_path: Path) -> Path:
-    """Return a folder with MNIST's four files: 300 training and 100 test images."""
-    folder = tmp_path / "data" / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    for prefix, num in (("train", 300), ("t10k", 100)):
-        generator = torch.Generator().manual_seed(num)
-        pixels = torch.randint(256, (num * 28 * 28,), generator=generator).tolist()
-        header = struct.pack(">4i", 0x803, num, 28, 28)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(pixels))
-        labels = torch.randint(10, (num,), generator=generator).tolist()
-        header = struct.pack(">2i", 0x801, num)
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(header + bytes(labels))
-    return tmp_path / "data"
 
 
 def test_mnist_equals_torchvisions_own_pipeline(mnist_dir: Path) -> None:

@@ -139,8 +139,3 @@ def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(
     classifier(net, num_classes=10).prepare_net(trains=False)
     for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
         assert weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_wrong_widths_are_refused() -> None:
-    with pytest.raises(ValueError, match="three numbers"):
-        WhitenedCNN(10, widths=[8, 8])

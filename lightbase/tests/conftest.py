@@ -13,7 +13,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from generated import cifar10_dir, mnist_dir  # noqa: F401  # fixtures
+from generated import cifar10_dir, mnist_dir, offline  # noqa: F401  # fixtures
 from paths import HERE, TINY, Train, Trained, argv, script
 
 from lightbase.core.project import PROJECT
@@ -38,17 +38,6 @@ def repository(
         "lightbase.core.project.Project.logs", tmp_path_factory.getbasetemp().resolve()
     )
     monkeypatch.setattr(PROJECT, "default_model", "example.classifier.Classifier")
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test fail at once if it wants to download something."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("no network in tests")
-
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
 
 
 def pytest_configure(config: pytest.Config) -> None:

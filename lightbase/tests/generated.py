@@ -1,10 +1,11 @@
-"""Noise in the files of MNIST and CIFAR-10, as fixtures: nothing is downloaded in a
-test."""
+"""Fixtures of the user's tests and of the library's: noise in the files of MNIST and
+CIFAR-10, and no network. Nothing is downloaded in a test."""
 
 import hashlib
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +56,14 @@ def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.CIFAR10, "test_list", test)
     monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
     return tmp_path / "data"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail at once if it wants to download something."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)

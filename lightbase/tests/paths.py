@@ -1,11 +1,13 @@
 """Where the tests of the library find things, and what its scripts call."""
 
 import atexit
+import contextlib
 import importlib
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,3 +74,20 @@ def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
     assert 1 <= len(error.splitlines()) <= 2, error
     assert error.startswith("error: ")
     return error
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Let a test fail if this block takes longer."""
+
+    def stop(*_: Any) -> None:
+        pytest.fail(f"hangs for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # again and again: the first failure may be caught
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

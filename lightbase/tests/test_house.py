@@ -30,7 +30,6 @@ DOCUMENTED = {"_exit", "_replace", "_fields", "_asdict"}  # of os and of named t
 LOOPS = {"fit_loop", "epoch_loop", "epoch_progress", "batch_progress", "loops"}
 """What Lightning's loops and their part of a checkpoint are called."""
 IMPORT_TESTS_NOT_YET = {
-    "tests/faults/test_kill.py",
     "tests/test_on_gpu.py",
     "tests/test_restart.py",
     "tests/test_several_gpus.py",

@@ -25,7 +25,7 @@ def source() -> dict[str, Tensor]:
 
 def loaded(path: Path, net: nn.Module | None = None) -> dict[str, Tensor]:
     net = net or ConvNet(num_classes=5)
-    load_weights(net, str(path))
+    load_weights(net, path)
     return net.state_dict()
 
 
@@ -96,7 +96,7 @@ def test_what_has_another_shape_stays_and_is_said(tmp_path, capsys):
     torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
     net = ConvNet(num_classes=7)
     before = net.head.weight.clone()
-    load_weights(net, str(tmp_path / "w.pth"))
+    load_weights(net, tmp_path / "w.pth")
     assert torch.equal(net.conv.weight, source()["conv.weight"])
     assert torch.equal(net.head.weight, before)
     out = capsys.readouterr().out

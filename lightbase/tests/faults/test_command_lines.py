@@ -9,19 +9,17 @@ import contextlib
 import io
 import os
 import re
-import signal
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from paths import TINY
+from paths import TINY, time_limit
 
 from lightbase.commands.train import main
 
@@ -32,181 +30,34 @@ BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
 BASE["data"]["init_args"] |= {"num_train": 96, "num_test": 24}
 
 
-def texts(joined: str) -> tuple[str, ...]:
-    return tuple(joined.split("|"))
-
-
-class Values(NamedTuple):
-    """What a person may type for a flag.
-
-    possible: alone, each makes a run. impossible: each is refused, whatever else is
-    typed. others: it depends.
-    """
-
-    possible: tuple[str, ...]
-    impossible: tuple[str, ...]
-    others: tuple[str, ...] = ()
-
-    def but(
-        self,
-        *possible: str,
-        impossible: tuple[str, ...] = (),
-        others: tuple[str, ...] = (),
-    ) -> "Values":
-        """The same with more values; what was impossible for the kind may be possible
-        here."""
-        kept = tuple(
-            value for value in self.impossible if value not in (*possible, *others)
-        )
-        return Values(
-            (*self.possible, *possible), (*kept, *impossible), (*self.others, *others)
-        )
-
-
-WORDS = texts("abc|fünf|日本|1,5|1 2|[1]|[]|{a: 1}|{}|1e|--1|'|[1|a: b: c|%")
-NOT_A_NUMBER = (
-    *WORDS,
-    *texts("null|| |nan|.nan|true|inf|-inf|.inf|1e400|-1|-0.5|-1e9"),
-)
-COUNT = Values(
-    ("1", "2"),
-    (*NOT_A_NUMBER, "0", "2.5", "1e-3", "0.0"),
-    ("02", "1.0", "0x2", "1e0", "٢", "1_"),
-)
-COUNT_OR_0 = COUNT.but("0", others=("0.0",))
-POSITIVE = Values(
-    ("0.01", "1e-3", "1", ".5"),
-    (*NOT_A_NUMBER, "0", "0.0", "1e-400"),
-    ("1e30", "1e-30", "100", "1_0"),
-)
-POSITIVE_OR_0 = POSITIVE.but("0", "0.0", others=("1e-400",))
-SHARE = POSITIVE_OR_0.but(impossible=("1", "1.0", "5", "1e30", "100")).but(
-    others=("0.01", "1e-3", "1e-30")
-)
-SHARE = SHARE._replace(
-    possible=("0.2", ".5"),
-    others=("0.01", "1e-3", "1e-30", "0", "0.0", "1e-400", "0.99"),
-)
-SWITCH = Values(
-    ("true", "false"),
-    (*(word for word in NOT_A_NUMBER if word != "true"), "2", "0.5", "tru", "ja"),
-    ("True", "FALSE", "yes", "no", "on", "off", "1", "0"),
-)
-
-
-def optional(values: Values) -> Values:
-    """In a config, a blank value is null."""
-    return values.but("null", others=("", " "))
-
-
-KINDS = {
-    "-": Values((), ()),
-    "NUMBER": Values((), NOT_A_NUMBER),
-    "NAME": Values((), texts("abc|fünf|日本|[1]|{a: 1}|1|-1|1e400|[1|a: b: c|%|")),
-    "COUNT": COUNT,
-    "COUNT?": optional(COUNT),
-    "POSITIVE": POSITIVE,
-    "POSITIVE_OR_0": POSITIVE_OR_0,
-    "POSITIVE_OR_0?": optional(POSITIVE_OR_0),
-    "SHARE": SHARE,
-    "SWITCH": SWITCH,
-}
-# flag ; kind of its values ; more that are possible ; more that are impossible ; others
-TABLE = """\
-name ; - ; x|über uns|a/b ; ../x|/tmp/x|.. ; |%d|null|1|nan|[1]|.|a b
-monitor ; - ; val/acc|val/loss|null|auto ; val/f1|acc|val|日本 ; |1|nan
-patience ; COUNT? ; 1000000
-ckpt_path ; - ; null ; last|best|nowhere.ckpt|/|.|日本|1 ; |[1]|nan
-model ; NAME ; example.classifier.Classifier ; example.clasifier.Classifier|Clasifier|\
-torch.nn.Linear|os.system|null|nan|5 ; example.regressor.Regressor|Classifier|Regressor
-model.lr ; POSITIVE ; 0.5
-model.optimizer ; NAME ; SGD|AdamW|RMSprop|torch.optim.Adagrad ; Addam|sgd|Optimizer|\
-torch.optim.Optimiser|torch.nn.Linear|null|nan|torch. ; LBFGS|SparseAdam|Adafactor|Muon
-model.optimizer_args.weight_decay ; - ; 0|0.1 ; -1|abc|[1]|nan ; null||inf|1e400
-model.scheduler ; NAME ; CosineAnnealingLR|WarmupCosineLR|FinalDecayLR|ReduceLROnPlateau|\
-null ; CosineAnealingLR|cosine|LRScheduler|torch.optim.SGD|true|nan ; StepLR|OneCycleLR|CyclicLR|\
-LambdaLR|MultiStepLR|SequentialLR
-model.scheduler_args ; - ; {}|null ; [1]|5|abc ; {warmup_steps: 3}|{eta_min: 0.1}|
-model.compile_net ; NAME ; null|eager ; inducter|true|nan
-model.net ; NAME ; example.models.mlp.MLP ; example.models.mlp.MPL|MLPP|example.model.mlp.MLP|\
-torch.nn|os.getcwd|null ; torch.nn.Linear|torch.nn.Identity|torchvision.models.resnet18|MLP
-model.net.sizes ; - ; [192,4]|[192,8,8,4]|[192, 1, 4] ; [192]|[]|192|[0,4]|[-1]|[192,x]|null|\
-[192,4.5]|[191,4]|[192,3]|[192,5]|abc|{a: 1}|[192
-model.criterion ; NAME ; torch.nn.CrossEntropyLoss ; torch.nn.CrossEntropy|CrossEntropyLos|\
-torch.nn.functional.mse|5 ; torch.nn.NLLLoss|torch.nn.MultiMarginLoss|null
-data ; NAME ; example.data.synthetic.SyntheticImages ; example.data.synthetic.SynteticImages|\
-torch.nn.Linear|os.system|nan|5 ; SyntheticImages
-data.data_dir ; - ; x|null|über uns|/nowhere/at/all ;  ; |.|1|[1]|nan
-data.batch_size ; COUNT ; 16|86 ; 87|1000000|999999999999999999999999999999
-data.num_workers ; NUMBER ; 0 ; 2.5|1e-3 ; 0.0|false
-data.val_fraction ; SHARE
-data.noise ; POSITIVE_OR_0
-trainer.accelerator ; NAME ; cpu|auto ; cpuu|CPU|nan|null ; gpu|mps|tpu
-trainer.strategy ; NAME ; auto ; dpp|null|nan ; dp|single_device|fsdp|deepspeed
-trainer.devices ; - ; 1|auto ; 0|abc|-5|[5]|nan|null|2.5|{a: 1}|日本 ; -1|[0]|"1"
-trainer.precision ; NAME ; 32-true|64-true|32|64|null ; 17|8|fp16|32-tru|nan|true ; bf16-mixed|\
-16-mixed|bf16-true|16-true|transformer-engine
-trainer.logger ; - ; true|null|false ; abc|5|TensorBoardLoger|nan ; []||CSVLogger
-trainer.callbacks ; - ; null|[]|ModelSummary|\
-lightning.pytorch.callbacks.LearningRateMonitor ; abc|5|EarlyStoping|torch.nn.Linear|\
-EarlyStopping|nan ; {}||StochasticWeightAveraging|GradientAccumulationScheduler
-trainer.fast_dev_run ; SWITCH ; 2|1|0 ;  ; null
-trainer.max_epochs ; - ; 1|2 ; abc|2.5|nan|inf|1e400|[1]|-2|-5|日本|1,5|[1 ; 0|02|1_
-trainer.max_steps ; COUNT ; 0|5|1000000|-1 ;  ; 0.0
-trainer.overfit_batches ; - ; 1|0 ; -1|1.5|abc|[1]|null|nan|inf ; 0.5|1000
-trainer.val_check_interval ; - ; 2|0.5|1.0|null ; -1|abc|[1]|1.5|nan|1000|0 ; 00:00:00:01
-trainer.accumulate_grad_batches ; COUNT ; 1000
-trainer.gradient_clip_val ; POSITIVE_OR_0?
-"""
-
-
-def flag_with_values(row: str) -> tuple[str, Values]:
-    flag, kind, *columns = (column.strip() for column in row.split(" ;"))
-    lists = [texts(column) if column else () for column in columns]
-    possible, impossible, others = [*lists, (), (), ()][:3]
-    return flag, KINDS[kind].but(*possible, impossible=impossible, others=others)
-
-
-FLAGS = dict(map(flag_with_values, TABLE.splitlines()))
-SWITCHES = (
-    "try_network|stop_on_nan|device_monitor|step_timer|keep_every_epoch|model.channels_last|"
-    "data.persistent_workers|data.drop_last|trainer.inference_mode|"
-    "trainer.use_distributed_sampler|trainer.detect_anomaly|trainer.sync_batchnorm"
-)
-OPTIONAL_SWITCHES = (
-    "data.resident|data.pin_memory|trainer.enable_checkpointing|trainer.enable_progress_bar|"
-    "trainer.enable_model_summary|trainer.benchmark"
-)
-COUNTS = (
-    "figures_every_n_epochs|data.split_seed|trainer.reload_dataloaders_every_n_epochs"
-)
-LIMIT = Values(
-    ("1", "1.0", "null", "0", "1000"),
-    texts("-1|1.5|abc|-0.5|[1]|nan|inf|1e400"),
-    ("0.5",),
-)
-FLAGS |= dict.fromkeys(texts(SWITCHES), SWITCH)
-FLAGS |= dict.fromkeys(texts(OPTIONAL_SWITCHES), optional(SWITCH))
-FLAGS |= dict.fromkeys(texts(COUNTS), COUNT_OR_0)
-FLAGS |= dict.fromkeys(
-    ("trainer.min_epochs", "trainer.min_steps"), optional(COUNT_OR_0)
-)
-FLAGS |= dict.fromkeys(
-    ("trainer.limit_val_batches", "trainer.limit_test_batches"), LIMIT
-)
-POSSIBLE, IMPOSSIBLE, OTHERS = Values._fields
+LABELS = POSSIBLE, IMPOSSIBLE, OTHERS = "possible", "impossible", "others"
+TYPED = yaml.safe_load(Path(__file__).with_name("typed.yaml").read_text("utf-8"))
 Setting = tuple[str, str, str]  # flag, value, label
+
+
+def texts(columns: dict[str, str], label: str) -> list[str]:
+    return columns[label].split("|") if label in columns else []
+
+
+def values_of(row: dict[str, str]) -> dict[str, list[str]]:
+    """The values of a flag by their label: those of its kind, and its own."""
+    kind = TYPED["kinds"][row["kind"]]
+    values = {label: texts(kind, label) + texts(row, label) for label in LABELS}
+    meant = texts(row, POSSIBLE) + texts(row, OTHERS)
+    of_kind = [value for value in texts(kind, IMPOSSIBLE) if value not in meant]
+    values[IMPOSSIBLE] = of_kind + texts(row, IMPOSSIBLE)
+    return values
+
+
+FLAGS = {flag: values_of(row) for flag, row in TYPED["flags"].items()}
 
 
 @st.composite
 def setting(draw: st.DrawFn, *labels: str) -> Setting:
     flag = draw(st.sampled_from(sorted(FLAGS)))
-    pairs = [
-        (value, label) for label in labels for value in getattr(FLAGS[flag], label)
-    ]
-    value, label = draw(
-        st.sampled_from(pairs or [(FLAGS[flag].impossible[0], IMPOSSIBLE)])
-    )
+    values = FLAGS[flag]
+    pairs = [(value, label) for label in labels for value in values[label]]
+    value, label = draw(st.sampled_from(pairs or [(values[IMPOSSIBLE][0], IMPOSSIBLE)]))
     return flag, value, label
 
 
@@ -216,28 +67,10 @@ def several(*kinds: st.SearchStrategy[Setting]) -> st.SearchStrategy[list[Settin
     )
 
 
-ANYTHING = several(setting(*Values._fields))
+ANYTHING = several(setting(*LABELS))
 # half of them are mostly runs: one wrong value would end the others before much has
 # happened
 SETTINGS = st.one_of(ANYTHING, several(setting(POSSIBLE), setting(POSSIBLE, OTHERS)))
-
-
-class Hang(BaseException):
-    """More than SECONDS."""
-
-
-@contextlib.contextmanager
-def time_limit() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def check(args: list[str], root: Path, labels: list[str]) -> None:
@@ -246,7 +79,7 @@ def check(args: list[str], root: Path, labels: list[str]) -> None:
     out, err, status = io.StringIO(), io.StringIO(), None
     try:
         with (
-            time_limit(),
+            time_limit(SECONDS),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             warnings.catch_warnings(),

@@ -20,7 +20,7 @@ import programs
 import pytest
 import yaml
 from paths import HERE, TINY
-from test_training import checkpoint, curves, equal
+from written import checkpoint, curves, equal
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", 1))
 SEED = int(

@@ -123,7 +123,7 @@ def run(command: str, folder: Path) -> Any:
     if name == "train":
         args += [*logs, *SHORT_TRAINING.split(), *train_flags(args, folder)]
     elif name == "sweep":
-        args = ["3" if arg == "20" else arg for arg in args]  # trials
+        args = ["2" if arg == "20" else arg for arg in args]  # trials
         args += [*logs, *SHORT_TRAINING.split()]
         args += ["--trainer.max_epochs", "1", "--data.num_samples", "600"]
     elif name == "tune":

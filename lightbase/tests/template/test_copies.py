@@ -132,7 +132,7 @@ def test_mentions_change_and_nothing_else(copy: Path) -> None:
 )
 def test_a_bad_name_is_refused(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
-    with pytest.raises(UserError, match=f"^'{name}' (cannot name a package|is taken)"):
+    with pytest.raises(UserError, match=f"^'{name}' cannot name a package"):
         importlib.import_module("rename").check_name(name)
 
 
@@ -195,8 +195,9 @@ def test_a_newer_library_takes_the_place_of_the_older_one(
     block = f"import sys\nsys.modules[{PACKAGE!r}] = None\n"
     (copy / "blocks" / "block.py").write_text(block)
     pytest_options = ["-p", "block", "-o", "addopts=", "-m", "not slow", "-q"]
-    names = ("house.py", "config.py", "system.py", "restart.py")
-    tests = [f"lightbase/tests/test_{name}" for name in names]
-    tests = ["tests", "lightbase/tests/template", *tests]
-    printed = call(copy, sys.executable, "-m", "pytest", *pytest_options, *tests)
+    tests = "tests lightbase/tests/template lightbase/tests/test_house.py"
+    tests += " lightbase/tests/test_restart.py"
+    printed = call(
+        copy, sys.executable, "-m", "pytest", *pytest_options, *tests.split()
+    )
     assert "skipped" in printed

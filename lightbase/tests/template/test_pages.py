@@ -23,7 +23,7 @@ BEFORE = {
     "docs/runs.md": [MNIST_MLP, MNIST_MLP, f"{MNIST_MLP} --name sweep/trial_1"],
 }
 """Runs that the commands of a page take as given."""
-PAGES = ["README.md", "docs/data.md", "docs/export.md", "docs/extending.md"]
+PAGES = ["README.md", "docs/data.md", "docs/extending.md"]
 PAGES += ["docs/flags.md", "docs/lightning.md", "docs/loggers.md", "docs/runs.md"]
 PAGES += ["docs/tensorboard.md", "docs/transfer.md"]
 # the processes of a sweep leave pipes open
