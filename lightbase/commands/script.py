@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
 from lightbase.core.errors import UserError, rank, say
@@ -54,7 +55,11 @@ def outlive_terminal() -> None:
     replaced to capture the output stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):
+        if stream is None:  # the shell has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+            nothing = io.FileIO(fd, "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(nothing)))
+        elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(
                 raw, stream.encoding, stream.errors, line_buffering=True
@@ -154,6 +159,9 @@ def short_errors() -> Iterator[None]:
     except UserError as error:
         print_error(str(error))
         sys.exit(error.status)
+    except URLError as error:  # of a data module with its own download
+        print_error(f"a download failed: {error.reason}\nwith a network, start again")
+        sys.exit(1)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

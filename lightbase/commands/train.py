@@ -23,9 +23,10 @@ from lightbase.core.callbacks import end_with_parent
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import cpu_threads
-from lightbase.core.errors import say
+from lightbase.core.errors import UserError, imported, say
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.load import Loaded
+from lightbase.core.module import BaseModule
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.signals import SIGNALS
 from lightbase.core.spec import CommandLine, RunSpec, default_experiment, new_spec
@@ -65,6 +66,7 @@ def parse(args: Sequence[str]) -> Loaded:
     line = CommandLine(args)
     restart = find_restart(line)
     if restart is None:
+        check_model_alone(line)
         spec = new_spec(line)
         model, data = build(spec)
         if not line.names_experiment:
@@ -74,6 +76,19 @@ def parse(args: Sequence[str]) -> Loaded:
         model, data = build(spec)
         check_restart(restart, spec, model, data)
     return spec, model, data
+
+
+def check_model_alone(line: CommandLine) -> None:
+    """Raise UserError for a plain LightningModule without a data module. The default
+    experiment has settings of a BaseModule, and its data is for such a model."""
+    if line.names_experiment or line.model is None:
+        return
+    if not issubclass(imported("model", line.model), BaseModule):
+        raise UserError(
+            f"--model {line.model} names no data",
+            "give --data CLASS; its own loaders go into a LightningDataModule",
+            2,
+        )
 
 
 def say_default() -> None:

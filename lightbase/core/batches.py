@@ -184,13 +184,15 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         first_batch = self.first_batch
         self.first_batch = 0
         epoch = 0
-        order = torch.arange(self.num_samples)
+        order = torch.arange(self.num_on_rank) * self.num_ranks + self.rank
         if self.shuffle:
             epoch = self.epoch
             seed = (self.seed * 1_000_003 + epoch) % 2**63
             generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(self.num_samples, generator=generator)
-        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+            order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+            if self.num_ranks > 1:  # a view would keep the whole permutation
+                order = order.clone()
         for i in range(first_batch, len(self), self.batches_at_once):
             start = i * self.batch_size
             end = start + self.batches_at_once * self.batch_size
@@ -207,11 +209,16 @@ class TensorBatches(Dataset[Batch]):
         values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
         index: The positions of the samples that belong to this object, int64 (M,). The
             tensors are shared, not copied. By default all samples belong to it.
+        converts: Call `convert_types` for each batch. Arrays that stay in their files
+            need it: converting them at once would read them into memory.
     """
 
-    def __init__(self, values: Any, index: Tensor | None = None) -> None:
+    def __init__(
+        self, values: Any, index: Tensor | None = None, converts: bool = False
+    ) -> None:
         self.all_values = values
         self.index = index
+        self.converts = converts
         tensors = tensors_in(values)
         self.device = tensors[0].device
         num_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -237,7 +244,10 @@ class TensorBatches(Dataset[Batch]):
     def _select(self, index: Tensor) -> Batch:
         # index_select copies whole rows. For small images it is seven times as fast as
         # x[index].
-        return map_tensors(lambda x: x.index_select(0, index), self.all_values)
+        batch = map_tensors(lambda x: x.index_select(0, index), self.all_values)
+        if self.converts:
+            return convert_types(batch)
+        return batch
 
     def __len__(self) -> int:
         if self.index is None:
@@ -261,7 +271,7 @@ class TensorBatches(Dataset[Batch]):
         """Return the samples at these positions, int64 (M,), without a copy."""
         if self.index is not None:
             index = self.index[index]
-        return TensorBatches(self.all_values, index)
+        return TensorBatches(self.all_values, index, self.converts)
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches one call of __getitems__ should read. Each call has a
@@ -310,13 +320,24 @@ class DatasetSamples(Dataset[Any]):
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            samples = [self.dataset[index] for index in indices]
+            if isinstance(self.dataset, TensorBatches):
+                samples = [self.dataset[index] for index in indices]
+            else:
+                # a Subset reads all at once if the Dataset has __getitems__
+                positions = list(range(len(indices)))
+                samples = Subset(self.dataset, indices).__getitems__(positions)
             if self.collate is None:
                 return samples
             return convert_types(self.collate(samples))
 
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample of the Dataset. Random transforms draw new numbers."""
+        return self.dataset[index]
+
     def select(self, index: Tensor) -> "DatasetSamples":
         """Return the samples at these positions, int64 (M,), without reading them."""
+        if isinstance(self.dataset, TensorBatches):
+            return DatasetSamples(self.dataset.select(index), self.collate)
         return DatasetSamples(Subset(self.dataset, index.tolist()), self.collate)
 
 

@@ -19,14 +19,24 @@ from lightning import (
     seed_everything,
 )
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_devices, settle_devices
-from lightbase.core.errors import UserError, first_line, raised_at
+from lightbase.core.errors import UserError, first_line, imported, raised_at, say
 from lightbase.core.mistakes import explain
 from lightbase.core.module import BaseModule
 from lightbase.core.spec import RunSpec, arguments, entries, validate
+
+BAREBONES = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "log_every_n_steps": 0,
+    "num_sanity_val_steps": 0,
+}
+"""The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
 
 def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
@@ -39,7 +49,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_devices(config.trainer)
+    settle_trainer(spec)
     # Lightning would take 0 for null
     validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     seed_everything(config.seed_everything, workers=True, verbose=False)
@@ -53,6 +63,16 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     if str(config.trainer.precision) in ("64", "64-true"):
         model.double()  # Lightning does it after it has read a checkpoint's weights
     return model, data
+
+
+def settle_trainer(spec: RunSpec) -> None:
+    """Fill in the Trainer's flags that the user left open, in place: those of the
+    devices, and with `barebones` those that Lightning refuses beside it."""
+    trainer = spec.config.trainer
+    settle_devices(trainer)
+    if trainer.barebones:
+        trainer.update(Namespace(BAREBONES))
+        say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
@@ -158,8 +178,11 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
             values[name] = fact
     # these functions take the facts in **kwargs, where jsonargparse does not see them
     path = node["class_path"]
-    if path.startswith("timm."):
-        names = ({"num_classes", "in_chans"} & facts.keys()) - values.keys()
+    if path.startswith("timm.") or path.endswith(".get_model"):
+        names = {"num_classes"}
+        if path.startswith("timm."):
+            names.add("in_chans")
+        names = (names & facts.keys()) - values.keys()
         taken = {name: facts[name] for name in sorted(names)}
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
@@ -179,12 +202,25 @@ def make_trainer(
     first: Callbacks that are called before all others. The callback that logs the
         curves of a BaseModule comes directly after them.
     options: Further arguments of the Trainer. They replace the arguments of the
-        settings, except `plugins`, which are added.
+        settings, except `plugins`, which are added. A CheckpointIO of the settings
+        takes the place of ours.
     Raises UserError if devices are missing, or if the Trainer refuses its arguments.
     """
     check_devices(spec.config.trainer)
     trainer_options = spec.trainer | options
-    plugins = [*as_list(spec.trainer["plugins"]), *options.get("plugins", [])]
+    plugins = as_list(spec.trainer["plugins"])
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins = [*plugins, *options.get("plugins", [])]
+    for name in ("accelerator", "strategy", "profiler"):
+        value = trainer_options[name]
+        if isinstance(value, str) and "." in value:  # the path of a class
+            trainer_options[name] = imported(f"trainer.{name}", value)()
+    if trainer_options["val_check_interval"] == 0:
+        raise UserError(
+            "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
+            "least",
+            status=2,
+        )
     callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
     if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
         callbacks.insert(len(first), model.curves_callback)

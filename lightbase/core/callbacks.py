@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
 )
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -32,6 +33,7 @@ from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
     batch_index,
+    keeps_masks,
     quiet_lightning,
     replace_signal_exchange,
     started_processes,
@@ -135,6 +137,13 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
                 "the run; search before the run, with scripts/tune.py",
                 status=2,
+            )
+        if isinstance(callback, ModelPruning) and keeps_masks(callback):
+            raise UserError(
+                "trainer.callbacks: ModelPruning without make_pruning_permanent saves "
+                "weights that no network takes",
+                "leave make_pruning_permanent out",
+                2,
             )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
             continue

@@ -52,6 +52,10 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
             "end it with `return loss`, the loss of the batch",
             2,
         )
+    if not model.automatic_optimization:
+        check_manual(config.trainer)
+    if config.trainer.limit_train_batches == 0:
+        say("trainer.limit_train_batches 0: nothing is trained")
     if isinstance(model, BaseModule):
         check_options(model, config.trainer)
         model.prepare_weights()
@@ -69,6 +73,22 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
     # not start it.
     if has_named_optimizer(model) and not forks_processes(config.trainer):
         try_schedule(model)
+
+
+def check_manual(trainer: Any) -> None:
+    """Raise UserError for options that Lightning refuses beside manual optimization,
+    but only in the training.
+
+    trainer: The Trainer's flags.
+    """
+    for name, default in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+        if trainer[name] not in (default, 0):
+            raise UserError(
+                f"trainer.{name} {trainer[name]}: the module steps its optimizer itself"
+                " (manual optimization)",
+                "do it in training_step, and leave the flag out",
+                2,
+            )
 
 
 def returns_nothing(method: Any) -> bool:
@@ -351,6 +371,9 @@ def why_unvalidated(
         return "data.val_fraction 0: val/ is measured on the test set"
     if trainer.limit_val_batches == 0:
         return "trainer.limit_val_batches 0"
+    every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if every and last and 0 < last < every:
+        return f"trainer.check_val_every_n_epoch {every} is above max_epochs {last}"
     if not is_overridden("validation_step", model):
         return f"{type(model).__name__} has no validation_step"
     if not is_overridden("val_dataloader", data):

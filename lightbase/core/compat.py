@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from jsonargparse import _typehints, set_parsing_settings
 from lightning import Trainer
+from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
@@ -38,7 +39,9 @@ LOG_LINES = (
 # Warnings about what is intended: no worker processes for data in memory, an epoch
 # without a log step (its curves have a point at its end), one process on a machine of a
 # cluster, a run that resumes in its folder or without one of its
-# callbacks, no test data, a CPU beside a GPU, a driver or GPU that is too old (our
+# callbacks, no test data, a CPU beside a GPU, an array
+# that must not be written (samples are only read; torch has no tensors that cannot be
+# written, its issue 44027), a driver or GPU that is too old (our
 # lines say so), Tensor Cores as above (from inductor of torch 2.11). `LeafSpec` is a
 # deprecated call within Lightning 2.6. The last two are of ddp on GPUs: Lightning sets
 # it up on another stream (its issue 21567), and torch takes the layouts of a 1 x 1
@@ -49,6 +52,7 @@ WARNINGS = (
     r"Checkpoint directory .* exists and is not|Be aware that when using `ckpt_path`|"
     r"Total length of `list` across ranks is zero|"
     r"`isinstance\(treespec, LeafSpec\)` is deprecated|"
+    r"The given NumPy array is not writable|"
     r"GPU available but not used|TensorFloat32 tensor cores|"
     r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
     r"The AccumulateGrad node's stream|"
@@ -270,3 +274,9 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+
+
+def keeps_masks(callback: ModelPruning) -> bool:
+    """Return whether a ModelPruning saves each weight as a mask and the weight before
+    the pruning. A network without masks cannot read such a checkpoint."""
+    return not callback._make_pruning_permanent

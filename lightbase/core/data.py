@@ -8,6 +8,7 @@ file check the values that `load` returns.
 
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -18,7 +19,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
-    Dataset,
+    IterableDataset,
     TensorDataset,
     default_collate,
 )
@@ -55,6 +56,14 @@ TEST_SEED = 0
 it, so that all runs have the same test set."""
 SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
+
+ALONE: Any = SimpleNamespace(
+    global_rank=0,
+    world_size=1,
+    overfit_batches=0,
+    strategy=SimpleNamespace(root_device=torch.device("cpu")),
+)
+"""What a data module needs of a Trainer if it has none: one process on the CPU."""
 
 
 class BaseDataModule(LightningDataModule):
@@ -214,10 +223,12 @@ class BaseDataModule(LightningDataModule):
             self._load_train_and_val()
         if not trains:
             self._load_test()
-        if stage == "fit" and self.trainer and self.shuffle_seed is None:
+        if stage == "fit" and self.shuffle_seed is None:
             # the seed of the run, or a random number if the run has no seed
-            seed = torch.initial_seed() % 2**63
-            self.shuffle_seed = self.trainer.strategy.broadcast(seed)
+            self.shuffle_seed = torch.initial_seed() % 2**63
+            if self.trainer:
+                seed = self.trainer.strategy.broadcast(self.shuffle_seed)
+                self.shuffle_seed = seed
 
     def _load_train_and_val(self) -> None:
         """Load the training set. Take the test fold from it, if there are folds, and
@@ -298,10 +309,11 @@ class BaseDataModule(LightningDataModule):
         """Return the loader of the training samples. Their order is new in each epoch,
         except with `overfit_batches`. Raise UserError if the samples do not fill one
         batch in each process."""
-        overfit = self.trainer.overfit_batches > 0  # the same batches again and again
+        trainer = self.trainer or ALONE
+        overfit = trainer.overfit_batches > 0  # the same batches again and again
         drop_last = self.drop_last and not overfit
         num = len(self.splits["train"])
-        num_ranks = self.trainer.world_size
+        num_ranks = trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
             raise UserError(
                 f"data.batch_size {self.batch_size} times {num_ranks} processes: "
@@ -315,8 +327,8 @@ class BaseDataModule(LightningDataModule):
             drop_last=drop_last,
             seed=self.shuffle_seed,
         )
-        # Workers read ahead before Lightning sets the epoch.
-        loader.batch_sampler.set_epoch(epochs_done(self.trainer))
+        if self.trainer:  # workers read ahead before Lightning sets the epoch
+            loader.batch_sampler.set_epoch(epochs_done(self.trainer))
         return loader
 
     def val_dataloader(self) -> DataLoader:
@@ -349,16 +361,17 @@ class BaseDataModule(LightningDataModule):
             order: Options of the EpochBatchSampler.
         """
         samples = self.splits[split]
+        trainer = self.trainer or ALONE
         sampler = EpochBatchSampler(
             len(samples),
             batch_size,
-            rank=self.trainer.global_rank,
-            num_ranks=self.trainer.world_size,
+            rank=trainer.global_rank,
+            num_ranks=trainer.world_size,
             **order,
         )
         pins = self.pin_memory
         if pins is None:
-            pins = self.trainer.strategy.root_device.type == "cuda"
+            pins = trainer.strategy.root_device.type == "cuda"
         if isinstance(samples, TensorBatches):
             samples = self._resident(samples)
             if samples.device.type != "cpu":  # torch pins CPU memory only
@@ -378,7 +391,7 @@ class BaseDataModule(LightningDataModule):
         """Return a copy of the samples on the GPU, or the samples themselves if they
         are not to be kept there: see the argument `resident`. If two splits are the
         same object, such as val and test, they share one copy."""
-        device = self.trainer.strategy.root_device
+        device = (self.trainer or ALONE).strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
         if samples not in self.on_gpu:
@@ -487,20 +500,28 @@ def as_samples(
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
-        values = convert_types(as_tensors(loaded))
+        values = as_tensors(loaded)
+        parts = [loaded]
+        if isinstance(loaded, tuple | list):
+            parts = [*loaded]
+        is_mapped = any(isinstance(part, np.memmap) for part in parts)
+        if not is_mapped:
+            values = convert_types(values)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:
             raise UserError(
                 f"{name} has arrays of {sizes} samples: they must be equally long"
             )
-        samples = TensorBatches(values)
+        samples = TensorBatches(values, converts=is_mapped)
         return DatasetSamples(samples, collate) if collate else samples
-    if isinstance(loaded, Dataset) and isinstance(loaded, Sized):
+    is_stream = isinstance(loaded, IterableDataset) or not isinstance(loaded, Sized)
+    is_text = isinstance(loaded, str | bytes)
+    if hasattr(loaded, "__getitem__") and not is_stream and not is_text:
         return DatasetSamples(loaded, collate or default_collate)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:",
-        "load returns arrays, or a Dataset with __len__; "
+        "load returns arrays, or a Dataset with __len__ and __getitem__; "
         "else write a LightningDataModule",
     )
 

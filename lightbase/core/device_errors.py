@@ -32,6 +32,8 @@ WAYS_OUT = {
     GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
     "remote process exit|by peer": "another process has ended, its lines may tell why; "
     f"{AGAIN}",
+    "Too many open files|shared memory": "the workers need it: try fewer "
+    "--data.num_workers, such as 0, or raise the limit (ulimit -n, size of /dev/shm)",
     r"C(\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
 }
 """What the user can do, by a pattern in an error of torch."""
@@ -40,8 +42,8 @@ WAYS_OUT = {
 @contextlib.contextmanager
 def short_device_errors() -> Iterator[None]:
     """Within this context, turn an error of torch that WAYS_OUT lists into a UserError:
-    full memory, a missing compiler, a GPU that is too old or has failed, a wrong NVIDIA
-    driver.
+    full memory, a missing compiler, too few files for the workers, a GPU that is too
+    old or has failed, a wrong NVIDIA driver.
 
     Such an error may come from any call that uses a device, so this context is around
     the whole run. Other errors are raised as they are. The problem is the first
@@ -50,7 +52,7 @@ def short_device_errors() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         lines = str(error).splitlines()
         for pattern, way_out in WAYS_OUT.items():
             matching = [line.strip() for line in lines if re.search(pattern, line)]

@@ -77,7 +77,7 @@ def raised_at(error: BaseException) -> tuple[Path, str]:
 def imported(argument: str, path: str) -> Any:
     """Return the object at an import path, such as torch.optim.SGD.
 
-    argument: The argument of the model that has this path, for the message.
+    argument: The argument that has this path, for the message.
 
     Raise UserError if there is no such object.
     """
@@ -85,7 +85,7 @@ def imported(argument: str, path: str) -> Any:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"model.{argument} {path!r} cannot be imported: {error}", status=2
+            f"{argument} {path!r} cannot be imported: {error}", status=2
         ) from error
 
 

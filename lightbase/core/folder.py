@@ -1,5 +1,6 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
+import errno
 import re
 import shutil
 from pathlib import Path
@@ -49,10 +50,11 @@ class Run:
                 "stop it"
             ) from error
         except OSError as error:
+            problem = f"cannot be written: {error.strerror}: {error.filename}"
+            if error.errno == errno.ENOLCK:
+                problem = "is on a file system that refuses locks"
             raise UserError(
-                f"trainer.default_root_dir {root} cannot be written: "
-                f"{error.strerror}: {error.filename}",
-                "give another one",
+                f"trainer.default_root_dir {root} {problem}", "give another one"
             ) from error
 
     def close(self) -> None:
@@ -76,7 +78,13 @@ class Run:
             parent.rmdir()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the folder, completely or not at all."""
+        """Write a file into the folder, completely or not at all. Raise UserError if
+        somebody has removed the folder."""
+        if not (self.folder / ".lock").exists():
+            raise UserError(
+                f"{self.folder} is gone: it was removed while the run trained",
+                "start the run again",
+            )
         write_whole(self.folder / name, text)
 
 

@@ -182,6 +182,22 @@ class Accumulator:
                 f"{str(shapes)[:80]}: {first_line(error)}"
             ) from error
 
+    def compute(self, name: str, metric: Metric) -> Any:
+        """Return the value of a metric. Raise UserError if a metric of torchmetrics
+        cannot be computed, for instance because it takes other outputs."""
+        try:
+            return metric.compute()
+        except (RuntimeError, ValueError, IndexError) as error:
+            is_ours = not type(metric).__module__.startswith("torchmetrics.")
+            if is_ours or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise UserError(
+                f"the metric {name} cannot be computed from these outputs: "
+                f"{first_line(error)}",
+                "does it fit the task, such as MulticlassAUROC for two outputs a "
+                "sample?",
+            ) from error
+
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the means and metrics over the samples of all processes, and
         `num_samples`: {curve: tensor ()}. Return nothing if there was no batch. Set
@@ -205,7 +221,8 @@ class Accumulator:
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
         self.non_scalar_values = {}
         for name, metric in self._measured():
-            parts = numbers(f"{self.prefix}{name}", metric.compute(), self.classes)
+            value = self.compute(name, metric)
+            parts = numbers(f"{self.prefix}{name}", value, self.classes)
             for curve, part in parts.items():
                 if curve in curves:
                     raise UserError(

@@ -29,6 +29,11 @@ SYNONYMS = {
     "weight_decay": "model.optimizer_args.weight_decay",
 }
 """{word that is typed instead: the setting that has this meaning here}"""
+CALLABLES = {
+    "optimizer.params": "OptimizerCallable",
+    "scheduler.optimizer": "LRSchedulerCallable",
+}
+"""{argument that only the module can give: type for the module's argument}"""
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 """Beginnings of lines that do not help: two types of a union that are seldom meant, and
 the value, which `explain` reads separately."""
@@ -55,6 +60,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         }
         return f"unknown argument {word}{meant(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
+    if class_path.endswith("MetricCollection"):
+        return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
@@ -63,6 +70,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         near = meant(unknown, parser, {key: class_path})
         return f"unknown key {unknown}{near}"
     reason = in_plain_words(reason, class_path)
+    for ending, type_name in CALLABLES.items():
+        if key.endswith(ending):
+            reason = f"annotate this argument as lightning.pytorch.cli.{type_name}"
+            return f"{key.rpartition('.')[0]}: {reason}"
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:

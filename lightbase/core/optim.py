@@ -112,7 +112,7 @@ def find_class(kind: str, name: str) -> Any:
     module, base = KINDS[kind]
     cls = SCHEDULERS.get(name) or getattr(module, name, None)
     if cls is None and "." in name:
-        cls = imported(kind, name)
+        cls = imported(f"model.{kind}", name)
     if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
         return cls
     hint = did_you_mean(name, {*module.__all__, *SCHEDULERS} - {base.__name__})
@@ -381,6 +381,12 @@ def try_schedule(model: Any) -> None:
         scheduler = build_scheduler(name, args, optimizer, 100)
     elif args:
         raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
+    if isinstance(scheduler, ReduceLROnPlateau) and model.scheduler_interval == "step":
+        raise UserError(
+            "model.scheduler_interval step: ReduceLROnPlateau steps after a validation",
+            "leave it out",
+            2,
+        )
     try:
         for _ in range(3):
             optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss

@@ -79,7 +79,7 @@ def train(
                 model,
                 callbacks,
                 first=[validated],
-                logger=loggers,
+                logger=loggers or False,
                 plugins=[AtomicCheckpointIO(validated if monitor else None)],
             )
             metrics = fit_and_test(trainer, model, data, spec.checkpoint, run)

@@ -1,0 +1,178 @@
+"""Modules, networks, metrics, callbacks, strategies and plugins of other packages."""
+
+import pickle
+from urllib.error import URLError
+
+import pytest
+import torch
+import torchvision
+from lightning import LightningModule
+from lightning.pytorch.strategies import DDPStrategy
+from paths import TINY, Train, argv, script
+from plain import PlainData, PlainModule
+
+from lightbase.commands.extras import extra_callbacks
+from lightbase.core.build import build, fill_in
+from lightbase.core.callbacks import make_callbacks
+from lightbase.core.checks import Monitor
+from lightbase.core.spec import (
+    CommandLine,
+    RunSpec,
+    as_yaml,
+    check_round_trip,
+    new_spec,
+    validate,
+)
+
+WATCHED = "--device_monitor=true --step_timer=true --figures_every_n_epochs=1"
+FACTS = {"num_classes": 4, "image_shape": [3, 8, 8], "in_channels": 3, "in_chans": 3}
+
+
+def spec_of(*args: str) -> RunSpec:
+    spec = new_spec(CommandLine(["--config", TINY, *args]))
+    fill_in(spec, FACTS)
+    validate(spec, spec.config)
+    return spec
+
+
+def test_the_callbacks_can_be_pickled(tmp_path):
+    """Each process of ddp_spawn gets a copy."""
+    spec = spec_of(*WATCHED.split())
+    build(spec)
+    extras = extra_callbacks(spec)
+    for callback in make_callbacks(
+        spec, tmp_path, None, Monitor("val/acc", "max"), extras
+    ):
+        pickle.dumps(callback)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("alexnet", "resnet18") else pytest.mark.slow
+        )
+        for name in torchvision.models.list_models(module=torchvision.models)
+    ],
+)
+def test_the_config_of_a_network_of_torchvision_can_be_read_again(name):
+    spec = spec_of(f"--model.net=torchvision.models.{name}")
+    check_round_trip(spec, as_yaml(spec))
+    net = spec.config.model.init_args.net
+    assert net.init_args.num_classes == 4
+
+
+def test_a_network_by_its_name(train: Train):
+    net = "--model.net torchvision.models.get_model --model.net.name shufflenet_v2_x0_5"
+    train(*net.split(), "--trainer.max_steps", 1)
+    spec = spec_of(*net.split())
+    assert spec.config.model.init_args.net.dict_kwargs == {"num_classes": 4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model.metrics.auc torchmetrics.classification.BinaryAUROC", "metric auc"),
+        ("--trainer.strategy lightning.pytorch.strategies.DDP", "trainer.strategy"),
+        ("--model.metrics.t torchmetrics.wrappers.MetricTracker", "by a name"),
+        (
+            "--model.scheduler ReduceLROnPlateau --model.scheduler_interval step",
+            "scheduler_interval step",
+        ),
+        (
+            "--trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn "
+            "l1_unstructured --trainer.callbacks.make_pruning_permanent false",
+            "make_pruning_permanent",
+        ),
+    ],
+)
+def test_two_lines(train: Train, tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        train(*flags.split())
+    lines = capsys.readouterr().err.splitlines()
+    assert words in lines[0]
+    assert len(lines) <= 2
+    assert not [*tmp_path.glob("tiny/*")]
+
+
+def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
+    profiler = "--trainer.profiler lightning.pytorch.profilers.PassThroughProfiler"
+    train("--trainer.plugins", "TorchCheckpointIO", *profiler.split())
+    assert (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
+def test_barebones(train: Train, tmp_path):
+    metrics = train("--trainer.barebones", "true")
+    assert metrics["steps"] == 38
+    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*tfevents*")]
+
+
+def test_a_strategy_by_its_class(monkeypatch, train: Train):
+    made = []
+    monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train("--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy")
+    assert made
+
+
+class Annotated(LightningModule):
+    """A module whose optimizer has the type of an object, as in some templates."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+
+
+class Manual(PlainModule):
+    """A module that steps its optimizer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Download(PlainData):
+    """Data that has to be downloaded, without a network."""
+
+    def prepare_data(self) -> None:
+        raise URLError("no network")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model Annotated --model.optimizer Adam", "OptimizerCallable"),
+        ("--model Manual --trainer.gradient_clip_val 1", "gradient_clip_val"),
+        ("--model Manual --trainer.accumulate_grad_batches 2", "accumulate_grad"),
+        ("--model plain.PlainModule --data Download", "a download failed"),
+        ("--model plain.PlainModule", "names no data"),
+    ],
+)
+def test_two_lines_for_a_module_of_the_user(tmp_path, capsys, flags, words):
+    for name in ("Annotated", "Manual", "Download"):
+        flags = flags.replace(name, f"{__name__}.{name}")
+    if "Annotated" in flags or "Manual" in flags:
+        flags += " --data plain.PlainData"
+    with pytest.raises(SystemExit):
+        script("train").main(
+            argv("--trainer.default_root_dir", tmp_path, *flags.split())
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert words in lines[0]
+    assert len(lines) == 2
+    assert not [*tmp_path.glob("*/version_*")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "--trainer.check_val_every_n_epoch 5",
+            "best.ckpt is the last epoch (trainer.check_val_every_n_epoch 5 is above",
+        ),
+        ("--trainer.limit_train_batches 0", "nothing is trained"),
+    ],
+)
+def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):
+    train(*flags.split())
+    assert words in capsys.readouterr().out
