@@ -32,6 +32,9 @@ from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+LARGEST_FOR_C = 20_000
+"""Characters of a config that the fast loader reads. In a longer one, brackets could be
+nested so deeply that they end the process."""
 Row = dict[str, Any]
 
 
@@ -117,7 +120,10 @@ def read_file(path: Path) -> Row:
         if path.suffix == ".json":
             content = json.loads(text)
         else:
-            content = checked(yaml.load(text, LOADER))
+            loader: Any = LOADER
+            if len(text) > LARGEST_FOR_C:
+                loader = yaml.SafeLoader
+            content = checked(yaml.load(text, loader))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -277,7 +283,9 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
         for index, run_curves in enumerate(curves):
             points = run_curves.get(name, ([], []))
             axes.plot(*points, ".-", color=colors(index))
-    labels = [printable(relative_to_cwd(run.folder)) for run in runs]
+    # matplotlib reads text between two $ as a formula
+    folders = [printable(relative_to_cwd(run.folder)) for run in runs]
+    labels = [folder.replace("$", r"\$") for folder in folders]
     figure.legend(axes.lines, labels, loc="outside upper left")
     image = io.BytesIO()
     figure.savefig(image, format=file.suffix[1:])

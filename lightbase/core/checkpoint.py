@@ -10,7 +10,6 @@ values only, and the checksum of each record must be right.
 
 import copy
 import io
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -60,9 +59,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         for key in ("hyper_parameters", "datamodule_hyper_parameters"):
             if key in checkpoint:
-                # safe loading would refuse objects, such as paths: they become text
-                text = json.dumps(checkpoint[key], default=str, skipkeys=True)
-                checkpoint[key] = json.loads(text)
+                # for a person who reads the file: runs are rebuilt from their config
+                checkpoint[key] = as_plain(checkpoint[key])
         path = Path(path)
         if self.validated and path.name == "best.ckpt":
             self.validated.check(checkpoint)
@@ -88,13 +86,33 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """
     keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
     parts = {key: checkpoint[key] for key in keys}
-    tensors = {id(tensor): tensor for tensor in tensors_in(parts) if tensor.is_cuda}
+    tensors = {}
+    sizes = {}
+    for tensor in tensors_in(parts):
+        if tensor.is_cuda and tensor.layout is torch.strided:
+            tensors[id(tensor)] = tensor
+            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    sizes = {x.data_ptr(): x.untyped_storage().nbytes() for x in tensors.values()}
     shares_memory = num_bytes != sum(sizes.values())
     if num_bytes == 0 or num_bytes > MAX_PINNED or shares_memory:
         return checkpoint
     return checkpoint | copy.deepcopy(parts, to_host(tensors))
+
+
+def as_plain(value: Any) -> Any:
+    """Return a copy of `value` that safe loading accepts. Objects that it would refuse,
+    such as paths, become text; a tuple becomes a list."""
+    if isinstance(value, dict):
+        return {str(key): as_plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(part) for part in value]
+    if value is None or type(value) is Tensor:
+        return value
+    for kind in (bool, int, float):
+        # jsonargparse's PositiveInt, for instance, is an int
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)
 
 
 def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any:
@@ -190,13 +208,15 @@ class RunCheckpoint(ModelCheckpoint):
         """Raise UserError for a callback that averages weights after the last
         validation. ValidatedWeights would find it too late, at the end of a long
         training."""
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(x, StochasticWeightAveraging) for x in callbacks):
-            raise UserError(
-                "StochasticWeightAveraging averages weights after the last validation",
-                "use WeightAveraging of Lightning, by steps",
-                2,
-            )
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            # ValidatedWeights would find it, at the end of a long training
+            if isinstance(callback, StochasticWeightAveraging):
+                name = type(callback).__name__
+                raise UserError(
+                    f"{name} averages weights after the last validation",
+                    "use WeightAveraging of Lightning, by steps",
+                    2,
+                )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint. If the metric is not measured yet, as with max_steps in
@@ -213,27 +233,40 @@ class RunCheckpoint(ModelCheckpoint):
         """
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
+        # Lightning cannot go on from the middle of a validation; and when an epoch has
+        # ended, the checkpoint is there already
         if trainer.training and self.step_at_epoch_end != trainer.global_step:
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far if the run continues in its folder. The
-        folder may have been moved. Raise ValueError for scores that are no numbers."""
-        if not self.in_folder("last.ckpt").exists():
+        folder may have been moved.
+
+        Raise ValueError if a path or a score in the state is not as Lightning writes
+        it.
+        """
+        if not Path(self.in_folder("last.ckpt")).exists():
             return  # a new run that starts from another one's checkpoint
-        state = state_dict | {"dirpath": self.dirpath}
+        state = state_dict | {"dirpath": str(self.dirpath), "best_k_models": {}}
         for key in ("best_model_path", "last_model_path", "kth_best_model_path"):
-            if state[key]:
-                state[key] = str(self.in_folder(state[key]))
-        state["best_k_models"] = {}
-        for path, score in state_dict["best_k_models"].items():
-            if not isinstance(score, Tensor):
+            state[key] = self.in_folder(state[key])
+        for path, value in state_dict["best_k_models"].items():
+            if not isinstance(value, Tensor):
                 raise ValueError("the values of the best checkpoints are no numbers")
-            state["best_k_models"][str(self.in_folder(path))] = score
+            state["best_k_models"][self.in_folder(path)] = value
         super().load_state_dict(state)
 
-    def in_folder(self, path: str) -> Path:
-        """Return the path of a checkpoint in the folder of this run: only its file name
-        counts. Lightning deletes the checkpoints that it replaces, which must not lie
-        in another folder."""
-        return Path(str(self.dirpath), Path(path).name)
+    def in_folder(self, path: str) -> str:
+        """Return the path of a checkpoint in the folder of this run; only its file name
+        counts. Return "" for an empty path.
+
+        Lightning deletes the checkpoints that it replaces. So a path in a state must
+        not lead to another folder, or to a file that is no checkpoint: raise ValueError
+        for that.
+        """
+        if not path:
+            return ""
+        name = Path(path).name
+        if not name.endswith(".ckpt"):
+            raise ValueError(f"the path {path[:60]!r} is of no checkpoint")
+        return str(Path(str(self.dirpath), name))

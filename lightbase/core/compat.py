@@ -193,22 +193,33 @@ def logged_step(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def fit_loop_state(trainer: Any) -> dict[str, Any]:
+    """Return the state of the training's loop, as a checkpoint has it in
+    `saved_fit_loop`."""
+    return trainer.fit_loop.state_dict()
+
+
+def saved_fit_loop(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the training's loop in a checkpoint. Raise KeyError if there
+    is none, as in a checkpoint of weights."""
+    return checkpoint["loops"]["fit_loop"]
+
+
 def saved_epochs(checkpoint: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Return the counts of epochs in a checkpoint. Under "current", "ready" counts the
-    epochs that have begun, "processed" the epochs whose batches are all done. Raise
-    KeyError for a checkpoint of weights, which has no counts."""
-    return checkpoint["loops"]["fit_loop"]["epoch_progress"]
+    epochs that have begun, "processed" the epochs whose batches are all done."""
+    return saved_fit_loop(checkpoint)["epoch_progress"]
 
 
 def saved_batches(checkpoint: dict[str, Any]) -> dict[str, int]:
     """Return the counts of batches over all epochs in a checkpoint; "ready" counts the
     batches that have begun."""
-    return checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+    return saved_fit_loop(checkpoint)["epoch_loop.batch_progress"]["total"]
 
 
 def saved_counters(checkpoint: dict[str, Any]) -> dict[str, int]:
     """Return the other counters of the loop in a checkpoint, by name."""
-    return checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+    return saved_fit_loop(checkpoint)["epoch_loop.state_dict"]
 
 
 def saved_logged_step(checkpoint: dict[str, Any]) -> int:

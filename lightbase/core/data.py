@@ -223,12 +223,10 @@ class BaseDataModule(LightningDataModule):
             self._load_train_and_val()
         if not trains:
             self._load_test()
-        if stage == "fit" and self.shuffle_seed is None:
+        if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or a random number if the run has no seed
-            self.shuffle_seed = torch.initial_seed() % 2**63
-            if self.trainer:
-                seed = self.trainer.strategy.broadcast(self.shuffle_seed)
-                self.shuffle_seed = seed
+            seed = torch.initial_seed() % 2**63
+            self.shuffle_seed = self.trainer.strategy.broadcast(seed)
 
     def _load_train_and_val(self) -> None:
         """Load the training set. Take the test fold from it, if there are folds, and
@@ -325,7 +323,7 @@ class BaseDataModule(LightningDataModule):
             shuffle=not overfit,
             even=True,
             drop_last=drop_last,
-            seed=self.shuffle_seed,
+            seed=self.shuffle_seed or 0,  # None without a Trainer
         )
         if self.trainer:  # workers read ahead before Lightning sets the epoch
             loader.batch_sampler.set_epoch(epochs_done(self.trainer))

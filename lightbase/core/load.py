@@ -20,6 +20,7 @@ from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.form import check_form, state_errors
+from lightbase.core.names import flatten
 from lightbase.core.project import PROJECT, is_own
 from lightbase.core.spec import (
     CommandLine,
@@ -235,5 +236,9 @@ def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:
+        config = flatten(checkpoint["config"]["model"], "model")
         reason = str(error).splitlines()[-1].strip()[:300]
-        raise UserError(f"checkpoint {path} is of another model: {reason}") from error
+        raise UserError(
+            f"checkpoint {path} is of another model: {reason}",
+            f"it was trained with {config.get('model.net', config['model'])}",
+        ) from error

@@ -262,10 +262,15 @@ class Accumulator:
         """Add a state from a checkpoint. Call this before the first batch.
 
         state: The result of `state`, maybe of another process.
+
+        Raise ValueError if the sums do not fit their names.
         """
         if state["sums"] is None:
             return
-        self.merge(tuple(state["names"]), state["sums"], [])
+        names = tuple(state["names"])
+        if state["sums"].shape != (len(names) + 1,):
+            raise ValueError("the sums of the curves do not fit their names")
+        self.merge(names, state["sums"], [])
         for name, saved in state["metrics"].items():
             self.metrics[name].merge_state(saved)
             self.has_metrics = True

@@ -7,6 +7,7 @@ After the model and the data are built, `check_restart` compares them with the
 checkpoint.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ def find_restart(line: CommandLine) -> Restart | None:
     checkpoint is not sound.
     """
     ckpt_path = line.place("ckpt_path")
+    if ckpt_path is None and is_restarted(line):
+        ckpt_path = "last"
     if ckpt_path is None or line.names("print_config"):
         return None
     name, root = line.place("name"), line.place("trainer.default_root_dir")
@@ -149,7 +152,7 @@ def find_restart(line: CommandLine) -> Restart | None:
         config = todays(read_config(folder / "config.yaml"), PROJECT.package)
         return Restart(name, root, None, {"config": config}, folder)
     checkpoint = read_checkpoint(path)
-    saved_name = str(checkpoint["config"]["name"])
+    saved_name = str(checkpoint["config"].get("name"))
     name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
     root = root or saved_root
@@ -157,6 +160,17 @@ def find_restart(line: CommandLine) -> Restart | None:
     if folder is None and path.name == "last.ckpt" and is_same:
         folder = path.resolve().parent.parent
     return Restart(name, root, path, checkpoint, folder)
+
+
+def is_restarted(line: CommandLine) -> bool:
+    """Return whether torchrun has started this command again, because a process of it
+    had ended, and the newest run of its name is not complete."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return False
+    root = line.place("trainer.default_root_dir") or PROJECT.logs
+    name = line.place("name") or default_name(line)
+    folders = [*versions(Path(root) / name).values()]
+    return bool(folders) and not (folders[-1] / "metrics.json").exists()
 
 
 def default_name(line: CommandLine) -> str:

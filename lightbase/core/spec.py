@@ -74,6 +74,11 @@ class CommandLine:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
         values = vars(options)
+        for name in ("model", "data"):
+            parts = (values[name] or name).split(".")
+            if not all(part.isidentifier() for part in parts):
+                problem = f"--{name} {values[name]!r} is no import path of a class"
+                raise UserError(problem, SEE_HELP, 2)
         self.configs = {path: read_config(Path(path)) for path in values["config"]}
         self.model: str | None = values["model"] and path_of_class(values["model"])
         self.data: str | None = values["data"] and path_of_class(values["data"])

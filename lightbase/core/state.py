@@ -3,7 +3,7 @@
 `RandomState` keeps the random numbers. `WholeEpochs` keeps whether an epoch was
 complete. `PlateauFirst` keeps what ReduceLROnPlateau has seen. `ResumedOptimizer`
 adapts the saved states of optimizers and schedules to the objects that this run has
-built, and refuses states of other ones.
+built. A damaged or forged state is refused before torch reads it.
 """
 
 import random
@@ -14,17 +14,19 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import (
     batch_index,
     begin_epoch_again,
     epochs_begun,
     epochs_done,
+    fit_loop_state,
     forget_train_loader,
     saved_epochs,
+    saved_fit_loop,
     skip_ended_epoch,
     step_plateau_schedulers,
 )
@@ -32,13 +34,17 @@ from lightbase.core.config_files import renamed
 from lightbase.core.curves import gather
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import UserError
+from lightbase.core.form import check_like
 from lightbase.core.module import BaseModule, has_named_optimizer
-from lightbase.core.optim import FUSED_ON, IMPLEMENTATIONS
+from lightbase.core.optim import IMPLEMENTATIONS, length_argument, schedule_length
 
-WAY_OUT = (
-    "a new run can start with its weights: --model.weights FILE, without --ckpt_path"
-)
-"""What to do about a checkpoint that this run cannot continue."""
+MOMENTS: dict[type, tuple[str, ...]] = {
+    torch.optim.SGD: (),
+    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.Adagrad: ("step", "sum"),
+}
+"""The state of a parameter in the optimizers whose fused step does not check it."""
 
 
 class RandomState(Callback):
@@ -71,9 +77,12 @@ class RandomState(Callback):
         If there are more processes than saved states, the further ones get new random
         numbers. If an epoch begins, the loader draws its order again, from the restored
         state.
+
+        Raise ValueError for a damaged state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
+            check_random_state(self.resumed[rank])
             restore_random_state(self.resumed[rank], self.gpus)
             if epochs_done(trainer) == epochs_begun(trainer):  # an epoch begins
                 begin_epoch_again(trainer)
@@ -101,10 +110,20 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
     }
 
 
+def check_random_state(state: dict[str, Any]) -> None:
+    """Raise ValueError for a state that `random_state` cannot have returned. The number
+    of GPUs may differ from today's."""
+    fresh = random_state([])
+    fresh["cuda"] = None  # another number of GPUs is allowed
+    check_like(state, fresh, "the state of the random numbers", 2**32)
+    if not 0 <= state["numpy"][2] <= 624:
+        raise ValueError("the state of numpy's random numbers is beyond its end")
+
+
 def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
     """Set the global random generators to a state.
 
-    state: The result of `random_state`.
+    state: The result of `random_state`, checked by `check_random_state`.
     gpus: The GPUs of this process, in the same order. If their number has changed, the
         further GPUs keep their state.
     """
@@ -189,11 +208,12 @@ class PlateauFirst(Checkpoint):
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the newest values, which the schedules watch. A validation in the middle
-        of an epoch may have measured them, and a resume does not measure them
-        again."""
-        if self.frequencies:
-            checkpoint["watched"] = dict(trainer.callback_metrics)
+        """Save the values that the schedules watch. A validation in the middle of an
+        epoch may have measured them, and a resume does not measure them again."""
+        watched = checkpoint["watched"] = {}
+        for config, _ in self.frequencies:
+            if config.monitor in trainer.callback_metrics:
+                watched[config.monitor] = trainer.callback_metrics[config.monitor]
 
     def on_load_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
@@ -209,100 +229,72 @@ class PlateauFirst(Checkpoint):
 
 class ResumedOptimizer(Callback):
     """Adapts the saved state of an optimizer to the optimizer that this run has built,
-    and refuses the state of another optimizer or schedule.
+    and refuses a state of another optimizer or schedule.
 
-    resumed: The content of the checkpoint, until the optimizers are built.
+    saved_optimizers, saved_schedules: The states in the checkpoint, in its order.
     """
 
-    resumed: dict[str, Any] = {}
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Save the options of the optimizer and the schedule."""
-        if has_named_optimizer(pl_module):
-            checkpoint["schedule"] = schedule_options(pl_module)
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the content of the checkpoint until the optimizers are built."""
-        if trainer.state.fn == "fit":
-            self.resumed = checkpoint
+    saved_optimizers: list[Any] = []
+    saved_schedules: list[Any] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the saved states. Lightning restores the states
         after this hook.
 
-        Raise UserError if the code has another number of optimizers or schedules than
-        the checkpoint, or if names give other options or another length.
+        Raise ValueError for states of other optimizers or schedules.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
-        if not trainer.ckpt_path:
-            return
-        # `trainer.estimated_stepping_batches` in configure_optimizers makes the
-        # loaders before the epoch and the loader's state are restored; without them
-        # Lightning makes them anew, and restores both
-        forget_train_loader(trainer)
-        configs = trainer.lr_scheduler_configs
-        schedules = self.resumed["lr_schedulers"]
-        saved_numbers = len(self.resumed["optimizer_states"]), len(schedules)
-        if saved_numbers != (len(trainer.optimizers), len(configs)):
-            raise UserError(
-                "the checkpoint has the states of another number of optimizers or "
-                f"schedules than {type(pl_module).__name__}",
-                WAY_OUT,
-            )
+        if trainer.ckpt_path:
+            self.check_restored(trainer)
+            # `trainer.estimated_stepping_batches` in configure_optimizers makes the
+            # loaders before the epoch and the loader's state are restored; without them
+            # Lightning makes them anew, and restores both
+            forget_train_loader(trainer)
+
+    def check_restored(self, trainer: Any) -> None:
+        """Raise ValueError if the saved states have another number of optimizers or
+        schedules, or if the state of a schedule does not fit.
+
+        Only the schedules of torch are compared: the states of other classes may have
+        any form.
+        """
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        saved_numbers = len(self.saved_optimizers), len(self.saved_schedules)
+        if saved_numbers != (len(trainer.optimizers), len(schedules)):
+            raise ValueError("there is another number of optimizers or schedules")
+        for schedule, saved in zip(schedules, self.saved_schedules, strict=True):
+            # the state of any other schedule is unknown
+            if type(schedule).__module__.startswith("torch.optim"):
+                fresh = schedule.state_dict()
+                check_like(saved, fresh, "the schedule", is_complete=False)
+
+    def on_save_checkpoint(
+        self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the options of the optimizer and the schedule, for `check_schedule`."""
         if has_named_optimizer(pl_module):
-            check_options(self.resumed, pl_module)
-            for config, saved in zip(configs, schedules, strict=True):
-                check_length(config, saved)
-        self.resumed = {}
+            checkpoint["schedule"] = schedule_options(pl_module)
 
+    def on_load_checkpoint(
+        self, trainer: Any, model: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check the states before Lightning restores them. Evaluation needs no such
+        state and checks nothing.
 
-def schedule_options(model: BaseModule) -> dict[str, str]:
-    """Return the settings that determine the options of the parameter groups, as
-    text."""
-    names = ("lr", "optimizer", "optimizer_args", "parameter_groups", "scheduler")
-    options = {name: str(getattr(model, name)) for name in (*names, "scheduler_args")}
-    return options | {"scheduler_interval": model.step_scheduler_every()}
-
-
-def check_options(checkpoint: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the code gives other options than the checkpoint has: torch
-    would go on with the options of the checkpoint. A model that overrides
-    `configure_optimizers` has saved none."""
-    options = schedule_options(model)
-    # it may name a class of the user's package
-    saved = renamed(checkpoint.get("schedule", {}), checkpoint["package"])
-    for name, value in saved.items():
-        if str(value) != options[name]:
-            raise UserError(
-                f"{type(model).__name__} has the {name} {options[name]}: a resume "
-                f"goes on with {value}; leave --ckpt_path out",
-                status=2,
-            )
-
-
-def check_length(config: LRSchedulerConfig, saved: dict[str, Any]) -> None:
-    """Raise UserError if the saved schedule was made for another length of the
-    training.
-
-    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
-    would have had other rates.
-
-    saved: The state of the schedule in the checkpoint.
-    """
-    new = config.scheduler.state_dict()
-    for name in ("T_max", "total_steps"):
-        if name in saved and saved[name] != new.get(name):
-            raise UserError(
-                f"model.scheduler {type(config.scheduler).__name__} is made for "
-                f"{saved[name]} {config.interval}s, not {new.get(name)}",
-                WAY_OUT,
-                2,
-            )
+        Raise ValueError for a damaged state, and UserError if the code or the length of
+        the training has changed.
+        """
+        if trainer.state.fn != "fit":
+            return
+        check_like(saved_fit_loop(checkpoint), fit_loop_state(trainer), "loops")
+        self.saved_optimizers = checkpoint["optimizer_states"]
+        self.saved_schedules = checkpoint["lr_schedulers"]
+        if "schedule" in checkpoint and has_named_optimizer(model):
+            # it may name a class of the user's package
+            saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
+            check_schedule(saved, model)
+            check_length(checkpoint, model)
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -313,27 +305,102 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
     optimizer: The optimizer of this run.
     saved: The result of `state_dict` of an optimizer of the same parameters. It is
-        changed in place. torch then refuses a state with other sizes of groups.
+        changed in place.
 
-    Raise UserError for moments of another shape than their parameter: a fused step
-    would read and write past their end.
+    Raise ValueError for a state of other parameters.
     """
-    groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
-    for group, saved_group in groups:
+    fresh = optimizer.state_dict()["param_groups"]
+    check_like(saved["param_groups"], fresh, "the optimizer", is_complete=False)
+    indices: set[int] = set()
+    for group, saved_group in zip(
+        optimizer.param_groups, saved["param_groups"], strict=True
+    ):
+        if "lr" not in saved_group:
+            raise ValueError("the optimizer's state has no lr")
         for name in IMPLEMENTATIONS | {"name"}:
             if name in group or name in saved_group:
                 saved_group[name] = group.get(name)
-        for weight, i in zip(group["params"], saved_group["params"], strict=False):
-            moments = saved["state"].get(i, {})
+        indices.update(saved_group["params"])
+        for weight, index in zip(group["params"], saved_group["params"], strict=True):
+            moments = saved["state"].get(index, {})
+            check_moments(type(optimizer), weight, moments)
             for name, value in moments.items():
-                if not isinstance(value, Tensor) or value.dim() == 0:
-                    continue
-                if value.shape == weight.shape:
+                is_moment = isinstance(value, Tensor) and value.dim() > 0
+                if is_moment and value.shape == weight.shape:
                     moment = torch.empty_like(weight, dtype=value.dtype)
                     moments[name] = moment.copy_(value)
-                elif type(optimizer) in FUSED_ON:
-                    raise UserError(
-                        f"the checkpoint has {name} of another parameter: the code of "
-                        "the parameter groups or of the network has changed",
-                        WAY_OUT,
-                    )
+    if not saved["state"].keys() <= indices:
+        raise ValueError("the optimizer's state has other parameters")
+
+
+def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> None:
+    """Raise ValueError for moments of another shape than their parameter: a fused step
+    would read and write past their end.
+
+    optimizer: The class of the optimizer. A class that is not in MOMENTS is not
+        checked.
+    moments: The saved state of this parameter, by name; empty if it has none yet.
+    """
+    if not moments or optimizer not in MOMENTS:
+        return
+    for name in MOMENTS[optimizer]:
+        if name not in moments:
+            raise ValueError(f"the optimizer's state has no {name} of a parameter")
+    for name, value in moments.items():
+        if value is None and name not in MOMENTS[optimizer]:
+            continue  # SGD's momentum_buffer before the first step
+        shape = torch.Size() if name == "step" else weight.shape
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        if not is_float or value.shape != shape:
+            problem = f"{name} in the optimizer's state does not fit its parameter"
+            raise ValueError(problem)
+
+
+def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the code gives other options than the checkpoint has. With
+    other parameter groups, a fused step would read the state of another parameter, past
+    its end.
+
+    saved: The result of `schedule_options` when the checkpoint was written.
+    """
+    options = schedule_options(model)
+    for name, value in saved.items():
+        if value != options.get(name):
+            raise UserError(
+                f"{type(model).__name__} has the {name} {options.get(name)}: a resume "
+                f"goes on with {value}; leave --ckpt_path out",
+                status=2,
+            )
+
+
+def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the saved schedule was made for another length of the
+    training.
+
+    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
+    would have had other rates.
+    """
+    name = model.scheduler
+    if not isinstance(name, str) or not length_argument(name, model.scheduler_args):
+        return
+    (saved,) = checkpoint["lr_schedulers"]
+    old_length = saved.get("T_max", saved.get("total_steps"))
+    every = model.step_scheduler_every()
+    length = schedule_length(model.trainer, every)
+    if length != old_length:
+        raise UserError(
+            f"model.scheduler {name} is made for {old_length} {every}s, not {length}",
+            "a new run can start with its weights: --model.weights FILE, without "
+            "--ckpt_path",
+            2,
+        )
+
+
+def schedule_options(model: BaseModule) -> dict[str, Any]:
+    """Return the settings that determine the options of the parameter groups, in a form
+    that safe loading accepts."""
+    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
+    if model.parameter_groups:
+        names.append("parameter_groups")
+    options: dict[str, Any] = as_plain({name: getattr(model, name) for name in names})
+    return options | {"scheduler_interval": model.step_scheduler_every()}

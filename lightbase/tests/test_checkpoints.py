@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from paths import Train, fails, script
+from paths import Train, script
 
 from lightbase.core.errors import UserError
 from lightbase.core.load import load_run, read_checkpoint
@@ -78,23 +78,18 @@ def test_a_resume_with_fewer_epochs_than_are_trained_is_refused(train, last, cap
     assert "has 1 epochs behind it" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_weights_only_is_not_continued(train, last, capsys):
-    content = torch.load(last, weights_only=True)
-    for key in ("loops", "optimizer_states", "lr_schedulers", "callbacks"):
-        del content[key]
-    torch.save(content, last)
-    error = fails(capsys, 1, lambda: train("--ckpt_path", last))
-    assert f"--model.weights {last}" in error
-
-
-def test_weights_of_another_network_are_named(last: Path) -> None:
+def test_weights_of_another_network_are_two_lines(last: Path) -> None:
     content = torch.load(last, weights_only=True)
     content["config"]["model"]["init_args"]["net"]["init_args"]["sizes"] = [192, 17, 4]
     torch.save(content, last)
     with pytest.raises(
         UserError, match=r"is of another model: size mismatch for net\.layers"
-    ):
+    ) as caught:
         load_run(last)
+    assert (
+        str(caught.value).splitlines()[1]
+        == "it was trained with example.models.mlp.MLP"
+    )
 
 
 @contextlib.contextmanager
@@ -188,3 +183,24 @@ def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
     assert model.temperature == 3
     again = script("evaluate").main(["--ckpt_path", str(best)])
     assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+
+
+FORGETFUL = """
+from example.classifier import Classifier
+
+KEY = "epoch"
+
+class Forgetful(Classifier):
+    def on_load_checkpoint(self, checkpoint):
+        self.value = checkpoint[KEY]
+"""
+
+
+def test_an_error_in_the_users_code_keeps_its_traceback(train, tmp_path, monkeypatch):
+    (tmp_path / "users_code.py").write_text(FORGETFUL)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--model", "users_code.Forgetful", "--trainer.max_epochs")
+    train(*flags, 1)
+    monkeypatch.setattr("users_code.KEY", "temperature")
+    with pytest.raises(KeyError, match="temperature"):
+        train(*flags, 2, "--ckpt_path", "last")

@@ -42,7 +42,6 @@ stray | unknown argument 'stray'
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
 --data lightbase.BaseDataModule | BaseDataModule has no method load
---trainer.barebones true | the trainer flags do not fit | barebones
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor_mode max or min
 --data.pin_memory 5 | data.pin_memory: '5' | bool

@@ -87,7 +87,7 @@ class Counts(Callback):
                 compat.epochs_done(trainer),
                 compat.logged_step(trainer),
             ]
-            self.state = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
+            self.state = {"loops": {"fit_loop": compat.fit_loop_state(trainer)}}
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of Lightning, about loaders and logs
@@ -106,6 +106,7 @@ def test_the_counters_of_the_loop_and_of_its_state() -> None:
     trainer.fit(PlainModule(), PlainData())  # 19 batches, 10 steps an epoch
     assert counts.counts == [19 + 9, 2, 1, 10 + 4]
     saved = counts.state
+    assert compat.saved_batches(saved)["ready"] == 19 + 9
     epochs = compat.saved_epochs(saved)["current"]
     assert (epochs["ready"], epochs["processed"]) == (2, 1)
     assert compat.saved_logged_step(saved) == 10 + 4

@@ -135,3 +135,14 @@ def test_best_is_that_of_the_newest_run(train, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train("--ckpt_path", "best")
     assert "version_1 has no best.ckpt" in capsys.readouterr().err
+
+
+def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
+    train("--trainer.max_epochs", 1)
+    run = tmp_path / "tiny" / "version_0"
+    (run / "metrics.json").unlink()  # as if a process had been killed
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert train("--trainer.max_epochs", 2)["epochs"] == 2
+    assert [path.name for path in run.parent.iterdir()] == ["version_0"]
+    train("--trainer.max_epochs", 1)  # the newest run is complete
+    assert (tmp_path / "tiny" / "version_1").exists()
