@@ -20,7 +20,7 @@ from lightbase.core.batches import TensorBatches
 from lightbase.extras import step_timer
 from lightbase.extras.step_timer import PHASES, PhaseClock, StepTimer
 
-SLEEP_S = 0.004
+SLEEP_S = 0.01
 
 
 def delay(
