@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import re
 import sys
 from collections import Counter
@@ -137,7 +138,7 @@ def read_file(path: Path) -> Row:
 def is_number(value: Any) -> bool:
     """Return whether a value can be computed with and compared. Values in a damaged
     file may have any type."""
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def best_checkpoint(runs: Sequence[RunInfo]) -> Path:

@@ -6,6 +6,7 @@ follow from the folder of the run.
 """
 
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -208,9 +209,11 @@ class RunRecorder(Callback):
             return
         values: Values = self.length(trainer)
         best = best_callback(trainer)
+        # a metric may be NaN in each epoch so far
         if best and best.best_model_score is not None:
             score = best.best_model_score.item()
-            values |= {"monitor": best.monitor, "mode": best.mode, "best": score}
+            if math.isfinite(score):
+                values |= {"monitor": best.monitor, "mode": best.mode, "best": score}
         self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
 
@@ -300,6 +303,7 @@ def git_commit() -> str:
             [*command, "--porcelain=v2", "--branch"],
             stderr=subprocess.DEVNULL,
             text=True,
+            errors="replace",
             timeout=2,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -349,12 +353,14 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
     title = spec.config.name
     folder = str(run.folder)
     version = run.folder.name
-    number = int(version.removeprefix("version_"))
+    number: int | str = version
+    if re.fullmatch(r"version_\d+", version):  # the folder may be renamed
+        number = int(version.removeprefix("version_"))  # bars cut a text
     defaults: dict[str, Values] = {
         "TensorBoardLogger": {
             "save_dir": run.folder.parents[1],
             "name": run.folder.parent.name,
-            "version": number,  # bars show its last four letters if it is a text
+            "version": number,
             "default_hp_metric": False,
         },
         # Lightning's writer deletes an earlier metrics.csv: it counts versions of its

@@ -171,6 +171,7 @@ WRONG.append(
     {"train_seconds": [], "best": {}, "monitor": [], "mode": 1, "test/acc": []}
 )
 WRONG.append({"train_seconds": float("nan"), "best": 0.1, "monitor": [], "epochs": "x"})
+WRONG.append({"best": float("nan"), "monitor": "val/acc", "mode": "max"})
 
 
 @pytest.mark.parametrize("content", WRONG)
