@@ -100,9 +100,9 @@ def in_plain_words(reason: str, class_path: str) -> str:
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
-    if "Expected a dot import path string: " in reason:
+    if path := re.search(r"Expected a dot import path string: (\S+)", reason):
         paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
-        reason += did_you_mean(reason.split()[-1], paths)
+        reason += did_you_mean(path[1], paths)
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"

@@ -15,6 +15,7 @@ from lightbase.commands.extras import extra_callbacks
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
 from lightbase.core.checks import Monitor
+from lightbase.core.mistakes import in_plain_words
 from lightbase.core.spec import (
     CommandLine,
     RunSpec,
@@ -176,3 +177,13 @@ def test_two_lines_for_a_module_of_the_user(tmp_path, capsys, flags, words):
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):
     train(*flags.split())
     assert words in capsys.readouterr().out
+
+
+def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
+    classes = [("project.data.mnist.MNIST", "")]
+    monkeypatch.setattr("lightbase.core.mistakes.users_classes", lambda: classes)
+    reason = "Expected a dot import path string: {} or list"
+    assert "did you" not in in_plain_words(reason.format("TorchCheckpointI0"), "")
+    assert in_plain_words(reason.format("MNITS"), "").endswith(
+        "project.data.mnist.MNIST?"
+    )
