@@ -77,11 +77,7 @@ def help_of_train() -> str:
             data.append(path)
         elif bases in ("BaseModule", "LightningModule"):
             models.append(path)
-    default = "Give --config FILE, or --model CLASS and --data CLASS."
-    if PROJECT.default_config:
-        default = "Without flags the experiment is\nconfigs/default.yaml."
     return help_text("train").format(
-        default=default,
         configs=in_column([*config_files(PROJECT.configs)]),
         networks=in_column(networks),
         data=in_column(data),
@@ -110,7 +106,10 @@ class ScriptParser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         text = help_text(name)
         super().__init__(
-            description=text, allow_abbrev=False, formatter_class=formatter
+            description=text,
+            allow_abbrev=False,
+            formatter_class=formatter,
+            conflict_handler="resolve",  # see `read`
         )
         self.passes_on = passes_on
 
@@ -133,18 +132,18 @@ class ScriptParser(argparse.ArgumentParser):
             args = sys.argv[1:]
         if self.passes_on == ALL_FLAGS:
             return self.parse_known_args(args)
-        words = with_values(args, self.passes_on)
-        # argparse takes files from one place only: they may stand between these flags
-        words.sort(key=lambda word: word.startswith(self.passes_on))
-        options, passed_on = self.parse_known_args(words)
-        for word in passed_on:
-            if not word.startswith(self.passes_on):
-                self.error(f"unknown argument {word}")
+        # argparse divides flags with their values from files, which may stand between
+        for flag in dict.fromkeys(arg.partition("=")[0] for arg in args):
+            if flag.startswith(self.passes_on):
+                self.add_argument(flag, nargs="?", const="true")
+        options = self.parse_intermixed_args(args)
+        passed_on = [f"--config={file}" for file in vars(options).get("config", [])]
+        for name, value in vars(options).items():
+            if f"--{name}".startswith(self.passes_on) and value is not None:
+                passed_on.append(f"--{name}={value}")
         if "ckpt_path" in options:
-            passed_on += [f"--config={file}" for file in options.config]
-            if options.root:
-                passed_on.append(f"--trainer.default_root_dir={options.root}")
-            path = checkpoint_file(options.ckpt_path, options.root)
+            root = vars(options)["trainer.default_root_dir"]
+            path = checkpoint_file(options.ckpt_path, root)
             if str(path) != options.ckpt_path and not is_first_look:
                 say(f"Checkpoint: {relative_to_cwd(path)}")
             options.ckpt_path = path
@@ -177,7 +176,6 @@ class ScriptParser(argparse.ArgumentParser):
         )
         self.add_argument(
             "--trainer.default_root_dir",
-            dest="root",
             metavar="FOLDER",
             help="the folder of your runs; logs/ unless given",
         )
@@ -185,25 +183,6 @@ class ScriptParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UserError with argparse's message. argparse would exit."""
         raise UserError(message, "see --help", 2)
-
-
-def with_values(args: Sequence[str], beginnings: tuple[str, ...]) -> list[str]:
-    """Return the arguments, where each flag with one of the beginnings is one word with
-    its value: "--data.fold 2" becomes "--data.fold=2". argparse would take the value
-    for a file that predict.py reads.
-
-    beginnings: The beginnings of the flags, such as ("--data.", "--trainer.").
-    """
-    words: list[str] = []
-    takes_value = False
-    for arg in args:
-        if takes_value and not arg.startswith("--"):
-            words[-1] += f"={arg}"
-            takes_value = False
-        else:
-            words.append(arg)
-            takes_value = arg.startswith(beginnings) and "=" not in arg
-    return words
 
 
 def checkpoint_file(text: str, root: str | None = None) -> Path:

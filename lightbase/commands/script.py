@@ -56,9 +56,7 @@ def outlive_terminal() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # the shell has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
-            nothing = io.FileIO(fd, "w", closefd=False)
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(nothing)))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(

@@ -10,6 +10,7 @@ Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jsonargparse import _typehints, set_parsing_settings
+from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
@@ -133,6 +134,16 @@ def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
         return FIND_CLASS(base, path_of_class(name))
 
     _typehints.resolve_class_path_by_name = resolve  # type: ignore[assignment]
+
+
+@functools.cache
+def change_yaml_loader(change: Callable[[Any], None]) -> None:
+    """Call `change` once with the class that jsonargparse reads YAML with.
+
+    jsonargparse reads text for an int or a float with this class, whatever the loader
+    of the parser is. No issue is known.
+    """
+    change(_loaders_dumpers.get_yaml_default_loader())
 
 
 def begin_epoch_again(trainer: Any) -> None:

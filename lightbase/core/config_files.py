@@ -23,9 +23,23 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
+REMOVED = {"steps_per_execution": 1}
+"""{setting of an earlier version that changed no result: its default}"""
+
+
+def read_no_base_60(loader: Any) -> None:
+    """Let a loader of PyYAML read 12:30:45 as text. In YAML 1.1 it is the number 45045
+    in base 60."""
+    text = ("tag:yaml.org,2002:str", re.compile(r"[-+]?\d[\d_]*(:[\d_.]+)+$"))
+    resolvers = loader.yaml_implicit_resolvers
+    loader.yaml_implicit_resolvers = {
+        first: [text, *pairs] for first, pairs in resolvers.items()
+    }
+
+
 class ConfigLoader(yaml.SafeLoader):
     """Loads YAML, and refuses a mapping that has a key twice. PyYAML would drop the
-    first value without a message."""
+    first value without a message. 12:30:45 is text, see `read_no_base_60`."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
@@ -39,6 +53,9 @@ class ConfigLoader(yaml.SafeLoader):
                 )
             keys.add(key.value)
         return node
+
+
+read_no_base_60(ConfigLoader)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -60,7 +77,21 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
-    return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
+    for key, default in REMOVED.items():
+        if content.get(key) not in (None, default):
+            problem = f"config {path}: {key} is no setting of this version"
+            raise UserError(problem, "leave it out; it changed no result", 2)
+    return todays(content, PROJECT.package)
+
+
+def todays(config: dict[str, Any], package: str) -> dict[str, Any]:
+    """Return the config of an earlier version as this version reads it: with today's
+    import paths, and without the settings in `REMOVED`.
+
+    package: See `renamed`.
+    """
+    kept = {key: value for key, value in config.items() if key not in REMOVED}
+    return renamed(kept, package)  # type: ignore[no-any-return]
 
 
 def checked(config: Any) -> Any:

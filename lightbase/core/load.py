@@ -15,7 +15,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.core.build import build
 from lightbase.core.checkpoint import load_checked
-from lightbase.core.config_files import checked, renamed
+from lightbase.core.config_files import checked, todays
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
@@ -59,16 +59,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     config.pop("config", None)  # the flag --config would read a file
     checkpoint["config"] = todays(config, checkpoint["package"])
     return checkpoint
-
-
-def todays(config: dict[str, Any], package: str) -> dict[str, Any]:
-    """Return the config of an earlier run as this version reads it: with today's
-    import paths, and without a setting of version 0.3 that changed nothing.
-
-    package: The name of the user's package when the config was written.
-    """
-    config.pop("steps_per_execution", None)
-    return renamed(config, package)  # type: ignore[no-any-return]
 
 
 def is_config(config: Any) -> bool:

@@ -17,7 +17,13 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LambdaLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from lightbase.core.compat import forget_train_loader, make_train_loader
 from lightbase.core.errors import UserError, did_you_mean, first_line, imported
@@ -36,7 +42,14 @@ FUSED_ON = {
 }
 """The types of devices on which torch has a fused step."""
 
-MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+MISTAKES = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+)
 """What a class raises for arguments that it cannot use."""
 
 
@@ -192,6 +205,12 @@ def build_scheduler(
     without one, and for a `max_lr` that is not the optimizer's learning rate.
     """
     cls = find_class("scheduler", name)
+    if issubclass(cls, (SequentialLR, ChainedScheduler)):
+        raise UserError(
+            f"model.scheduler {name} takes schedules, which settings cannot describe",
+            "override configure_optimizers of the model",
+            2,
+        )
     length = length_argument(name, args)
     if length:
         if num_steps is None:

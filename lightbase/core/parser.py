@@ -24,8 +24,12 @@ from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
-from lightbase.core.compat import arguments_of, resolve_class_names
-from lightbase.core.config_files import path_of_class
+from lightbase.core.compat import (
+    arguments_of,
+    change_yaml_loader,
+    resolve_class_names,
+)
+from lightbase.core.config_files import path_of_class, read_no_base_60
 from lightbase.core.errors import UserError
 from lightbase.core.mistakes import explain
 
@@ -139,6 +143,7 @@ class Parser(LightningArgumentParser):
         set_loader("with_null", load_value, (yaml.YAMLError,))
         register_type(Path, str, absolute, fail_already_registered=False)
         resolve_class_names(path_of_class)
+        change_yaml_loader(read_no_base_60)
         options |= {
             "parser_mode": "with_null",
             "allow_abbrev": False,

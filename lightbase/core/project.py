@@ -43,13 +43,10 @@ class Project:
         return self.root / "configs"
 
     @property
-    def default_config(self) -> Path | None:
-        """The config file that `python scripts/train.py` trains, or None if the user
-        has deleted it."""
-        file = self.configs / "default.yaml"
-        if file.is_file():
-            return file
-        return None
+    def default_config(self) -> Path:
+        """The config file that `python scripts/train.py` trains. The user may have
+        deleted it."""
+        return self.configs / "default.yaml"
 
 
 PROJECT = Project()

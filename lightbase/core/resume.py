@@ -27,7 +27,6 @@ from lightbase.core.load import (
     load_data_state,
     load_state,
     read_checkpoint,
-    todays,
 )
 from lightbase.core.module import BaseModule
 from lightbase.core.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
@@ -149,7 +148,7 @@ def find_restart(line: CommandLine) -> Restart | None:
         )
     if name and folder and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
-        config = todays(read_config(folder / "config.yaml"), PROJECT.package)
+        config = read_config(folder / "config.yaml")
         return Restart(name, root, None, {"config": config}, folder)
     checkpoint = read_checkpoint(path)
     saved_name = str(checkpoint["config"].get("name"))

@@ -22,13 +22,13 @@ from jsonargparse import Namespace
 
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, imported
 from lightbase.core.mistakes import parser_of
-from lightbase.core.names import flatten
+from lightbase.core.names import RUN_LOCATION_KEYS, flatten
 from lightbase.core.parser import SEE_HELP, Parser, make_parser
 from lightbase.core.project import PROJECT
 
-LOCATION = ("ckpt_path", "name", "trainer.default_root_dir", "trust_checkpoint")
+LOCATION = (*RUN_LOCATION_KEYS, "trust_checkpoint")
 """Flags that say where a run is and whether its file is trusted."""
 NOT_KEPT = ("print_config", "trust_checkpoint")
 """Settings of one command, which the run does not keep."""
@@ -48,7 +48,7 @@ def first_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--model", "--model.class_path")
     parser.add_argument("--data", "--data.class_path")
-    for name in LOCATION[:-1]:
+    for name in RUN_LOCATION_KEYS:
         parser.add_argument(f"--{name}")
     parser.add_argument("--trust_checkpoint", nargs="?", const="true")
     return parser
@@ -59,8 +59,7 @@ class CommandLine:
 
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
-    model, data: The import paths of --model and --data, or None.
-    location: {flag: text} for each flag in `LOCATION` that is given.
+    first: {flag: text} for --model, --data and each flag in `LOCATION` that is given.
     others: All other arguments, as they were typed.
 
     Raises UserError for a config file that is missing or not valid, and for a flag
@@ -73,38 +72,32 @@ class CommandLine:
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
-        values = vars(options)
-        for name in ("model", "data"):
-            parts = (values[name] or name).split(".")
-            if not all(part.isidentifier() for part in parts):
-                problem = f"--{name} {values[name]!r} is no import path of a class"
-                raise UserError(problem, SEE_HELP, 2)
-        self.configs = {path: read_config(Path(path)) for path in values["config"]}
-        self.model: str | None = values["model"] and path_of_class(values["model"])
-        self.data: str | None = values["data"] and path_of_class(values["data"])
-        self.location: dict[str, str] = {}
-        for name in LOCATION:
-            if values[name] == "":  # a variable of a shell that is not set
+        self.configs = {path: read_config(Path(path)) for path in options.config}
+        self.first: dict[str, str] = {}
+        for name in ("model", "data", *LOCATION):
+            value = getattr(options, name)
+            if value == "":  # a variable of a shell that is not set
                 problem = f"--{name}= has no value"
                 raise UserError(problem, f"give one, or leave --{name} out", 2)
-            if values[name] is not None:
-                self.location[name] = values[name]
+            if value is not None:
+                self.first[name] = value
 
     @property
     def names_experiment(self) -> bool:
         """Whether the command names what to train: by a config file, or by --model and
         --data together. Otherwise it trains the default experiment."""
-        return bool(self.configs) or bool(self.model and self.data)
+        return bool(self.configs) or {"model", "data"} <= self.first.keys()
+
+    @property
+    def model(self) -> str | None:
+        """The import path of --model, or None."""
+        return path_of_class(self.first.get("model", "")) or None
 
     @property
     def flags(self) -> list[str]:
         """All arguments but the --config files, as a list for the parser. The classes
         come first, because they decide which further flags there are."""
-        first = {"model": self.model, "data": self.data, **self.location}
-        given = [
-            f"--{key}={value}" for key, value in first.items() if value is not None
-        ]
-        return [*given, *self.others]
+        return [f"--{key}={value}" for key, value in self.first.items()] + self.others
 
     @functools.cached_property
     def file_settings(self) -> dict[str, Any]:
@@ -121,7 +114,7 @@ class CommandLine:
 
         key: One of `LOCATION`.
         """
-        value = self.location.get(key, self.file_settings.get(key))
+        value = self.first.get(key, self.file_settings.get(key))
         if value in (None, "null", ""):
             return None
         return str(value)
@@ -146,7 +139,7 @@ class CommandLine:
 def default_experiment() -> Path:
     """Return the path of configs/default.yaml, which a command without an experiment
     trains. Raises UserError if the file does not exist."""
-    if PROJECT.default_config is None:
+    if not PROJECT.default_config.is_file():
         raise UserError(
             "there is no configs/default.yaml, so a command has to name its experiment",
             "give --config FILE, or both --model CLASS and --data CLASS",
@@ -212,6 +205,8 @@ def read_spec(
     is_saved: See `RunSpec`.
     """
     find_users_modules()
+    if model:
+        imported("model", model)
     parser = make_parser(model)
     given = Namespace()
     for content in contents:
