@@ -77,7 +77,11 @@ def help_of_train() -> str:
             data.append(path)
         elif bases in ("BaseModule", "LightningModule"):
             models.append(path)
+    default = "Give --config FILE, or --model CLASS and --data CLASS."
+    if PROJECT.default_config.is_file():
+        default = "Without flags the experiment is\nconfigs/default.yaml."
     return help_text("train").format(
+        default=default,
         configs=in_column([*config_files(PROJECT.configs)]),
         networks=in_column(networks),
         data=in_column(data),

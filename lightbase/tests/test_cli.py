@@ -2,17 +2,15 @@
 show."""
 
 import os
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import pytest
 import yaml
-from paths import HERE, TINY, Train, fails, words
+from paths import HERE, TINY, Train, argv, fails, script
 from torch import nn
 
 from lightbase.commands.arguments import help_of_train
@@ -25,11 +23,6 @@ EARLY_STOPPING = """\
     - class_path: lightning.pytorch.callbacks.EarlyStopping
       init_args: {monitor: val/loss, patience: 3}
 """
-
-
-def script(name: str) -> Callable[..., Any]:
-    """The main function of a script."""
-    return runpy.run_path(str(HERE / "scripts" / f"{name}.py"))["main"]
 
 
 # a command line, and what its error names
@@ -70,6 +63,11 @@ stray | unknown argument 'stray'
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | >0
 --model.net.sizes null | model.net.sizes: | There is no value
 --trainer.max_epochs | --trainer.max_epochs
+--trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
+--trainer.strategy ddp_spwan | did you mean ddp_spawn?
+--model.scheduler SequentialLR | override configure_optimizers
+--model.optimizer_args.capturable true | capturable=True
+--model Clasifier | 'Clasifier'
 --config | --config | expected one argument
 --trainer 5 | trainer: | '5'
 --trainer.accelerator foo | foo | cpu
@@ -122,9 +120,6 @@ def test_what_is_not_there_or_does_not_fit(train, tmp_path, capsys, line, monkey
     assert not list(tmp_path.iterdir())
 
 
-BOMB = "a0: &a0 [1, 1]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
-)
 CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
 
 
@@ -135,8 +130,9 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         ("[1]", "no keys with values"),
         ("a: [1\nb: }", "line 2"),
         ("a: &a [*a]", "more than 100,000 values"),
-        (BOMB, "more than 100,000 values"),
         ("trainer: 5\n", "trainer has no keys"),
+        (TEXT.replace("epochs: 2", "epochs: 1:30"), "max_epochs: '1:30'"),
+        (TEXT + "steps_per_execution: 4", "steps_per_execution | leave it out"),
         (b"\x00\x01\x02", "YAML"),
         (TEXT.replace("sizes:", "size:"), "size | sizes?"),
         (TEXT + "modle: 3\n", "modle | model?"),
@@ -176,14 +172,6 @@ def test_a_wrong_config(train, tmp_path, capsys, text, expected):
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
-@pytest.mark.parametrize("root", ["file", "file/below", "/proc/nowhere"])
-@pytest.mark.linux
-def test_a_log_folder_that_cannot_be_written(train, tmp_path, capsys, root):
-    (tmp_path / "file").write_text("")
-    path = root if root.startswith("/") else str(tmp_path / root)
-    assert path in fails(capsys, 1, lambda: train("--trainer.default_root_dir", path))
-
-
 class Broken(nn.Module):
     """A network with a bug of its own."""
 
@@ -196,18 +184,16 @@ class Broken(nn.Module):
     def forward(self, x: Any) -> Any:
         if self.where == "below":
             return nn.Linear(5, 4)(x)
-        if self.where == "call":
-            return nn.functional.relu("x")  # type: ignore[arg-type]
         raise ValueError("a bug")
 
 
 @pytest.mark.parametrize(
-    ("where", "error"), [("init", KeyError), ("value", ValueError), ("call", TypeError)]
+    ("where", "error"), [("init", KeyError), ("value", ValueError)]
 )
 def test_a_bug_in_the_users_code_keeps_its_traceback(train, where, error):
-    with pytest.raises(error, match="a bug" if where != "call" else "relu") as caught:
+    with pytest.raises(error, match="a bug") as caught:
         train("--model.net", "test_cli.Broken", "--model.net.where", where)
-    assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
+    assert caught.traceback[-1].path == Path(__file__)
 
 
 def fetches(num_classes: int = 4, url: str = "") -> nn.Module:
@@ -266,26 +252,27 @@ def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None
     own = printed(capsys, "--config", TINY)
     assert own["model"]["init_args"]["optimizer"] == "Adam"
     assert not own["model"]["init_args"].get("optimizer_args")
-    assert own["name"] == "tiny"
 
 
 def test_flags_win_over_configs_and_later_configs_over_earlier(capsys, tmp_path):
     more = tmp_path / "more.yaml"
-    more.write_text("model: {lr: 0.5}\ntrainer: {max_epochs: 7}\n")
-    flags = words(
-        "--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run"
+    more.write_text(
+        "model: {lr: 0.5}\n"
+        "trainer: {max_epochs: 7, limit_test_batches: 1, limit_val_batches: 1.0}"
     )
-    args = words(
-        "--model.optimizer_args.betas=[0,1] --data.batch_size 256 --model.scheduler null"
-    )
-    config = printed(capsys, *flags, "--config", TINY, "--config", str(more), *args)
+    before = "--trainer.max_epochs 9 --model.net.sizes [2,3] --trainer.fast_dev_run"
+    flags = "--model.optimizer_args.betas=[0,1] --model.scheduler null"
+    flags += " --trainer.limit_train_batches 1"
+    config = printed(capsys, *argv(before, "--config", TINY, "--config", more, flags))
     model, trainer = config["model"]["init_args"], config["trainer"]
     assert (model["lr"], model["optimizer"], model["scheduler"]) == (0.5, "Adam", None)
     assert model["optimizer_args"] == {"betas": [0, 1]}
     assert model["net"]["init_args"]["sizes"] == [2, 3]
-    assert config["data"]["init_args"]["batch_size"] == 256
     assert trainer["max_epochs"] == 9
     assert trainer["fast_dev_run"] is True  # a switch needs no true
+    # 1 is one batch, 1.0 is all
+    limits = [trainer[f"limit_{split}_batches"] for split in ("train", "val", "test")]
+    assert list(map(type, limits)) == [int, float, int]
 
 
 @pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
@@ -298,9 +285,7 @@ def test_callbacks_of_a_second_config_replace_the_firsts_or_are_added(tmp_path, 
     assert names == ["EarlyStopping"] * (key == "callbacks+") + ["ModelCheckpoint"]
 
 
-def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
-    train, tmp_path, capsys
-):
+def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path):
     config = tmp_path / "both.yaml"
     text = EARLY_STOPPING.replace("patience: 3", "patience: 1, min_delta: 100")
     config.write_text(TEXT.replace("max_epochs: 2", "max_epochs: 5") + text + """\
@@ -308,31 +293,9 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(
       init_args: {monitor: val/loss, save_top_k: 2}
 """)  # fmt: skip
     assert train("--patience", 3, config=str(config))["epochs"] == 2
-    files = {
-        path.name
-        for path in (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()
-    }
-    assert files == {
-        "best.ckpt",
-        "last.ckpt",
-        "epoch=0-step=19.ckpt",
-        "epoch=1-step=38.ckpt",
-    }
-    config.write_text(TEXT + EARLY_STOPPING.replace("val/loss", "val_loss"))
-    assert "val_loss" in fails(capsys, 2, lambda: train(config=str(config)))
-
-
-def test_one_batch_is_not_all_batches(capsys: Any, tmp_path: Path) -> None:
-    config = tmp_path / "one.yaml"
-    config.write_text("trainer: {limit_test_batches: 1, limit_val_batches: 1.0}")
-    flags = words("--trainer.limit_train_batches 1 --trainer.val_check_interval 0.5")
-    trainer = printed(capsys, "--config", TINY, "--config", str(config), *flags)[
-        "trainer"
-    ]
-    assert isinstance(trainer["limit_test_batches"], int)
-    assert isinstance(trainer["limit_val_batches"], float)
-    assert isinstance(trainer["limit_train_batches"], int)
-    assert trainer["val_check_interval"] == 0.5
+    files = (tmp_path / "tiny" / "version_0" / "checkpoints").iterdir()
+    expected = "best.ckpt epoch=0-step=19.ckpt epoch=1-step=38.ckpt last.ckpt"
+    assert sorted(path.name for path in files) == expected.split()
 
 
 # a command without torch, and what it prints
@@ -410,9 +373,6 @@ class MyData(LightningDataModule):
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=8)
-
-class WithTest(MyData):
-    test_dataloader = MyData.train_dataloader
 """
 
 
@@ -423,39 +383,19 @@ def test_a_model_and_data_in_the_working_folder_named_by_flags(
     (tmp_path / "named_by_flags.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    flags = words(
-        "--model named_by_flags.Mine --trainer.default_root_dir runs --trainer.max_epochs"
-    )
-    main([*flags, "1", "--data=named_by_flags.MyData", "--device_monitor", "false"])
+    flags = "--model named_by_flags.Mine --data=named_by_flags.MyData"
+    flags += " --trainer.default_root_dir runs --trainer.max_epochs"
+    main(argv(flags, 1, "--device_monitor false"))
     assert "No --config given" not in capsys.readouterr().out
     folder = tmp_path / "runs" / "Mine" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"] == {"lr": 0.1, "where": str(tmp_path / "x")}
-    assert (
-        config["trainer"]["log_every_n_steps"] == 100
-    )  # the default experiment has 50
-    result = main([*flags, "2", "--data=named_by_flags.MyData", "--ckpt_path", "last"])
+    assert config["trainer"]["log_every_n_steps"] == 100  # the default has 50
+    result = main(argv(flags, 2, "--ckpt_path last"))
     assert result["epochs"] == 2
     assert "test/loss" not in result
     path = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
-    assert "the data has none" in fails(capsys, 1, lambda: script("evaluate")(path))
-    fails(capsys, 2, lambda: script("predict")([*path, "x.png"]))
-    script("export")(path)
-    result = main([*flags, "1", "--data=named_by_flags.WithTest", "--name", "tested"])
-    path = [
-        "--ckpt_path",
-        str(tmp_path / "runs/tested/version_0/checkpoints/best.ckpt"),
-    ]
-    assert script("evaluate")(path)["test/loss"] == result["test/loss"]
-
-
-def test_a_failed_resume_leaves_the_config_of_the_run(train, tmp_path, capsys):
-    train()
-    config = tmp_path / "tiny" / "version_0" / "config.yaml"
-    before = config.read_text()
-    flags = words(
-        "--ckpt_path last --trainer.max_epochs 4 --trainer.limit_train_batches 0.0001"
+    assert "the data has none" in fails(
+        capsys, 1, lambda: script("evaluate").main(path)
     )
-    with pytest.raises(SystemExit):
-        train(*flags)
-    assert config.read_text() == before
+    script("export").main(path)

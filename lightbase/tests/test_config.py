@@ -12,10 +12,8 @@ import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule
-from paths import TINY, Train, argv, script
+from paths import TINY, argv, script
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import Metric
 from written import equal, weights
 
 from lightbase.commands.train import parse
@@ -54,38 +52,34 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def parts(*args: str) -> tuple[Any, Any, Any, dict[str, Metric]]:
-    """Model, network, loss and metrics of a command line."""
+def parts(*args: str) -> tuple[Any, Any, Any, list[int]]:
+    """Return the model, its network, its loss, and the classes of its metrics."""
     model: Any = parse(argv("--config", TINY, *args))[1]
-    return model, model.net, model.criterion, dict(model.metrics)
+    metrics = dict(model.metrics).values()
+    return model, model.net, model.criterion, [x.num_classes for x in metrics]
 
 
-def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(
-    config: str,
-) -> None:
-    model, net, criterion, metrics = parts(
-        "--config", config, "--data.image_shape [2,8,8]"
-    )
+def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(config):
+    image_shape = "--data.image_shape [2,8,8]"
+    model, net, criterion, classes = parts("--config", config, image_shape)
     assert (net.head.out_features, net.conv.in_channels) == (4, 2)
     assert (criterion.num_classes, criterion.share) == (4, 0.2)
-    assert [metric.num_classes for metric in metrics.values()] == [4, 4]
+    assert classes == [4, 4]
     assert model.num_classes == 4
 
 
 def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
-    flags = ("--model.net.num_classes", "5", "--model.criterion.num_classes", "6")
-    _, net, criterion, metrics = parts("--config", config, *flags)
-    assert net.head.out_features == 5
-    assert criterion.num_classes == 6
-    assert metrics["f1"].num_classes == 4  # nobody gave this one
     own = tmp_path / "own.yaml"
-    given = CONFIG.replace(
-        "ConvNet}", "ConvNet, init_args: {num_classes: 3}}"
-    )  # its default
-    own.write_text(given.replace("F1Score}", "F1Score, init_args: {num_classes: 8}}"))
-    _, net, _, metrics = parts("--config", str(own))
+    own.write_text(
+        "model: {net: {init_args: {num_classes: 3}},"  # its default
+        " metrics: {f1: {class_path: torchmetrics.classification.MulticlassF1Score,"
+        " init_args: {num_classes: 8}}}}"
+    )
+    flags = ("--config", str(own), "--model.criterion.num_classes 6")
+    _, net, criterion, classes = parts("--config", config, *flags)
     assert net.head.out_features == 3
-    assert [metric.num_classes for metric in metrics.values()] == [8, 4]
+    assert criterion.num_classes == 6
+    assert classes[0] == 8
 
 
 def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
@@ -95,45 +89,25 @@ def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
     folder = tmp_path / "tiny"
     text = (folder / "version_0" / "config.yaml").read_text()
     init_args = yaml.safe_load(text)["model"]["init_args"]
-    assert init_args["num_classes"] == 4
     assert init_args["net"]["init_args"] == {"num_classes": 4, "in_channels": 3}
     assert init_args["criterion"]["init_args"] == {"num_classes": 4, "share": 0.2}
-    assert init_args["metrics"]["f1"]["init_args"]["num_classes"] == 4
     again = train(config=str(folder / "version_0" / "config.yaml"))
-    assert {**again, "train_seconds": 0} == {**first, "train_seconds": 0}
+    assert again | {"train_seconds": 0} == first | {"train_seconds": 0}
     assert (folder / "version_1" / "config.yaml").read_text() == text
     assert equal(*(weights(folder / f"version_{i}") for i in range(2)))
 
 
-class PlainData(LightningDataModule):
-    """Lightning's own way, with an attribute that says how many classes there are."""
+class SixClasses(LightningDataModule):
+    """A plain data module that says how many classes there are."""
 
     num_classes = 6
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(0)
-        images, targets = (
-            torch.rand(32, 3, 8, 8, generator=generator),
-            torch.arange(32) % 6,
-        )
-        return DataLoader(TensorDataset(images, targets), batch_size=8)
 
-    val_dataloader = test_dataloader = train_dataloader
-
-
-def test_a_plain_data_module_may_know_it(train: Train, config: str) -> None:
-    flags = ("--config", config, "--data", f"{HERE}.PlainData")
-    model, net, _, metrics = parts(*flags)
-    assert (net.head.out_features, model.num_classes, metrics["f1"].num_classes) == (
-        6,
-        6,
-        6,
-    )
+def test_a_plain_data_module_may_know_it(config: str) -> None:
+    data = f"--data {HERE}.SixClasses"
+    model, net, _, classes = parts("--config", config, data)
+    assert {net.head.out_features, model.num_classes, *classes} == {6}
     assert net.conv.in_channels == 3
-    assert train(*flags)["test/num_samples"] == 32
-
-
-# written and read back
 
 
 # an object with a name of its own could be written by it
@@ -156,24 +130,17 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-def test_defaults_that_are_objects_are_left_to_their_class(
-    train: Train, tmp_path: Path
-) -> None:
-    found = train("--model.net", "test_config.Net", "--trainer.max_epochs", 1)
+def test_defaults_that_are_objects_are_left_to_their_class(train, tmp_path):
+    found = train("--model.net test_config.Net --trainer.max_epochs 1")
     folder = tmp_path / "tiny" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["model"]["init_args"]["net"] == {"class_path": "test_config.Net"} | {
-        "init_args": {}
-    }
-    again = script("evaluate").main(
-        ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
-    )
+    net = config["model"]["init_args"]["net"]
+    assert net == {"class_path": "test_config.Net", "init_args": {}}
+    best = str(folder / "checkpoints" / "best.ckpt")
+    again = script("evaluate").main(["--ckpt_path", best])
     assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
-    train("--ckpt_path", "last", "--model.net", "test_config.Net")
+    train("--ckpt_path last --model.net test_config.Net")
     assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
-
-
-# arguments are what they are by their types, not by their names
 
 
 class Named(Classifier):
@@ -183,100 +150,67 @@ class Named(Classifier):
         self,
         pretrained_model_name_or_path: str = "bert-base-uncased",
         vocabulary_path: Path | None = None,
-        files: list[Path] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.name = pretrained_model_name_or_path
-        self.vocabulary = vocabulary_path
-        self.files = files
+        self.named = [pretrained_model_name_or_path, vocabulary_path]
 
 
 class NamedData(SyntheticImages):
     def __init__(
         self,
         hub_path: str = "stanfordnlp/imdb",
-        cache_dir: str | None = None,
-        server_uri: str = "rest/api",
         label_column: str = "label",
-        table: Path | None = None,
+        tables: list[Path] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.names = [hub_path, cache_dir, server_uri, label_column]
-        self.table = table
+        self.named = [hub_path, label_column, tables]
 
 
-NAMED = ("--model", f"{HERE}.Named", "--data", f"{HERE}.NamedData")
-
-
-def parsed(*args: object, config: str = TINY) -> tuple[Any, Any, Any]:
-    """Model, data and the content of config.yaml."""
-    spec, model, data = parse(argv("--config", config, *args))
-    return model, data, as_values(spec)
-
-
-def parsed_with(form: str, folder: Path, model: Any, data: Any) -> tuple[Any, Any, Any]:
-    """The same for tiny.yaml with Named and NamedData, and these arguments, as flags or
-    in a file."""
-    if form == "flags":
-        arguments = [f"--model.{key}={value}" for key, value in model.items()]
-        arguments += [f"--data.{key}={value}" for key, value in data.items()]
-        return parsed(*NAMED, *(flag.replace(" ", "") for flag in arguments))
-    content = yaml.safe_load(Path(TINY).read_text())
-    arguments = {"net": content["model"]["net"], **model}
-    content["model"] = {"class_path": f"{HERE}.Named", "init_args": arguments}
-    content["data"]["class_path"] = f"{HERE}.NamedData"
-    content["data"]["init_args"] |= data
-    file = folder / "named.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return parsed(config=str(file))
-
-
-def test_a_default_arrives_unchanged_whatever_its_name():
-    model, data, _ = parsed(*NAMED)
-    assert model.name == "bert-base-uncased"
-    assert data.names == ["stanfordnlp/imdb", None, "rest/api", "label"]
+NAMED = f"""
+model.class_path: {HERE}.Named
+model.pretrained_model_name_or_path: org/net
+model.vocabulary_path: words.txt
+data.class_path: {HERE}.NamedData
+data.label_column: Discs
+data.tables: [a.csv,b/c.csv]
+"""
+"""Settings by the names of flags."""
 
 
 @pytest.mark.parametrize("form", ["flags", "yaml"])
-def test_text_arrives_unchanged_whatever_its_name(tmp_path, form):
-    texts = {"hub_path": "org/set", "cache_dir": "cache", "server_uri": "a/b"}
-    texts["label_column"] = "Discs"
-    name = {"pretrained_model_name_or_path": "org/net"}
-    model, data, written = parsed_with(form, tmp_path, name, texts)
-    assert model.name == "org/net"
-    assert data.names == [*texts.values()]
-    assert written["data"]["init_args"].items() >= texts.items()
-    assert written["model"]["init_args"].items() >= name.items()
-
-
-@pytest.mark.parametrize("form", ["flags", "yaml"])
-def test_a_path_is_absolute_whatever_its_name(tmp_path, monkeypatch, form):
+def test_an_argument_is_what_its_type_says_whatever_its_name(
+    tmp_path, monkeypatch, form
+):
     monkeypatch.chdir(tmp_path)
-    paths = {"vocabulary_path": "words.txt", "files": ["a.csv", "b/c.csv"]}
-    model, data, written = parsed_with(form, tmp_path, paths, {"table": "x.csv"})
-    assert model.vocabulary == tmp_path / "words.txt"
-    assert model.files == [tmp_path / "a.csv", tmp_path / "b" / "c.csv"]
-    assert data.table == tmp_path / "x.csv"
-    assert written["data"]["init_args"]["table"] == str(tmp_path / "x.csv")
-    arguments = written["model"]["init_args"]
-    assert arguments["vocabulary_path"] == str(tmp_path / "words.txt")
-    assert arguments["files"][1] == str(tmp_path / "b" / "c.csv")
+    lines = NAMED.strip().splitlines()
+    args = ["--" + line.replace(": ", "=") for line in lines]
+    if form == "yaml":
+        content: Any = {"model": {"init_args": {}}, "data": {"init_args": {}}}
+        for name, value in yaml.safe_load(NAMED).items():
+            part, _, key = name.partition(".")
+            where = content[part]["init_args"]
+            if key == "class_path":
+                where = content[part]
+            where[key] = value
+        Path("named.yaml").write_text(yaml.safe_dump(content))
+        args = ["--config", "named.yaml"]
+    spec, model, data = parse(["--config", TINY, *args])
+    assert model.named == ["org/net", tmp_path / "words.txt"]
+    tables = [tmp_path / "a.csv", tmp_path / "b" / "c.csv"]
+    assert data.named == ["stanfordnlp/imdb", "Discs", tables]
+    written = as_values(spec)["data"]["init_args"]
+    assert written["tables"] == [*map(str, tables)]
+    assert written["label_column"] == "Discs"
 
 
-def test_only_an_argument_of_a_class_takes_a_bare_name(tmp_path):
-    args = ["--model.net=MLP", "--model.net.sizes=[192,4]", "--data.label_column=Discs"]
-    model, data, _ = parsed(*NAMED[2:], *args)
-    assert type(model.net).__name__ == "MLP"
-    assert data.names[-1] == "Discs"
-    _, data, _ = parsed("--data Discs --model.net.sizes [1024,2]")
+def test_an_argument_of_a_class_takes_a_bare_name(tmp_path: Path) -> None:
+    data = parse(argv("--config", TINY, "--data Discs --model.net.sizes [1024,2]"))[2]
     assert data.image_shape == (1, 32, 32)
-    content = yaml.safe_load(Path(TINY).read_text())
-    content["model"]["net"]["class_path"] = "MLP"
-    content["data"]["class_path"] = "SyntheticImages"
-    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(content))
-    model, _, written = parsed(config=str(tmp_path / "bare.yaml"))
+    bare = Path(TINY).read_text().replace("example.models.mlp.MLP", "MLP")
+    (tmp_path / "bare.yaml").write_text(bare)
+    spec, model, _ = parse(["--config", str(tmp_path / "bare.yaml")])
     assert type(model.net).__name__ == "MLP"
-    net = written["model"]["init_args"]["net"]
+    net = as_values(spec)["model"]["init_args"]["net"]
     assert net["class_path"] == "example.models.mlp.MLP"
