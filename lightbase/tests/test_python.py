@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
-from lightning import Callback, LightningDataModule, LightningModule, seed_everything
-from paths import TINY
+from lightning import Callback, LightningDataModule, seed_everything
+from paths import TINY, fails
+from plain import PlainData, PlainModule
 from small import Points
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from written import checkpoint_file, equal, weights
 
 import lightbase
 from lightbase.commands.evaluate import main as evaluate
@@ -25,7 +24,12 @@ from lightbase.commands.train import main as command
 from lightbase.core.errors import UserError
 from lightbase.core.project import PROJECT
 
-QUIET = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
+
+@pytest.fixture
+def flags(tmp_path: Path) -> Any:
+    """Return the flags of a short training that writes below `tmp_path`."""
+    quiet = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
+    return {"default_root_dir": str(tmp_path), "max_epochs": 1, **quiet}
 
 
 def objects(**arguments: Any) -> tuple[Classifier, Points]:
@@ -34,106 +38,79 @@ def objects(**arguments: Any) -> tuple[Classifier, Points]:
     return module, Points(batch_size=10)
 
 
-def equal(module: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(module.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(weight, other_weight) for weight, other_weight in pairs)
-
-
-def test_a_run_of_objects_has_all_that_a_run_has(tmp_path: Path) -> None:
+def test_a_run_of_objects(tmp_path: Path, flags: Any, capsys: Any) -> None:
+    """It has all that a run has. Objects open it, and the scripts cannot."""
     module, data = objects(lr=0.1)
-    flags: Any = {"default_root_dir": str(tmp_path), "max_epochs": 2, **QUIET}
     metrics = lightbase.train(module, data, name="try", **flags)
+    assert metrics["epochs"] == 1
     run = tmp_path / "try" / "version_0"
     files = {file.name for file in run.iterdir()}
     assert files >= {"config.yaml", "metrics.json", "progress.json", "checkpoints"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"] == {"class_path": "example.classifier.Classifier"}
-    assert config["trainer"]["max_epochs"] == 2
+    assert config["trainer"]["max_epochs"] == 1
 
-    best = run / "checkpoints" / "best.ckpt"
+    best = checkpoint_file(run)
     # after the test the module has the best weights
+    expected = module.state_dict()
     net = MLP([10, 4, 2])
     loaded = Classifier.load_from_checkpoint(best, net=net, num_classes=2)
-    assert equal(loaded, module)
+    assert equal(loaded.state_dict(), expected)
     other, other_data = objects(lr=0.5)
     loaded, loaded_data = lightbase.load(best, other, other_data)
     assert loaded is other
-    assert equal(loaded, module)
+    assert equal(loaded.state_dict(), expected)
     assert loaded_data.classes == data.classes
-    assert metrics["epochs"] == 2
 
-
-def test_the_scripts_say_that_they_cannot_open_a_run_of_objects(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags: Any = {"default_root_dir": str(tmp_path), "max_epochs": 1, **QUIET}
-    module = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), num_classes=2)
-    lightbase.train(module, Points(), name="net", **flags)
     assert "lightbase.load(path, module, data)" in capsys.readouterr().out
-    best = tmp_path / "net" / "version_0" / "checkpoints" / "best.ckpt"
     with pytest.raises(UserError, match=r"were built in Python"):
         lightbase.load(best)
-    with pytest.raises(SystemExit):
-        evaluate(["--ckpt_path", str(best)])
-    assert "give the objects: lightbase.load" in capsys.readouterr().err
-    last = ["--ckpt_path", str(best.with_name("last.ckpt"))]
-    with pytest.raises(SystemExit):
-        command([*last, f"--trainer.default_root_dir={tmp_path}"])
-    assert "were built in Python" in capsys.readouterr().err
+    error = fails(capsys, 2, lambda: evaluate(["--ckpt_path", str(best)]))
+    assert "give the objects: lightbase.load" in error
+    last = f"--ckpt_path={checkpoint_file(run, 'last')}"
+    root = f"--trainer.default_root_dir={tmp_path}"
+    assert "were built in Python" in fails(capsys, 2, lambda: command([last, root]))
 
 
-def test_a_run_of_a_yaml_is_opened_by_every_script(tmp_path: Path) -> None:
+def test_a_run_of_a_yaml_is_opened_by_every_script(
+    tmp_path: Path, flags: Any, monkeypatch: Any
+) -> None:
     settings = {"model.lr": 0.05, "model.net.sizes": [192, 8, 4], "name": "yaml"}
-    metrics = lightbase.train(
-        TINY, settings, default_root_dir=str(tmp_path), max_epochs=1
-    )
+    metrics = lightbase.train(TINY, settings, **flags)
     folder = tmp_path / "yaml" / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == 0.05
-    best = folder / "checkpoints" / "best.ckpt"
+    best = checkpoint_file(folder)
     again = evaluate(["--ckpt_path", str(best)])
     assert {key: metrics[key] for key in again} == again
+    monkeypatch.setattr(PROJECT, "default_model", "")  # no script has set it
     module, data = lightbase.load(best)
     assert module.net.layers[1].out_features == 8
     assert isinstance(data, LightningDataModule)
+    assert isinstance(Classifier.load_from_checkpoint(best), Classifier)
     with pytest.raises(UserError, match=r"is of a Classifier"):
         type("Other", (Classifier,), {}).load_from_checkpoint(best)
 
 
-def test_python_loads_a_run_of_the_command(tmp_path: Path, monkeypatch: Any) -> None:
-    flags = ["--data=small.Points", "--model.net=example.models.mlp.MLP"]
-    flags += ["--model.net.sizes=[10,4,2]", "--trainer.max_epochs=1"]
-    flags += ["--device_monitor=false", "--trainer.accelerator=cpu"]
-    command([*flags, f"--trainer.default_root_dir={tmp_path}"])
-    monkeypatch.setattr(PROJECT, "default_model", "")  # no script has set it
-    [best] = tmp_path.glob("*/version_0/checkpoints/best.ckpt")
-    assert isinstance(lightbase.load(best)[0], Classifier)
-    assert isinstance(Classifier.load_from_checkpoint(best), Classifier)
-
-
 def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, flags: Any, capsys: Any
 ) -> None:
-    flags: Any = {"default_root_dir": str(tmp_path), "max_epochs": 3, **QUIET}
+    flags |= {"max_epochs": 3}
     arguments = {"scheduler": "CosineAnnealingLR"}
     lightbase.train(*objects(**arguments), name="long", **flags)
     stop = {"callbacks": [Interrupt()], "name": "x"}
-    with pytest.raises(KeyboardInterrupt):  # twice in this process
+    with pytest.raises(KeyboardInterrupt):
         lightbase.train(*objects(**arguments), **stop, **flags)
     expected = 'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on'
     assert expected in capsys.readouterr().out
-    resume = {"name": "x", "ckpt_path": "last", **flags}
+    flags |= {"name": "x", "ckpt_path": "last"}
     with pytest.raises(UserError, match=r"lr 0.5: a resume goes on with"):
-        lightbase.train(*objects(**arguments, lr=0.5), **resume)
+        lightbase.train(*objects(**arguments, lr=0.5), **flags)
     with pytest.raises(UserError, match=r"seed_everything 1: a resume goes on with 42"):
-        lightbase.train(*objects(**arguments), seed_everything=1, **resume)
-    assert lightbase.train(*objects(**arguments), **resume)["epochs"] == 3
-    states = []
-    for name in ("long", "x"):
-        path = tmp_path / name / "version_0" / "checkpoints" / "last.ckpt"
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        states.append(content["state_dict"])
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+        lightbase.train(*objects(**arguments), seed_everything=1, **flags)
+    assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
+    long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))
+    assert equal(long, resumed)
 
 
 class Interrupt(Callback):
@@ -172,44 +149,26 @@ def test_a_signal_of_one_training_does_not_end_the_next_one() -> None:
     assert done.stdout == "both ended\n", done.stderr
 
 
-class Plain(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(10, 2))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+def test_plain_lightning_objects_train(flags: Any) -> None:
+    module, data = PlainModule(), PlainData()
+    metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)
+    assert metrics["epochs"] == 1
 
 
-class PlainData(LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(TensorDataset(torch.randn(20, 10), torch.zeros(20).long()), 5)
-
-
-def test_plain_lightning_objects_train(tmp_path: Path) -> None:
-    flags: Any = {"default_root_dir": str(tmp_path), "max_epochs": 1, **QUIET}
-    assert (
-        lightbase.train(
-            Plain(), PlainData(), name="plain", log_every_n_steps=1, **flags
-        )["epochs"]
-        == 1
-    )
-
-
-def test_mistakes_are_user_errors(tmp_path: Path) -> None:
-    mistakes: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
         ({"max_epoch": 1}, r"--max_epoch; did you mean --trainer.max_epochs"),
         ({"max_epochs": "many"}, r"trainer.max_epochs: 'many'"),
         ({"ckpt_path": "last", "name": "none"}, r"ckpt_path last: no run in"),
-    ]
-    for flags, text in mistakes:
-        with pytest.raises(UserError, match=text):
-            lightbase.train(*objects(), default_root_dir=str(tmp_path), **flags)
-    with pytest.raises(UserError, match=r"takes a module and its data module"):
-        lightbase.train(objects()[0])
+        ({"data": None}, r"takes a module and its data module"),
+    ],
+)
+def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None:
+    module, data = objects()
+    options = {"data": data, "default_root_dir": str(tmp_path), **wrong}
+    with pytest.raises(UserError, match=text):
+        lightbase.train(module, **options)
 
 
 def test_without_a_script_the_repository_names_the_project(
