@@ -2,7 +2,6 @@
 changed in other packages and in this process."""
 
 import importlib
-import inspect
 import os
 import signal
 import sys
@@ -28,7 +27,6 @@ OTHERS = (
 
 def state() -> dict[str, Any]:
     return {
-        "excepthooks": (sys.excepthook, threading.excepthook),
         "streams": (sys.stdout, sys.stderr, *sys.argv, *sys.path),
         "warnings": list(warnings.filters),
         "environment": dict(os.environ),
@@ -36,7 +34,7 @@ def state() -> dict[str, Any]:
             number: signal.getsignal(number) for number in signal.valid_signals()
         },
         "threads": threading.active_count(),
-        "Trainer": {**vars(Trainer), "signature": inspect.signature(Trainer)},
+        "Trainer": {**vars(Trainer)},
         "strategies": StrategyRegistry.available_strategies(),
         "accelerators": AcceleratorRegistry.available_accelerators(),
         "jsonargparse": dict(_common.parsing_settings),

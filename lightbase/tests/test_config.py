@@ -1,18 +1,15 @@
 """A run's config: what the data knows reaches whatever takes it unless the user gave a
 value; written and read back."""
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule
-from paths import TINY, argv, script
+from paths import TINY, argv
 from torch import Tensor, nn
 from written import equal, weights
 
@@ -110,39 +107,6 @@ def test_a_plain_data_module_may_know_it(config: str) -> None:
     assert net.conv.in_channels == 3
 
 
-# an object with a name of its own could be written by it
-LEAKY = functools.partial(nn.functional.leaky_relu, negative_slope=0.5)
-CPU = torch.device("cpu")
-
-
-class Net(nn.Module):
-    """Has defaults that no YAML can hold, as torchvision's vision transformers."""
-
-    def __init__(
-        self, activation: Callable[[Tensor], Tensor] = LEAKY, device: torch.device = CPU
-    ):
-        super().__init__()
-        self.activation = activation
-        self.layer = nn.Linear(192, 4, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.layer(x.flatten(1)))
-
-
-@pytest.mark.slow
-def test_defaults_that_are_objects_are_left_to_their_class(train, tmp_path):
-    found = train("--model.net test_config.Net --trainer.max_epochs 1")
-    folder = tmp_path / "tiny" / "version_0"
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    net = config["model"]["init_args"]["net"]
-    assert net == {"class_path": "test_config.Net", "init_args": {}}
-    best = str(folder / "checkpoints" / "best.ckpt")
-    again = script("evaluate").main(["--ckpt_path", best])
-    assert again["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
-    train("--ckpt_path last --model.net test_config.Net")
-    assert train(config=str(folder / "config.yaml"))["test/num_samples"] == 75
-
-
 class Named(Classifier):
     """Arguments whose names look like paths."""
 
@@ -168,35 +132,28 @@ class NamedData(SyntheticImages):
         self.named = [hub_path, label_column, tables]
 
 
-NAMED = f"""
-model.class_path: {HERE}.Named
-model.pretrained_model_name_or_path: org/net
-model.vocabulary_path: words.txt
-data.class_path: {HERE}.NamedData
-data.label_column: Discs
-data.tables: [a.csv,b/c.csv]
+IN_YAML = f"""
+model:
+  class_path: {HERE}.Named
+  init_args: {{pretrained_model_name_or_path: org/net, vocabulary_path: words.txt}}
+data:
+  class_path: {HERE}.NamedData
+  init_args: {{label_column: Discs, tables: [a.csv, b/c.csv]}}
 """
-"""Settings by the names of flags."""
+BY_FLAGS = f"""
+--model={HERE}.Named --model.pretrained_model_name_or_path org/net
+--model.vocabulary_path words.txt
+--data={HERE}.NamedData --data.label_column Discs --data.tables [a.csv,b/c.csv]
+"""
 
 
-@pytest.mark.parametrize("form", ["flags", "yaml"])
+@pytest.mark.parametrize("args", ["--config named.yaml", BY_FLAGS])
 def test_an_argument_is_what_its_type_says_whatever_its_name(
-    tmp_path, monkeypatch, form
+    tmp_path, monkeypatch, args
 ):
     monkeypatch.chdir(tmp_path)
-    lines = NAMED.strip().splitlines()
-    args = ["--" + line.replace(": ", "=") for line in lines]
-    if form == "yaml":
-        content: Any = {"model": {"init_args": {}}, "data": {"init_args": {}}}
-        for name, value in yaml.safe_load(NAMED).items():
-            part, _, key = name.partition(".")
-            where = content[part]["init_args"]
-            if key == "class_path":
-                where = content[part]
-            where[key] = value
-        Path("named.yaml").write_text(yaml.safe_dump(content))
-        args = ["--config", "named.yaml"]
-    spec, model, data = parse(["--config", TINY, *args])
+    Path("named.yaml").write_text(IN_YAML)
+    spec, model, data = parse([f"--config={TINY}", *args.split()])
     assert model.named == ["org/net", tmp_path / "words.txt"]
     tables = [tmp_path / "a.csv", tmp_path / "b" / "c.csv"]
     assert data.named == ["stanfordnlp/imdb", "Discs", tables]

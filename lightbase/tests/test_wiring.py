@@ -1,12 +1,9 @@
-"""What does not come with other people's modules and data is said, and what does come
-with them works."""
+"""Other people's modules and data resume, too."""
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from paths import ACCELERATOR, Train
+from paths import ACCELERATOR
 from plain import PlainModule
 from written import equal, weights
 
@@ -22,44 +19,20 @@ class Scheduled(PlainModule):
         }
 
 
-@pytest.fixture
-def plain(tmp_path: Path, train: Train) -> Train:
+def test_from_the_end_of_an_epoch_a_stock_loader_goes_on_in_the_order_of_an_uninterrupted_run(
+    train, tmp_path, capsys
+):
     config = tmp_path / "plain.yaml"
     config.write_text(
-        "model: test_wiring.Scheduled\ndata: plain.PlainData\n"
-        f"trainer: {{accelerator: {ACCELERATOR}}}"
+        "model: test_wiring.Scheduled\ndata: plain.PlainData\nmonitor: val_loss\n"
+        f"trainer: {{accelerator: {ACCELERATOR}, log_every_n_steps: 5}}\n"
+        "step_timer: false\ndevice_monitor: false"
     )
-    quiet = (
-        "--step_timer",
-        "false",
-        "--device_monitor",
-        "false",
-        "--trainer.log_every_n_steps",
-        5,
-    )
-    return lambda *args: train(
-        "--monitor", "val_loss", *quiet, *args, config=str(config)
-    )
-
-
-def test_what_does_not_work_is_said(plain, train, capsys):
-    plain("--trainer.max_epochs", 1)
-    shown = capsys.readouterr().out
-    assert (
-        "PlainData has its own DataLoaders: a resume may end with other weights; "
-        in shown
-    )
-    train("--trainer.max_epochs", 1)
-    assert "its own" not in capsys.readouterr().out
-
-
-def test_from_the_end_of_an_epoch_a_stock_loader_goes_on_in_the_order_of_an_uninterrupted_run(
-    plain, tmp_path
-):
-    plain("--name", "whole", "--trainer.max_epochs", 3)
-    plain("--name", "cut", "--trainer.max_epochs", 1)
-    plain("--name", "cut", "--trainer.max_epochs", 3, "--ckpt_path", "last")
-    assert equal(
-        weights(tmp_path / "whole" / "version_0"),
-        weights(tmp_path / "cut" / "version_0"),
-    )
+    train("--name whole --trainer.max_epochs 3", config=str(config))
+    said = "PlainData has its own DataLoaders: a resume may end with other weights; "
+    assert said in capsys.readouterr().out
+    train("--name cut --trainer.max_epochs 1", config=str(config))
+    resume = "--name cut --trainer.max_epochs 3 --ckpt_path last"
+    train(resume, config=str(config))
+    whole, cut = (weights(tmp_path / name / "version_0") for name in ("whole", "cut"))
+    assert equal(whole, cut)
