@@ -33,28 +33,23 @@ def cifar10_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with CIFAR-10's files: 5 x 60 training and 100 test images.
     torchvision gets their checksums."""
     import numpy as np
-    from torchvision import datasets
+    from torchvision.datasets import CIFAR10
 
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-
-    def write(name: str, content: dict[str, object]) -> list[str]:
-        data = pickle.dumps(content, protocol=2)
-        (folder / name).write_bytes(data)
-        return [name, hashlib.md5(data).hexdigest()]
-
-    def batch(num: int) -> dict[str, object]:
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
+    files = []
+    for name, num in zip(names, [60] * 5 + [100, 0], strict=True):
         images = rng.integers(0, 256, (num, 3072), dtype=np.uint8)
-        return {"data": images, "labels": rng.integers(0, 10, num).tolist()}
-
-    train = [write(f"data_batch_{i}", batch(60)) for i in range(1, 6)]
-    test = [write("test_batch", batch(100))]
-    _, md5 = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
-    meta = {"filename": "batches.meta", "key": "label_names", "md5": md5}
-    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
-    monkeypatch.setattr(datasets.CIFAR10, "test_list", test)
-    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+        content = {"data": images, "labels": rng.integers(0, 10, num).tolist()}
+        content["label_names"] = [str(i) for i in range(10)]
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        files.append([name, hashlib.md5(data).hexdigest()])
+    monkeypatch.setattr(CIFAR10, "train_list", files[:5])
+    monkeypatch.setattr(CIFAR10, "test_list", files[5:6])
+    monkeypatch.setitem(CIFAR10.meta, "md5", files[6][1])
     return tmp_path / "data"
 
 

@@ -85,6 +85,7 @@ def test_a_run_of_a_yaml_is_opened_by_every_script(
     assert {key: metrics[key] for key in again} == again
     monkeypatch.setattr(PROJECT, "default_model", "")  # no script has set it
     module, data = lightbase.load(best)
+    assert PROJECT.package == "example"
     assert module.net.layers[1].out_features == 8
     assert isinstance(data, LightningDataModule)
     assert isinstance(Classifier.load_from_checkpoint(best), Classifier)
@@ -169,15 +170,6 @@ def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None
     options = {"data": data, "default_root_dir": str(tmp_path), **wrong}
     with pytest.raises(UserError, match=text):
         lightbase.train(module, **options)
-
-
-def test_without_a_script_the_repository_names_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PROJECT, "default_model", "")
-    with pytest.raises(UserError, match=r"none\.ckpt"):
-        lightbase.load(tmp_path / "none.ckpt")
-    assert PROJECT.package == "example"
 
 
 def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_kernel(
