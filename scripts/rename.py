@@ -89,7 +89,7 @@ def files() -> list[Path]:
         raise UserError(
             f"rename.py changes what git lists: {done.stderr.strip()}", "type git init"
         )
-    names = done.stdout.split("\0")[:-1]
+    names = done.stdout.split("\0")
     paths = [PROJECT.root / name for name in names if not name.startswith(SKIPPED)]
     return [path for path in paths if path.is_file()]
 

@@ -123,8 +123,7 @@ class ScriptParser(argparse.ArgumentParser):
         """Return the options of the script, and the arguments for the parser of
         train.py.
 
-        If the script opens a checkpoint, `ckpt_path` becomes the path of the file, and
-        the options get `trust`, which is True or False.
+        If the script opens a checkpoint, `ckpt_path` becomes the path of the file.
 
         args: The arguments. None means the arguments of the command line.
         is_first_look: Print nothing. The script reads the arguments a second time, and
@@ -151,7 +150,6 @@ class ScriptParser(argparse.ArgumentParser):
             if str(path) != options.ckpt_path and not is_first_look:
                 say(f"Checkpoint: {relative_to_cwd(path)}")
             options.ckpt_path = path
-            options.trust = options.trust_checkpoint == "true"
         return options, passed_on
 
     def add_checkpoint_arguments(self) -> None:
@@ -203,7 +201,7 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
     if text in ("last", "best"):
         files = logs.rglob(f"checkpoints/{text}.ckpt")
         path = max(files, key=os.path.getmtime, default=path)
-    elif not path.exists() or path.is_dir():
+    elif not path.is_file():
         if (logs / text).is_dir():
             path = logs / text
         # the newest run of NAME comes last; without one, `path` is a run

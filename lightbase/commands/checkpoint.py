@@ -26,7 +26,7 @@ def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
     fit today's code. See `load_run`.
     """
     quiet_lightning()
-    return load_run(options.ckpt_path, flags, options.trust)
+    return load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
 
 
 @contextlib.contextmanager

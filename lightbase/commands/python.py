@@ -47,8 +47,8 @@ def load(
     path = Path(path)
     if module is None or data is None:
         _, module, data = load_run(path, trust=trust)
-        return module, data
-    restore(read_checkpoint(path), module, data, path)
+    else:
+        restore(read_checkpoint(path), module, data, path)
     return module, data
 
 

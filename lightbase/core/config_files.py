@@ -59,10 +59,12 @@ read_no_base_60(ConfigLoader)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a config file, with today's import paths.
+    """Return the content of a config file, with today's import paths and without the
+    settings in `REMOVED`.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
-    Raises UserError for a file that is missing, unreadable, empty or no mapping.
+    Raises UserError for a file that is missing, unreadable, empty or no mapping, and
+    for a setting in `REMOVED` that has another value than its default.
     """
     try:
         content = checked(yaml.load(read_text(path), ConfigLoader))
@@ -78,20 +80,10 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
     for key, default in REMOVED.items():
-        if content.get(key) not in (None, default):
+        if content.pop(key, None) not in (None, default):
             problem = f"config {path}: {key} is no setting of this version"
             raise UserError(problem, "leave it out; it changed no result", 2)
-    return todays(content, PROJECT.package)
-
-
-def todays(config: dict[str, Any], package: str) -> dict[str, Any]:
-    """Return the config of an earlier version as this version reads it: with today's
-    import paths, and without the settings in `REMOVED`.
-
-    package: See `renamed`.
-    """
-    kept = {key: value for key, value in config.items() if key not in REMOVED}
-    return renamed(kept, package)  # type: ignore[no-any-return]
+    return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 
 def checked(config: Any) -> Any:

@@ -15,7 +15,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.core.build import build
 from lightbase.core.checkpoint import load_checked
-from lightbase.core.config_files import checked, todays
+from lightbase.core.config_files import REMOVED, checked, renamed
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
@@ -56,8 +56,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "version can read it"
         )
     check_form(checkpoint, path)
-    config.pop("config", None)  # the flag --config would read a file
-    checkpoint["config"] = todays(config, checkpoint["package"])
+    for key in ("config", *REMOVED):  # the flag --config would read a file
+        config.pop(key, None)
+    checkpoint["config"] = renamed(config, checkpoint["package"])
     return checkpoint
 
 
