@@ -59,11 +59,6 @@ def argv(*args: object) -> list[str]:
     return words
 
 
-def words(line: str) -> list[str]:
-    """Return the arguments of a command line without quotes."""
-    return line.split()
-
-
 def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
     """Return the error that a script prints, of one or two lines. It ends with this
     status."""

@@ -56,15 +56,6 @@ def parts(*args: str) -> tuple[Any, Any, Any, list[int]]:
     return model, model.net, model.criterion, [x.num_classes for x in metrics]
 
 
-def test_what_the_data_knows_reaches_network_loss_metrics_and_classifier(config):
-    image_shape = "--data.image_shape [2,8,8]"
-    model, net, criterion, classes = parts("--config", config, image_shape)
-    assert (net.head.out_features, net.conv.in_channels) == (4, 2)
-    assert (criterion.num_classes, criterion.share) == (4, 0.2)
-    assert classes == [4, 4]
-    assert model.num_classes == 4
-
-
 def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
@@ -79,13 +70,16 @@ def test_a_value_of_the_users_stays(config: str, tmp_path: Path) -> None:
     assert classes[0] == 8
 
 
-def test_the_saved_config_says_what_was_filled_in_and_repeats_the_run(
+def test_what_the_data_knows_is_in_the_saved_config_which_repeats_the_run(
     train, tmp_path, config
 ):
     first = train("--config", config)
     folder = tmp_path / "tiny"
     text = (folder / "version_0" / "config.yaml").read_text()
     init_args = yaml.safe_load(text)["model"]["init_args"]
+    assert init_args["num_classes"] == 4
+    metrics = init_args["metrics"].values()
+    assert [metric["init_args"]["num_classes"] for metric in metrics] == [4, 4]
     assert init_args["net"]["init_args"] == {"num_classes": 4, "in_channels": 3}
     assert init_args["criterion"]["init_args"] == {"num_classes": 4, "share": 0.2}
     again = train(config=str(folder / "version_0" / "config.yaml"))

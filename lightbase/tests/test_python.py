@@ -1,7 +1,6 @@
 """lightbase.train and lightbase.load: a training of objects, or of a YAML, without a
 command line."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,11 @@ import pytest
 import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
-from lightning import Callback, LightningDataModule, seed_everything
+from lightning import LightningDataModule, seed_everything
 from paths import TINY, fails
 from plain import PlainData, PlainModule
 from small import Points
+from stops import Terminate
 from written import checkpoint_file, equal, weights
 
 import lightbase
@@ -99,7 +99,9 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     flags |= {"max_epochs": 3}
     arguments = {"scheduler": "CosineAnnealingLR"}
     lightbase.train(*objects(**arguments), name="long", **flags)
-    stop = {"callbacks": [Interrupt()], "name": "x"}
+    ctrl_c = Terminate()
+    ctrl_c.at_batch, ctrl_c.number = 2, signal.SIGINT
+    stop = {"callbacks": [ctrl_c], "name": "x"}
     with pytest.raises(KeyboardInterrupt):
         lightbase.train(*objects(**arguments), **stop, **flags)
     expected = 'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on'
@@ -112,16 +114,6 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
     long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))
     assert equal(long, resumed)
-
-
-class Interrupt(Callback):
-    """Ctrl-C in the third batch of the second epoch."""
-
-    def on_train_batch_start(
-        self, trainer: Any, module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if (trainer.current_epoch, batch_idx) == (1, 2):
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 TWO_TRAININGS = """

@@ -24,7 +24,7 @@ from lightning import (
     Trainer,
     seed_everything,
 )
-from paths import HERE, TINY, Train, Trained, argv, fails, script, words
+from paths import HERE, TINY, Train, Trained, argv, fails, script
 from stops import Interrupt, InterruptedRunError, Terminate
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import (
@@ -92,7 +92,13 @@ def test_the_hparams_tab_opens_on_what_differs_between_runs(
     names = [info.name for info in experiment.hparam_infos]
     assert names[:3] == ["data.batch_size", "model.lr", "seed"]
     tags = [info.name.tag for info in experiment.metric_infos]
-    assert tags[:5] == words("train/acc train/loss val/acc val/loss view/test/acc")
+    assert tags[:5] == [
+        "train/acc",
+        "train/loss",
+        "val/acc",
+        "val/loss",
+        "view/test/acc",
+    ]
 
 
 @pytest.mark.parametrize(("max_steps", "later"), [(5, 57), (19, -1), (30, -1)])
@@ -302,7 +308,7 @@ def test_a_signal_keeps_the_state_between_two_batches(
     num_batches = 38 + 1 if at_batch == 18 else 19 + at_batch + 1
     assert checkpoint(folders[1])["global_step"] == num_batches
     monkeypatch.setattr(Terminate, "at_batch", None)
-    script("train").main(words(command)[2:])
+    script("train").main(command.split()[2:])
     assert equal(*map(weights, folders))
     assert equal(*(weights(folder, "best") for folder in folders))
     assert curves(folders[0]) == curves(folders[1])
@@ -381,7 +387,7 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
     monkeypatch.setattr(
         TerminateTest, "on_test_batch_start", Callback.on_test_batch_start
     )
-    assert script("train").main(words(command)[2:])["steps"] == 38
+    assert script("train").main(command.split()[2:])["steps"] == 38
 
 
 class Sleep(Callback):
