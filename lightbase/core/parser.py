@@ -192,7 +192,7 @@ def make_parser(default_model: str | None) -> Parser:
 
     The names of the settings are flags, such as --trainer.max_epochs, and keys of a
     config file. A flag of a bool may stand alone, without a value: it means true. The
-    parser has no default for `data`; `lightbase.core.spec.settle` reports its absence.
+    parser has no default for `data`; `read_spec` in spec.py reports its absence.
 
     default_model: The import path of the model's class if no setting names one. None:
         model and data are Python objects, and the parser takes a dict for each.

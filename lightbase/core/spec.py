@@ -249,8 +249,8 @@ def find_users_modules() -> None:
 
 
 def make_plain(config: Namespace) -> None:
-    """Turn PositiveInt and similar types into plain numbers, in place. YAML can hold
-    plain numbers only."""
+    """Turn PositiveInt and similar types into plain numbers, in place. Checkpoints can
+    hold plain numbers only, such as the patience of a callback."""
     for key, value in list(config.items()):
         if isinstance(value, float):
             config[key] = float(value)

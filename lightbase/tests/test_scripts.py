@@ -2,7 +2,6 @@
 them, and how files are written."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,15 +154,3 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     back = ["scontrol requeue 7"] * requeued
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
-
-
-@pytest.mark.linux
-def test_ctrl_c_ends_a_script_in_one_line(monkeypatch, capsys):
-    module = script("evaluate")
-    monkeypatch.setattr(
-        module, "open_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT)
-    )
-    with pytest.raises(SystemExit) as caught:
-        module.main(["--ckpt_path", __file__])
-    assert caught.value.code == 130
-    assert capsys.readouterr().err == "Stopped by Ctrl-C\n"
