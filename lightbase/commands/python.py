@@ -13,10 +13,9 @@ from lightning import LightningDataModule, LightningModule, Trainer, seed_everyt
 
 from lightbase.commands import train as command
 from lightbase.commands.script import find_project, python_errors
-from lightbase.core.build import build_rest
+from lightbase.core.build import build_rest, settle_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
-from lightbase.core.devices import settle_devices
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
 from lightbase.core.resume import (
@@ -78,8 +77,9 @@ def train(
     flags = {"trust_checkpoint": trust, **flags}
     with python_errors(way_out), short_device_errors():
         if isinstance(module, str | Path):
-            settings: Any = data or {}
-            args, objects = as_arguments(settings | flags)
+            if not isinstance(data, dict | None):
+                raise UserError("lightbase.train takes settings with a config file")
+            args, objects = as_arguments((data or {}) | flags)
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
             return command.train(spec, model, data)
@@ -90,7 +90,7 @@ def train(
         line = CommandLine(args)
         restart = find_restart(line)
         spec = spec_of_objects(module, data, line, restart)
-        settle_devices(spec.config.trainer)
+        settle_trainer(spec)
         validate(spec, spec.config)
         seed_everything(spec.config.seed_everything, workers=True, verbose=False)
         build_rest(spec, Namespace(trainer=spec.config.trainer))

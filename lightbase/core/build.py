@@ -31,10 +31,20 @@ from lightbase.core.errors import (
     first_line,
     imported,
     raised_at,
+    say,
 )
 from lightbase.core.mistakes import explain
 from lightbase.core.module import BaseModule
 from lightbase.core.spec import RunSpec, arguments, entries, validate
+
+BAREBONES = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "log_every_n_steps": 0,
+    "num_sanity_val_steps": 0,
+}
+"""The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
 
 def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
@@ -47,7 +57,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_devices(config.trainer)
+    settle_trainer(spec)
     # Lightning would take 0 for null
     validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     seed_everything(config.seed_everything, workers=True, verbose=False)
@@ -61,6 +71,16 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     if str(config.trainer.precision) in ("64", "64-true"):
         model.double()  # Lightning does it after it has read a checkpoint's weights
     return model, data
+
+
+def settle_trainer(spec: RunSpec) -> None:
+    """Fill in the Trainer's flags that the user left open, in place: those of the
+    devices, and with `barebones` those that Lightning refuses beside it."""
+    trainer = spec.config.trainer
+    settle_devices(trainer)
+    if trainer.barebones:
+        trainer.update(Namespace(BAREBONES))
+        say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:

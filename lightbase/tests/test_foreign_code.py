@@ -102,6 +102,13 @@ def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
     assert (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
+def test_barebones(train: Train, tmp_path):
+    metrics = train("--trainer.barebones", "true")
+    assert metrics["steps"] == 38
+    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*tfevents*")]
+
+
 def test_a_strategy_by_its_class(monkeypatch, train: Train):
     made = []
     monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
