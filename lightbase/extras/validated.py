@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightbase.core.checkpoint import CheckpointCheck
 from lightbase.core.errors import UserError
 
 AFTER_VALIDATION = (
@@ -28,11 +29,11 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The type of integers with so many bytes."""
 
 
-class ValidatedWeights(Callback):
+class ValidatedWeights(CheckpointCheck):
     """Compares the weights in best.ckpt with the weights that the validation has
     measured. They differ if a callback such as ModelPruning changes them in between.
 
-    It must be the first callback. WeightAveraging validates averaged weights and puts
+    It has to be the first callback. WeightAveraging validates averaged weights and puts
     the others back when the validation ends; the fingerprints must be taken before.
 
     step: The number of optimizer steps at the newest validation, -1 before it.
