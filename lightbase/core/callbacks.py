@@ -28,6 +28,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.nn.utils import get_total_norm
 
+from lightbase.core.batches import tensors_in
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.checks import Monitor
@@ -40,7 +41,7 @@ from lightbase.core.compat import (
     stop_after_batch,
 )
 from lightbase.core.curves import RunFolder, is_log_step
-from lightbase.core.errors import STARTED_BY, UserError, rank
+from lightbase.core.errors import STARTED_BY, UserError, rank, say
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
@@ -52,11 +53,16 @@ from lightbase.core.state import (
     WholeEpochs,
 )
 
-TRY = (
+LOWER_RATE = (
     "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
     "32-true; --stop_on_nan false goes on all the same"
 )
 """The way out for a loss or a weight that is NaN or infinite."""
+LOOK = (
+    "look for NaN and infinite values in the data, as the network gets it; another "
+    "learning rate does not help"
+)
+"""The way out for such values in a batch."""
 
 
 def make_callbacks(
@@ -100,6 +106,8 @@ def make_callbacks(
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
     name, mode = monitor or (None, "min")
+    if name:
+        callbacks.append(NanMonitor(name))
     if config.patience is not None and name:
         callbacks.append(
             Patience(
@@ -161,16 +169,21 @@ class StopOnNan(Callback):
     before such a weight gets into a checkpoint.
 
     It checks the curve train/loss on log steps, whose values are on the CPU, and the
-    weights before each checkpoint.
+    weights before each checkpoint. If the newest batch has such values, the message is
+    about the data.
     """
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+        self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
     ) -> None:
         """Check the newest point of train/loss on a log step."""
-        if is_log_step(trainer) and "train/loss" in trainer.callback_metrics:
-            loss = trainer.callback_metrics["train/loss"]
-            stop_if(not loss.isfinite(), trainer, "the training loss is")
+        if not is_log_step(trainer) or "train/loss" not in trainer.callback_metrics:
+            return
+        loss = trainer.callback_metrics["train/loss"]
+        if in_any_process(trainer, not loss.isfinite()):
+            has_data = any(not x.isfinite().all() for x in tensors_in(batch))
+            stop_if(has_data, trainer, "a value of the batch is", LOOK)
+            stop_if(True, trainer, "the training loss is")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
@@ -207,7 +220,7 @@ class StopWithoutLoss(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if no process has had a loss in this epoch."""
-        if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
+        if not in_any_process(trainer, self.has_loss):
             step = f"training_step of {type(pl_module).__name__}"
             batches = f"all batches of epoch {trainer.current_epoch + 1}"
             raise UserError(
@@ -216,18 +229,42 @@ class StopWithoutLoss(Callback):
             )
 
 
-def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
+class NanMonitor(Callback):
+    """Prints one line when the metric that compares epochs is NaN after a validation,
+    the first time only."""
+
+    def __init__(self, monitor: str) -> None:
+        self.monitor = monitor
+        self.has_printed = False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = trainer.callback_metrics.get(self.monitor, torch.zeros(()))
+        if value.isnan() and not self.has_printed and not trainer.sanity_checking:
+            where = f"in epoch {trainer.current_epoch + 1}"
+            say(f"{self.monitor} is NaN {where}: this epoch cannot be the best")
+            self.has_printed = True
+
+
+def in_any_process(trainer: Trainer, decision: Any) -> bool:
+    """Return whether `decision` is true in one of the processes. All processes have to
+    call this function."""
+    return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+
+def stop_if(
+    is_bad: Any, trainer: Trainer, subject: str, way_out: str = LOWER_RATE
+) -> None:
     """Raise UserError in all processes if `is_bad` is true in one of them. All
     processes have to call this function.
 
     subject: The beginning of the message, such as "a weight is".
     """
-    if trainer.strategy.reduce_boolean_decision(is_bad, all=False):
+    if in_any_process(trainer, is_bad):
         where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
         raise UserError(
             f"{subject} NaN or infinite after {where}: stopped; no checkpoint of it is "
             "written",
-            TRY,
+            way_out,
         )
 
 

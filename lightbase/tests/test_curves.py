@@ -307,6 +307,31 @@ def test_a_name_that_another_curve_has_is_refused(train, tmp_path, capsys, name,
     assert not list(tmp_path.glob("*/version_*"))
 
 
+class StepsByHand(Classifier):
+    """Steps its optimizer and its schedule before `track`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        loss = self.criterion(self(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.lr_schedulers().step()  # type: ignore[union-attr]
+        self.track("train", loss)
+
+
+def test_the_rate_of_a_step_by_hand_is_that_of_its_step(train, tmp_path):
+    flags = "--model test_curves.StepsByHand --model.scheduler ExponentialLR"
+    flags += " --model.scheduler_args.gamma 0.5 --trainer.log_every_n_steps 1"
+    train(flags, *ONE)
+    rates = [rate for _, rate in curves(tmp_path / "tiny" / "version_0")["lr"]]
+    assert rates[:3] == pytest.approx([0.01, 0.005, 0.0025])
+
+
 class LogsLosses(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("train/loss", 100.0)

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
 from lightning import Callback, LightningModule
 from paths import ACCELERATOR, Train
 from plain import PlainModule
 from torch import Tensor
-from written import checkpoint
+from written import checkpoint, refused
 
 
 class Breaks(Classifier):
@@ -132,7 +133,7 @@ class Unknown(Classifier):
         return super().validation_step(batch, batch_idx)
 
 
-def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
+def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path, capsys):
     train(
         "--model",
         "test_finite.Unknown",
@@ -142,3 +143,23 @@ def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
         "max",
     )
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)
+    line = "val/odd is NaN in epoch 1: this epoch cannot be the best\n"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+class BrokenImages(SyntheticImages):
+    """A value of the last training image is NaN."""
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        images, targets = super().load(split)
+        images = images.float()
+        images[-1] = torch.nan
+        return images, targets
+
+
+def test_a_batch_with_nan_is_told_from_a_diverging_loss(train, tmp_path, capsys):
+    flags = "--data test_finite.BrokenImages --data.batch_size 1 --data.val_fraction 0"
+    run = lambda: train(flags, "--trainer.log_every_n_steps 1")  # noqa: E731
+    error = refused(capsys, tmp_path, run, status=1)
+    assert "a value of the batch is NaN or infinite after step" in error
+    assert "in the data" in error
