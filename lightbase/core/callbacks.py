@@ -76,9 +76,6 @@ def make_callbacks(
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
     the config.
 
-    With a monitor, best.ckpt may be written after each validation, also within an
-    epoch. Without one, it is the newest epoch.
-
     folder: The folder of the checkpoints. Lightning gives all processes the folder of
         the first one.
     run: The run's folder, or None in a process that writes nothing.
@@ -105,28 +102,40 @@ def make_callbacks(
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
-    name, mode = monitor or (None, "min")
-    if name:
-        callbacks.append(NanMonitor(name))
-    if config.patience is not None and name:
-        callbacks.append(
-            Patience(
-                name,
+    if monitor:
+        callbacks.append(NanMonitor(monitor.name))
+        if config.patience is not None:
+            patience = Patience(
+                monitor.name,
                 patience=int(config.patience),
-                mode=mode,
+                mode=monitor.mode,
                 check_on_train_epoch_end=False,
             )
-        )
-    if config.trainer.enable_checkpointing is False:
-        return callbacks
+            callbacks.append(patience)
+    if config.trainer.enable_checkpointing is not False:
+        callbacks += make_checkpoints(config, folder, monitor)
+    return callbacks
+
+
+def make_checkpoints(
+    config: Any, folder: Path, monitor: Monitor | None
+) -> list[Callback]:
+    """Build the callbacks that write the checkpoints of a run, in their order.
+
+    With a monitor, best.ckpt may be written after each validation, also within an
+    epoch. Without one, it is the newest epoch.
+
+    folder, monitor: See `make_callbacks`.
+    """
     every_n_epochs: int | None = 1
     if monitor:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
             # after every validation, also in the middle of an epoch
             every_n_epochs = None
+    name, mode = monitor or (None, "min")
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
-    callbacks += [PlateauFirst(), best]
+    callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
     # after best.ckpt, so that it holds the best value so far

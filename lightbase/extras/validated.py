@@ -57,13 +57,10 @@ class ValidatedWeights(CheckpointCheck):
         self.fingerprints = {
             name: fingerprint(tensor) for name, tensor in floats(tensors).items()
         }
+        parts = [*trainer.callbacks, pl_module]  # type: ignore[attr-defined]
         self.suspects = [
-            type(callback).__name__
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if may_change_weights(callback)
+            type(part).__name__ for part in parts if may_change_weights(part)
         ]
-        if overrides_any(pl_module, LightningModule):
-            self.suspects.append(type(pl_module).__name__)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if a checkpoint has other weights than the validation after
@@ -90,23 +87,14 @@ class ValidatedWeights(CheckpointCheck):
             )
 
 
-def may_change_weights(callback: Callback) -> bool:
-    """Return whether a callback may change weights between a validation and a
-    checkpoint. A callback of another package may do so if it has a hook there, unless
-    it is in HARMLESS."""
-    is_ours = type(callback).__module__.startswith("lightbase.")
-    if is_ours or isinstance(callback, HARMLESS):
+def may_change_weights(part: Callback | LightningModule) -> bool:
+    """Return whether a callback or a module may change weights between a validation and
+    a checkpoint. One of another package may do so if it has a hook there, unless it is
+    in HARMLESS."""
+    is_ours = type(part).__module__.startswith("lightbase.")
+    if is_ours or isinstance(part, HARMLESS):
         return False
-    return overrides_any(callback, Callback)
-
-
-def overrides_any(hooked: Any, base: type) -> bool:
-    """Return whether an object overrides one of the hooks in AFTER_VALIDATION.
-
-    hooked: A callback or a module.
-    base: The class of Lightning that declares the hooks.
-    """
-    return any(is_overridden(hook, hooked, base) for hook in AFTER_VALIDATION)
+    return any(is_overridden(hook, part) for hook in AFTER_VALIDATION)
 
 
 def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
