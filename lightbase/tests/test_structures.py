@@ -103,16 +103,16 @@ def shaken(values: Tensor) -> Tensor:
 class Kinds(BaseDataModule):
     def __init__(self, kind: str, **kwargs: Any) -> None:
         super().__init__(**{"batch_size": 8, **kwargs})
-        self.make, self.collated, _ = KINDS[kind]
+        self.kind = kind
         self.classes = None  # type: ignore[assignment]  # as a user may write
 
     def load(self, split: str) -> Any:  # type: ignore[override]
         generator = torch.Generator().manual_seed(len(split))
         num = {"train": 100, "test": 21}[split]
-        return self.make(torch.rand(num, 4, generator=generator).double())
+        return KINDS[self.kind][0](torch.rand(num, 4, generator=generator).double())
 
     def collate(self, samples: list[Any]) -> Any:
-        return (self.collated or super().collate)(samples)
+        return (KINDS[self.kind][1] or super().collate)(samples)
 
     def transform_batch(self, batch: Any, training: bool) -> Any:
         """As the base class: the first part alone changes, which is meant here."""
