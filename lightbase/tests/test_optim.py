@@ -11,7 +11,6 @@ from written import checkpoint, refused
 
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.errors import UserError
-from lightbase.core.module import BaseModule
 from lightbase.core.optim import (
     build_optimizer,
     build_scheduler,
@@ -92,15 +91,6 @@ def test_the_length_of_the_training_and_the_highest_rate_are_filled_in() -> None
     assert max(one_cycle) == pytest.approx(1.0)
     args = {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}
     assert rates("OneCycleLR", args, 10) == [one_cycle]
-
-
-@pytest.mark.parametrize(
-    ("name", "interval"),
-    [("torch.optim.lr_scheduler.CyclicLR", "step"), ("StepLR", "epoch")],
-)
-def test_schedulers_made_for_steps(name, interval) -> None:
-    model = BaseModule(nn.Identity(), scheduler=name)
-    assert model.step_scheduler_every() == interval
 
 
 @pytest.mark.parametrize(
