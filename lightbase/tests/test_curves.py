@@ -10,6 +10,8 @@ from example.classifier import Classifier
 from lightning import Callback
 from stops import Terminate
 from torch import Tensor
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ExponentialLR
 from written import curves
 
 LINE = re.compile(r"Epoch \d+ of .*train/loss ([\d.]+), train/acc ([\d.]+)")
@@ -82,20 +84,20 @@ def test_the_line_and_the_points_of_an_epoch_are_means_of_its_samples(
 
 
 class WithEntropy(Classifier):
-    """Tracks a value of its own, and no metrics. Steps its optimizer and its schedule
-    by hand, before `track`."""
+    """Tracks a value of its own, and no metrics. Steps two optimizers and a schedule by
+    hand, before `track`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        optimizer: Any = self.optimizers()
         logits = self(batch[0])
         loss = self.criterion(logits, batch[1])
-        optimizer.zero_grad()
         self.manual_backward(loss)
-        optimizer.step()
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
         self.lr_schedulers().step()  # type: ignore[union-attr]
         entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
         self.track("train", loss, entropy=entropy)
@@ -103,12 +105,17 @@ class WithEntropy(Classifier):
     def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         self.track("test", self.criterion(self(batch[0]), batch[1]))
 
+    def configure_optimizers(self) -> Any:
+        first, *others = self.net.parameters()
+        adam = Adam([first], lr=0.01)
+        sgd = SGD([{"params": others, "name": "others"}], lr=0.25)
+        return [adam, sgd], [ExponentialLR(adam, 0.5)]
+
 
 def test_values_of_the_users_are_curves_and_a_step_by_hand_has_its_rate(
     train, tmp_path
 ):
-    flags = "--model.scheduler ExponentialLR --model.scheduler_args.gamma 0.5"
-    flags += " --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
+    flags = "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
     result = train("--model test_curves.WithEntropy", flags)
     # without outputs and targets the samples of the batches are counted: the last one
     # is smaller
@@ -117,8 +124,9 @@ def test_values_of_the_users_are_curves_and_a_step_by_hand_has_its_rate(
     names = {name for name in found if name.startswith("train/")}
     assert names == {"train/loss", "train/entropy"}
     assert 0 < found["train/entropy"][0][1] < 1.4
-    rates = [rate for _, rate in found["lr"]]
+    rates = [rate for _, rate in found["lr/optimizer_0"]]
     assert rates[:3] == pytest.approx([0.01, 0.005, 0.0025])
+    assert {rate for _, rate in found["lr/others"]} == {0.25}
 
 
 class LogsLosses(Classifier):

@@ -189,27 +189,14 @@ GRADUAL = (
 )
 
 
-def last_schedule(folder: Any) -> Any:
-    """The state of the schedule at the end of the training."""
-    (schedule,) = checkpoint(folder / "tiny" / "version_0")["lr_schedulers"]
-    return schedule
-
-
-def test_a_schedule_of_unknown_length_is_refused(train, tmp_path, capsys):
+def test_a_schedule_by_steps_needs_to_know_its_length(train, tmp_path, capsys):
     name = "--model.scheduler WarmupCosineLR"
     error = refused(capsys, tmp_path, lambda: train(name, *GRADUAL))
     assert "GradientAccumulationScheduler" in error
     train(name, "--trainer.accumulate_grad_batches 4")
-    schedule = last_schedule(tmp_path)
-    assert schedule["last_epoch"] == schedule["total_steps"] == 10
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "num_steps"),
-    [("OneCycleLR", "{total_steps: 24}", 19 + 5), ("CosineAnnealingLR", "{}", 2)],
-)
-def test_a_schedule_that_knows_its_length_trains(
-    train, tmp_path, name, arguments, num_steps
-):
-    train(*GRADUAL, "--model.scheduler", name, "--model.scheduler_args", arguments)
-    assert last_schedule(tmp_path)["last_epoch"] == num_steps
+    one_cycle = ("--model.scheduler OneCycleLR --name cycle --model.scheduler_args",)
+    train(*GRADUAL, *one_cycle, "{total_steps: 24}")
+    train(*GRADUAL, "--model.scheduler CosineAnnealingLR --name epochs")
+    for run, num_steps in (("tiny", 10), ("cycle", 19 + 5), ("epochs", 2)):
+        (schedule,) = checkpoint(tmp_path / run / "version_0")["lr_schedulers"]
+        assert schedule["last_epoch"] == num_steps

@@ -12,7 +12,7 @@ from attached import attach
 from given import Given
 from paths import script
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 from written import checkpoint_file, equal, weights
 
 from lightbase import BaseDataModule, BaseModule, UserError
@@ -66,11 +66,6 @@ KINDS: dict[str, Any] = {
         lambda batch: batch["x"] * batch["y"][1][:, None],
     ),
     "tensor": (lambda rows: rows, None, lambda batch: batch),
-    "three": (
-        lambda rows: TensorDataset(rows, rows[:, 0], torch.arange(len(rows))),
-        None,
-        lambda batch: batch[0] * batch[1][:, None] + batch[2][:, None],
-    ),
     "named": (
         lambda rows: Named(rows, rows > 0),
         None,

@@ -63,13 +63,6 @@ class UsersAverage(Callback):
         checkpoint["state_dict"] = {name: x.clone() for name, x in self.mean.items()}
 
 
-class ForgottenAverage(UsersAverage):
-    """Validates the mean, and saves the others."""
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        pass
-
-
 PRUNING = f"{LIGHTNING}.ModelPruning --trainer.callbacks.amount 0.5"
 PRUNING += " --trainer.callbacks.pruning_fn l1_unstructured"
 STOPPING = f"{LIGHTNING}.EarlyStopping --trainer.callbacks.monitor val/loss"
@@ -86,9 +79,6 @@ SHRINKS = "--model test_validated.ModuleShrinks"
         ("ModuleShrinks", f"{SHRINKS} {STOPPING}"),
         pytest.param(
             "AtValidationEnd", f"{ME}.AtValidationEnd", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "ForgottenAverage", f"{ME}.ForgottenAverage", marks=pytest.mark.slow
         ),
         pytest.param(
             "WhenSaved",
