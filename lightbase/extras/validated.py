@@ -52,11 +52,8 @@ class ValidatedWeights(CheckpointCheck):
         """Keep the fingerprints of the validated weights, and the names of all classes
         that may change the weights before they are saved."""
         self.step = trainer.global_step
-        tensors: dict[str, Any] = dict(pl_module.named_parameters())
-        tensors.update(pl_module.named_buffers())
-        self.fingerprints = {
-            name: fingerprint(tensor) for name, tensor in floats(tensors).items()
-        }
+        tensors = floats(pl_module.state_dict())
+        self.fingerprints = {name: fingerprint(tensors[name]) for name in tensors}
         parts = [*trainer.callbacks, pl_module]  # type: ignore[attr-defined]
         self.suspects = [
             type(part).__name__ for part in parts if may_change_weights(part)

@@ -176,15 +176,6 @@ def make_classifier(**options: Any) -> Classifier:
     return Classifier(MLP([12, 4]), num_classes=4, **options)
 
 
-def test_the_steps_work_without_a_trainer() -> None:
-    model = make_classifier()
-    x, y = torch.rand(8, 3, 2, 2), torch.randint(4, (8,))
-    loss = nn.functional.cross_entropy(model(x), y)
-    assert model.training_step((x, y), 0).item() == pytest.approx(loss.item())
-    assert model.validation_step((x, y), 0).shape == (8, 4)
-    assert model.predict_step((x, y), 0).sum(1).tolist() == pytest.approx([1] * 8)
-
-
 @pytest.mark.filterwarnings(
     r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
 )  # a call inside Lightning 2.6
