@@ -169,6 +169,7 @@ class Curves(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Remember the rates for the optimizers that take no step in this batch."""
+        self.rates = {}  # a callback may add groups, which then have other names
         for optimizer in trainer.optimizers:
             self.on_before_optimizer_step(trainer, None, optimizer)
 
@@ -177,8 +178,9 @@ class Curves(Callback):
     ) -> None:
         """Remember the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
+        ids = {id(group) for group in optimizer.param_groups}
         for name, group in parameter_groups(trainer).items():
-            if any(group is own_group for own_group in optimizer.param_groups):
+            if id(group) in ids:
                 self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
