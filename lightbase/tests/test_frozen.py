@@ -78,7 +78,6 @@ def test_an_average_keeps_the_frozen_part(train, tmp_path):
 @pytest.mark.parametrize(
     ("names", "frozen", "in_eval"),
     [
-        ("stem.1", "stem.1.weight stem.1.bias", "stem.1"),
         ("stem.?.bias", "stem.0.bias stem.1.bias", ""),
         ("head.[1].*", "head.1.weight head.1.bias", "head head.0 head.1"),
         (

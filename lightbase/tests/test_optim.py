@@ -23,11 +23,12 @@ def parameter() -> list[dict[str, Any]]:
     return [{"params": [nn.Parameter(torch.ones(3))]}]
 
 
-def test_any_optimizer_by_name() -> None:
-    for name, args in (("SGD", {"momentum": 0.9}), ("torch.optim.RMSprop", {})):
-        optimizer = build_optimizer(name, args, parameter(), lr=0.25)
-        assert type(optimizer).__name__ == name.rpartition(".")[2]
-        assert optimizer.param_groups[0].items() >= {"lr": 0.25, **args}.items()
+def test_an_optimizer_by_its_import_path() -> None:
+    name = "torch.optim.RMSprop"
+    optimizer = build_optimizer(name, {"momentum": 0.9}, parameter(), lr=0.25)
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["momentum"]) == (0.25, 0.9)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
