@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.script import is_interactive
 from lightbase.core.build import as_list
+from lightbase.core.checkpoint import CheckpointCheck
 from lightbase.core.parser import EXTRA_FLAGS
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
@@ -22,6 +23,7 @@ from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 from lightbase.extras.figures import PredictionFigures
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
+from lightbase.extras.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
     ("device_monitor", bool, True),
@@ -49,6 +51,11 @@ def extra_callbacks(spec: RunSpec) -> list[Callback]:
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
     return [*callbacks, progress(spec)]
+
+
+def extra_checks() -> list[CheckpointCheck]:
+    """Return the extras' callbacks that come before all others, and check best.ckpt."""
+    return [ValidatedWeights()]
 
 
 def progress(spec: RunSpec) -> Callback:

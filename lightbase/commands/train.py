@@ -14,6 +14,7 @@ from lightbase.commands.arguments import first_look
 from lightbase.commands.extras import (
     advice_after,
     extra_callbacks,
+    extra_checks,
     register_strategies,
 )
 from lightbase.commands.script import find_project, is_interactive, short_errors
@@ -109,7 +110,9 @@ def train(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = run.train(spec, model, data, extra_callbacks(spec))
+        metrics, trainer = run.train(
+            spec, model, data, extra_callbacks(spec), extra_checks()
+        )
         text = advice_after(trainer)
     if text:
         say(f"Advice: {text}")

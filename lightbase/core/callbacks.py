@@ -28,6 +28,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.nn.utils import get_total_norm
 
+from lightbase.core.batches import tensors_in
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.checks import Monitor
@@ -40,7 +41,7 @@ from lightbase.core.compat import (
     stop_after_batch,
 )
 from lightbase.core.curves import RunFolder, is_log_step
-from lightbase.core.errors import STARTED_BY, UserError, rank
+from lightbase.core.errors import STARTED_BY, UserError, rank, say
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
@@ -52,11 +53,16 @@ from lightbase.core.state import (
     WholeEpochs,
 )
 
-TRY = (
+LOWER_RATE = (
     "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
     "32-true; --stop_on_nan false goes on all the same"
 )
 """The way out for a loss or a weight that is NaN or infinite."""
+LOOK = (
+    "look for NaN and infinite values in the data, as the network gets it; another "
+    "learning rate does not help"
+)
+"""The way out for such values in a batch."""
 
 
 def make_callbacks(
@@ -69,9 +75,6 @@ def make_callbacks(
     """Build the callbacks of a run, in the order in which Lightning calls them, and
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
     the config.
-
-    With a monitor, best.ckpt may be written after each validation, also within an
-    epoch. Without one, it is the newest epoch.
 
     folder: The folder of the checkpoints. Lightning gives all processes the folder of
         the first one.
@@ -99,26 +102,40 @@ def make_callbacks(
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
-    name, mode = monitor or (None, "min")
-    if config.patience is not None and name:
-        callbacks.append(
-            Patience(
-                name,
+    if monitor:
+        callbacks.append(NanMonitor(monitor.name))
+        if config.patience is not None:
+            patience = Patience(
+                monitor.name,
                 patience=int(config.patience),
-                mode=mode,
+                mode=monitor.mode,
                 check_on_train_epoch_end=False,
             )
-        )
-    if config.trainer.enable_checkpointing is False:
-        return callbacks
+            callbacks.append(patience)
+    if config.trainer.enable_checkpointing is not False:
+        callbacks += make_checkpoints(config, folder, monitor)
+    return callbacks
+
+
+def make_checkpoints(
+    config: Any, folder: Path, monitor: Monitor | None
+) -> list[Callback]:
+    """Build the callbacks that write the checkpoints of a run, in their order.
+
+    With a monitor, best.ckpt may be written after each validation, also within an
+    epoch. Without one, it is the newest epoch.
+
+    folder, monitor: See `make_callbacks`.
+    """
     every_n_epochs: int | None = 1
     if monitor:
         every_n_epochs = config.trainer.check_val_every_n_epoch
         if config.trainer.val_check_interval not in (None, 1.0):
             # after every validation, also in the middle of an epoch
             every_n_epochs = None
+    name, mode = monitor or (None, "min")
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
-    callbacks += [PlateauFirst(), best]
+    callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
     # after best.ckpt, so that it holds the best value so far
@@ -161,16 +178,21 @@ class StopOnNan(Callback):
     before such a weight gets into a checkpoint.
 
     It checks the curve train/loss on log steps, whose values are on the CPU, and the
-    weights before each checkpoint.
+    weights before each checkpoint. If the newest batch has such values, the message is
+    about the data.
     """
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+        self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
     ) -> None:
         """Check the newest point of train/loss on a log step."""
-        if is_log_step(trainer) and "train/loss" in trainer.callback_metrics:
-            loss = trainer.callback_metrics["train/loss"]
-            stop_if(not loss.isfinite(), trainer, "the training loss is")
+        if not is_log_step(trainer) or "train/loss" not in trainer.callback_metrics:
+            return
+        loss = trainer.callback_metrics["train/loss"]
+        if in_any_process(trainer, not loss.isfinite()):
+            has_data = any(not x.isfinite().all() for x in tensors_in(batch))
+            stop_if(has_data, trainer, "a value of the batch is", LOOK)
+            stop_if(True, trainer, "the training loss is")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
@@ -207,7 +229,7 @@ class StopWithoutLoss(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if no process has had a loss in this epoch."""
-        if not trainer.strategy.reduce_boolean_decision(self.has_loss, all=False):
+        if not in_any_process(trainer, self.has_loss):
             step = f"training_step of {type(pl_module).__name__}"
             batches = f"all batches of epoch {trainer.current_epoch + 1}"
             raise UserError(
@@ -216,18 +238,42 @@ class StopWithoutLoss(Callback):
             )
 
 
-def stop_if(is_bad: bool, trainer: Trainer, subject: str) -> None:
+class NanMonitor(Callback):
+    """Prints one line when the metric that compares epochs is NaN after a validation,
+    the first time only."""
+
+    def __init__(self, monitor: str) -> None:
+        self.monitor = monitor
+        self.has_printed = False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = trainer.callback_metrics.get(self.monitor, torch.zeros(()))
+        if value.isnan() and not self.has_printed and not trainer.sanity_checking:
+            where = f"in epoch {trainer.current_epoch + 1}"
+            say(f"{self.monitor} is NaN {where}: this epoch cannot be the best")
+            self.has_printed = True
+
+
+def in_any_process(trainer: Trainer, decision: Any) -> bool:
+    """Return whether `decision` is true in one of the processes. All processes have to
+    call this function."""
+    return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+
+def stop_if(
+    is_bad: Any, trainer: Trainer, subject: str, way_out: str = LOWER_RATE
+) -> None:
     """Raise UserError in all processes if `is_bad` is true in one of them. All
     processes have to call this function.
 
     subject: The beginning of the message, such as "a weight is".
     """
-    if trainer.strategy.reduce_boolean_decision(is_bad, all=False):
+    if in_any_process(trainer, is_bad):
         where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
         raise UserError(
             f"{subject} NaN or infinite after {where}: stopped; no checkpoint of it is "
             "written",
-            TRY,
+            way_out,
         )
 
 

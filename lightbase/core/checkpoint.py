@@ -12,12 +12,13 @@ import copy
 import io
 import pickle
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -26,7 +27,6 @@ from torch import Tensor
 from lightbase.core.batches import tensors_in, to_host
 from lightbase.core.errors import UserError, first_line
 from lightbase.core.files import check_readable, write_whole
-from lightbase.core.validated import ValidatedWeights
 
 MAX_PINNED = 2**28
 """Bytes of a checkpoint that take page-locked memory, which torch keeps. With more,
@@ -35,18 +35,26 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 """The first bytes of files of torch before 1.6."""
 
 
+class CheckpointCheck(Callback):
+    """A callback that is called before all others, and refuses a best.ckpt."""
+
+    def check(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError if `checkpoint`, which Lightning is about to save as
+        best.ckpt, must not be written."""
+        raise NotImplementedError
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file in the same folder and renames it. So a
     file with the final name is always complete. Lightning may copy the file instead,
     and a crash would leave a part of it.
 
-    validated: Checks the weights in best.ckpt before it is written. None checks
-        nothing.
+    checks: Check what best.ckpt would hold before it is written.
     """
 
-    def __init__(self, validated: ValidatedWeights | None = None) -> None:
+    def __init__(self, checks: Sequence[CheckpointCheck] = ()) -> None:
         super().__init__()
-        self.validated = validated
+        self.checks = checks
 
     def save_checkpoint(
         self, checkpoint: Any, path: Any, storage_options: Any = None
@@ -62,8 +70,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 # for a person who reads the file: runs are rebuilt from their config
                 checkpoint[key] = as_plain(checkpoint[key])
         path = Path(path)
-        if self.validated and path.name == "best.ckpt":
-            self.validated.check(checkpoint)
+        if path.name == "best.ckpt":
+            for check in self.checks:
+                check.check(checkpoint)
         buffer = io.BytesIO()
         torch.save(from_gpu(checkpoint), buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,10 +215,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError for a callback that averages weights after the last
-        validation. ValidatedWeights would find it too late, at the end of a long
-        training."""
+        validation. A check of best.ckpt would find it at the end of a long training."""
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            # ValidatedWeights would find it, at the end of a long training
             if isinstance(callback, StochasticWeightAveraging):
                 name = type(callback).__name__
                 raise UserError(

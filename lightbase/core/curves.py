@@ -167,12 +167,21 @@ class Curves(Callback):
                 self.means[name].add_state(state)
         self.resumed = {}
 
-    def note_rates(self, trainer: Trainer) -> None:
-        """Remember the learning rates of this training step. The schedule changes them
-        before `on_train_batch_end` is called."""
-        self.rates = {}
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Remember the rates for the optimizers that take no step in this batch."""
+        self.rates = {}  # a callback may add groups, which then have other names
+        for optimizer in trainer.optimizers:
+            self.on_before_optimizer_step(trainer, None, optimizer)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: Any, optimizer: Any
+    ) -> None:
+        """Remember the learning rates of this step. The schedule changes them before
+        `on_train_batch_end` is called."""
+        ids = {id(group) for group in optimizer.param_groups}
         for name, group in parameter_groups(trainer).items():
-            self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
+            if id(group) in ids:
+                self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log a point of train/ and of lr if this is a log step."""

@@ -6,7 +6,7 @@ sums of the means, the value of a metric as numbers, and the names of the curves
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -173,14 +173,9 @@ class Accumulator:
         try:
             metric.update(outputs, labels)
         except (RuntimeError, ValueError) as error:
-            is_ours = not type(metric).__module__.startswith("torchmetrics.")
-            if is_ours or isinstance(error, torch.OutOfMemoryError):
-                raise
             shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
-            raise UserError(
-                f"the metric {name} cannot take outputs and targets "
-                f"{str(shapes)[:80]}: {first_line(error)}"
-            ) from error
+            problem = f"{name} cannot take outputs and targets {str(shapes)[:80]}"
+            raise_error(metric, problem, error)
 
     def compute(self, name: str, metric: Metric) -> Any:
         """Return the value of a metric. Raise UserError if a metric of torchmetrics
@@ -188,15 +183,8 @@ class Accumulator:
         try:
             return metric.compute()
         except (RuntimeError, ValueError, IndexError) as error:
-            is_ours = not type(metric).__module__.startswith("torchmetrics.")
-            if is_ours or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise UserError(
-                f"the metric {name} cannot be computed from these outputs: "
-                f"{first_line(error)}",
-                "does it fit the task, such as MulticlassAUROC for two outputs a "
-                "sample?",
-            ) from error
+            problem = f"{name} cannot be computed from these outputs"
+            raise_error(metric, problem, error)
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the means and metrics over the samples of all processes, and
@@ -290,6 +278,19 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
         weights = values.new_tensor(sizes)[:, None]
     num_samples = values.new_full((1,), sum(sizes))
     return torch.cat([(values * weights).sum(0), num_samples])
+
+
+def raise_error(metric: Metric, problem: str, error: Exception) -> NoReturn:
+    """Raise UserError for an error in a metric of torchmetrics. Raise any other error
+    as it is: it may be a bug in the user's metric.
+
+    problem: The name of the metric, and what failed.
+    """
+    is_users = not type(metric).__module__.startswith("torchmetrics.")
+    if is_users or isinstance(error, torch.OutOfMemoryError):
+        raise error
+    line = f"the metric {problem}: {first_line(error)}"
+    raise UserError(line, "does it fit the task?") from error
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -242,8 +242,6 @@ class BaseModule(LightningModule):
         if samples is None:
             samples = inputs_of(newest_batch(self.trainer))
         curves.means[stage].add(num_samples(samples), means, outputs, targets)
-        if stage == "train":
-            curves.note_rates(self.trainer)
 
     def prepare_weights(self) -> None:
         """Load the file of the argument `weights`, and freeze parameters, if that is

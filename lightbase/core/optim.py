@@ -304,20 +304,9 @@ def grouped(
     Raise UserError for a group without parameters, or with a learning rate that is not
     a finite number above 0.
     """
-    rest: Options = {"params": []}
-    if groups:
-        rest["name"] = "rest"
-    members: dict[str, list[Parameter]] = {group: [] for group in groups}
-    names = []
-    for full_name, parameter in named:
-        name = full_name.removeprefix("net.")
-        names.append(name)
-        matching = [group for group in groups if matches(group, name, parameter)]
-        if matching:
-            members[matching[0]].append(parameter)
-        else:
-            rest["params"].append(parameter)
-    all_groups = [rest] if rest["params"] else []
+    rest = [(name.removeprefix("net."), parameter) for name, parameter in named]
+    names = [name for name, _ in rest]
+    chosen = []
     for group, options in groups.items():
         flag = f"model.parameter_groups.{group}"
         lr = options.get("lr", 1.0)
@@ -325,11 +314,18 @@ def grouped(
             raise UserError(
                 f"{flag}.lr {lr!r}: a learning rate is a number over 0", status=2
             )
-        if not members[group]:
+        members = [x for name, x in rest if matches(group, name, x)]
+        rest = [(name, x) for name, x in rest if not matches(group, name, x)]
+        if not members:
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"{flag} ({rule})", group, names)
-        all_groups.append({**options, "params": members[group], "name": group})
-    return all_groups
+        chosen.append({**options, "params": members, "name": group})
+    if not rest:
+        return chosen
+    others: Options = {"params": [parameter for _, parameter in rest]}
+    if groups:
+        others["name"] = "rest"
+    return [others, *chosen]
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:

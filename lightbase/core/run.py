@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import (
 
 from lightbase.core.build import make_trainer
 from lightbase.core.callbacks import leave, make_callbacks
-from lightbase.core.checkpoint import AtomicCheckpointIO
+from lightbase.core.checkpoint import AtomicCheckpointIO, CheckpointCheck
 from lightbase.core.checks import choose_monitor, dry_run
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import (
@@ -38,7 +38,6 @@ from lightbase.core.record import RunRecorder, ended, make_loggers
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
 from lightbase.core.testing import best_checkpoint, run_test, say_results
-from lightbase.core.validated import ValidatedWeights
 
 
 def train(
@@ -46,6 +45,7 @@ def train(
     model: LightningModule,
     data: LightningDataModule,
     extras: Sequence[Callback] = (),
+    checks: Sequence[CheckpointCheck] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -55,6 +55,7 @@ def train(
 
     spec, model, data: As `lightbase.core.build.build` has made them.
     extras: Callbacks that watch the training and do not change it.
+    checks: The first callbacks. If a metric compares epochs, they check best.ckpt.
     Raises UserError for a mistake of the user, and Stopped after a signal.
     """
     config = spec.config
@@ -73,14 +74,13 @@ def train(
         callbacks = make_callbacks(spec, folder, run, monitor, extras)
         loggers = make_loggers(spec, root, run)
         with ended(loggers), short_device_errors():
-            validated = ValidatedWeights()
             trainer = make_trainer(
                 spec,
                 model,
                 callbacks,
-                first=[validated],
+                first=checks,
                 logger=loggers or False,
-                plugins=[AtomicCheckpointIO(validated if monitor else None)],
+                plugins=[AtomicCheckpointIO(checks if monitor else ())],
             )
             metrics = fit_and_test(trainer, model, data, spec.checkpoint, run)
             return metrics, trainer

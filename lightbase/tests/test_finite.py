@@ -7,31 +7,27 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from lightning import Callback, LightningModule
-from paths import ACCELERATOR, Train
+from example.data.synthetic import SyntheticImages
+from paths import ACCELERATOR, fails
 from plain import PlainModule
 from torch import Tensor
-from written import checkpoint
+from written import checkpoint, refused
+
+HERE = "test_finite"
+STEPS = "--trainer.log_every_n_steps 5"
 
 
 class Breaks(Classifier):
     """Its loss breaks in one batch of 19 an epoch, counted from 1 over all epochs."""
 
-    at_batch = 0
+    at_batch = 25
     value = float("nan")
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        breaks = 19 * self.current_epoch + batch_idx + 1 == self.at_batch
-        return loss * self.value if breaks else loss
-
-
-class BreaksWeight(Callback):
-    """With finite losses: after the last step of the second epoch."""
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if trainer.current_epoch == 1:
-            next(pl_module.parameters()).data[0] = torch.inf
+        if 19 * self.current_epoch + batch_idx + 1 == self.at_batch:
+            loss = loss * self.value
+        return loss
 
 
 class PlainByHand(PlainModule):
@@ -61,84 +57,71 @@ def assert_kept(folder: Path, epoch: int) -> None:
 @pytest.mark.parametrize(
     ("at_batch", "value", "flags", "message"),
     [
-        (
-            25,
-            "nan",
-            "--trainer.log_every_n_steps 5",
-            "the training loss is NaN or infinite after step 30, in epoch 2",
-        ),
+        (25, "nan", STEPS, "the training loss is NaN or infinite after step 30"),
         # the last one of an epoch: no log step comes after it
-        (
-            38,
-            "inf",
-            "--trainer.log_every_n_steps 5",
-            "a weight is NaN or infinite after step 38, in epoch 2",
-        ),
+        (38, "inf", STEPS, "a weight is NaN or infinite after step 38, in epoch 2"),
         (25, "nan", "--trainer.accumulate_grad_batches 4", "after step 10, in epoch 2"),
     ],
 )
 def test_a_loss_that_is_no_number_ends_the_run_on_the_next_log_step(
     train, tmp_path, capsys, monkeypatch, at_batch, value, flags, message
 ):
-    monkeypatch.setattr("test_finite.Breaks.at_batch", at_batch)
-    monkeypatch.setattr("test_finite.Breaks.value", float(value))
-    with pytest.raises(SystemExit) as stopped:
-        train("--model test_finite.Breaks --trainer.max_epochs 4", flags)
-    assert stopped.value.code == 1
-    error = capsys.readouterr().err
+    monkeypatch.setattr(Breaks, "at_batch", at_batch)
+    monkeypatch.setattr(Breaks, "value", float(value))
+    run = lambda: train(f"--model {HERE}.Breaks", flags)  # noqa: E731
+    error = fails(capsys, 1, run)
     assert message in error
     assert "try a lower --model.lr" in error
     assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
 
 
-def test_by_option_the_run_goes_on(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("test_finite.Breaks.at_batch", 25)
-    assert (
-        train("--model", "test_finite.Breaks", "--stop_on_nan", "false")["epochs"] == 2
-    )
+def test_by_option_the_run_goes_on(train):
+    flags = f"--model {HERE}.Breaks --stop_on_nan false"
+    assert train(flags)["epochs"] == 2
 
 
-def test_a_broken_weight_replaces_no_checkpoint(train, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train("--trainer.max_epochs 3 --trainer.callbacks test_finite.BreaksWeight")
-    assert stopped.value.code == 1
-    assert "a weight is NaN or infinite after step 38" in capsys.readouterr().err
-    assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
-
-
-def test_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
+def test_a_weight_of_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
     config = tmp_path / "plain.yaml"
-    config.write_text("model: test_finite.PlainByHand\ndata: plain.PlainData\n")
-    flags = f"--trainer.log_every_n_steps 5 --monitor val_loss --trainer.accelerator {ACCELERATOR}"
-    with pytest.raises(SystemExit):
-        train(flags, "--step_timer false --device_monitor false", config=str(config))
-    assert "is NaN or infinite after step 38, in epoch 2" in capsys.readouterr().err
+    config.write_text(f"model: {HERE}.PlainByHand\ndata: plain.PlainData\n")
+    flags = f"--monitor val_loss --trainer.accelerator {ACCELERATOR}"
+    flags += " --step_timer false --device_monitor false"
+    error = fails(capsys, 1, lambda: train(flags, config=str(config)))
+    assert "a weight is NaN or infinite after step 38, in epoch 2" in error
 
 
 class Unknown(Classifier):
     """A metric of the first validation, and a loss of training that is only looked at,
     are not defined."""
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("train/other_loss", torch.tensor(torch.nan))
         return super().training_step(batch, batch_idx)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        self.log(
-            "val/odd", torch.tensor(torch.nan if self.current_epoch == 0 else -1.0)
-        )
-        return super().validation_step(batch, batch_idx)
+    def on_validation_epoch_end(self) -> None:
+        values = torch.tensor([torch.nan, -1.0])
+        self.log("val/odd", values[self.current_epoch])
 
 
-def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
-    train(
-        "--model",
-        "test_finite.Unknown",
-        "--monitor",
-        "val/odd",
-        "--monitor_mode",
-        "max",
-    )
+def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path, capsys):
+    train(f"--model {HERE}.Unknown --monitor val/odd --monitor_mode max")
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)
+    line = "val/odd is NaN in epoch 1: this epoch cannot be the best\n"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+class BrokenImages(SyntheticImages):
+    """A value of the last training image is NaN."""
+
+    def load(self, split: Any) -> Any:
+        images, targets = super().load(split)
+        images = images.float()
+        images[-1] = torch.nan
+        return images, targets
+
+
+def test_a_batch_with_nan_is_told_from_a_diverging_loss(train, tmp_path, capsys):
+    flags = f"--data {HERE}.BrokenImages --data.batch_size 1 --data.val_fraction 0"
+    run = lambda: train(flags, "--trainer.log_every_n_steps 1")  # noqa: E731
+    error = refused(capsys, tmp_path, run, status=1)
+    assert "a value of the batch is NaN or infinite after step" in error
+    assert "in the data" in error

@@ -1,30 +1,186 @@
-"""Metrics of each class, wrappers, collections, metrics that are no curves; what a
-metric gets."""
+"""The accumulator: means over samples and metrics. Metrics of each class, wrappers,
+collections, metrics that are no curves; what a metric gets."""
 
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
-from paths import script
-from torch import Tensor
-from torch.optim import SGD
+from paths import fails, script
 from torchmetrics import MeanAbsoluteError, MetricCollection, MinMaxMetric
 from torchmetrics.classification import (
+    BinaryF1Score,
     MulticlassAccuracy,
-    MulticlassF1Score,
     MultilabelAveragePrecision,
 )
 from torchmetrics.wrappers import BootStrapper, Running
 from written import curves
 
 from lightbase.core.errors import UserError
-from lightbase.core.metrics import Accumulator, as_curve_names, collection
+from lightbase.core.metrics import Accumulator, as_curve_names, collection, numbers
 
 HERE = "test_numbers"
+
+
+def result(accumulator: Accumulator) -> dict[str, Any]:
+    """Return the values in one process."""
+    return accumulator.result(lambda sums: sums)
+
+
+def measured(
+    metrics: Any,
+    outputs: Any,
+    targets: Any,
+    sizes: tuple[int, ...] = (30, 30),
+    saved: dict[str, Any] | None = None,
+) -> Accumulator:
+    """Return an accumulator that has got batches of these sizes. The loss of a batch is
+    its index.
+
+    saved: A state that it adds first.
+    """
+    accumulator = Accumulator(collection(metrics))
+    if saved:
+        accumulator.add_state(saved)
+    start = 0
+    for i, size in enumerate(sizes):
+        batch = slice(start, start + size)
+        loss = {"loss": torch.tensor(float(i))}
+        accumulator.add(size, loss, outputs[batch], targets[batch])
+        start += size
+    return accumulator
+
+
+def test_means_and_metrics_do_not_depend_on_how_samples_are_batched() -> None:
+    outputs, targets = torch.randn(60, 3), torch.randint(3, (60,))
+    metrics = {"acc": MulticlassAccuracy(3, average="micro")}
+    expected = (outputs.argmax(1) == targets).float().mean().item()
+    for sizes, loss in (((20, 20, 20), 1), ((40, 20), 1 / 3)):
+        accumulator = measured(metrics, outputs, targets, sizes)
+        found = {name: value.item() for name, value in result(accumulator).items()}
+        values = {"loss": loss, "acc": expected, "num_samples": 60}
+        assert found == pytest.approx(values)
+        accumulator.reset()
+        assert result(accumulator) == {}
+    # a state, and what came after it
+    saved = measured(metrics, outputs, targets, (40,)).state()
+    resumed = measured(metrics, outputs[40:], targets[40:], (20,), saved)
+    assert result(resumed)["acc"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"\['mae'\] now and \['loss'\] before"):
+        resumed.add(1, {"mae": torch.tensor(1.0)}, None, None)
+
+
+def test_outputs_may_have_several_shapes() -> None:
+    """As with images of several sizes and a class for each pixel."""
+    metric = MulticlassAccuracy(3, average="micro")
+    outputs = [torch.randn(4, 3, side, side) for side in (2, 3)]
+    targets = [torch.randint(3, (4, side, side)) for side in (2, 3)]
+    accumulator = Accumulator(collection({"acc": metric}))
+    for batch, labels in zip(outputs, targets, strict=True):
+        accumulator.add(4, {"loss": torch.tensor(1.0)}, batch, labels)
+        metric.update(batch, labels)
+    assert result(accumulator)["acc"] == metric.compute()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.array([1.0, 2.0]), {"m_0": 1.0, "m_1": 2.0}),
+        (torch.ones(1, 1, dtype=torch.int32), {"m": 1.0}),
+        (torch.tensor([1.0, 2.0, 4.0]), {"m/x": 1.0, "m/y": 2.0, "m/z": 4.0}),
+        ({"mean": 1.0, "map": {"s": 2.0}}, {"m_mean": 1.0, "m_map_s": 2.0}),
+    ],
+)
+def test_numbers_vectors_and_dicts_are_curves(value, expected):
+    parts = numbers("m", value, ["x", "y", "z"])
+    assert {name: number.item() for name, number in parts.items()} == expected
+    # Lightning warns of other types
+    assert all(number.dtype == torch.float32 for number in parts.values())
+
+
+def test_other_values_are_handed_on_and_names_of_classes_fit() -> None:
+    for value in (torch.zeros(3, 3), torch.zeros(101), None, (torch.zeros(2), 1)):
+        assert numbers("m", value, ["x", "y", "z"])["m"] is value
+    assert as_curve_names(["a b", "a/b", "Käse"]) == ["a_b_0", "a_b_1", "Käse"]
+
+
+def test_a_name_is_refused_that_another_curve_has_or_that_torch_does_not_take() -> None:
+    accumulator = measured(
+        {"loss": MeanAbsoluteError()}, torch.ones(60), torch.ones(60)
+    )
+    with pytest.raises(UserError, match="two curves have the name 'loss'"):
+        result(accumulator)
+    with pytest.raises(UserError, match=r"model\.metrics: 'update'") as caught:
+        collection({"update": MulticlassAccuracy(3)})
+    assert caught.value.status == 2
+
+
+def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
+    """As of a network that is not trained. torchmetrics' compute groups would take them
+    for one."""
+    metrics = {"low": BinaryF1Score(0.5), "high": BinaryF1Score(0.7)}
+    outputs, targets = torch.rand(100), torch.randint(2, (100,))
+    outputs[:50] *= 0.1
+    found = result(measured(MetricCollection(metrics), outputs, targets, (50, 50)))
+    for name, metric in metrics.items():
+        assert found[name] == metric.clone()(outputs, targets)
+
+
+def test_metrics_keep_their_order_and_the_names_that_the_user_gave() -> None:
+    accuracy = MulticlassAccuracy(3)
+    pair = {"b": accuracy, "a": accuracy.clone()}
+    nested = {"both": MetricCollection(pair), "z": accuracy.clone()}
+    assert list(collection(pair)) == ["b", "a"]
+    assert list(collection(accuracy)) == ["MulticlassAccuracy"]
+    assert list(collection(None)) == []
+    assert {*collection(MetricCollection(pair, prefix="x_"))} == {"x_a", "x_b"}
+    assert {*collection(nested)} == {"both_a", "both_b", "z"}
+    labels = torch.randint(3, (60,))
+    wrapped = {"m": MinMaxMetric(accuracy)}
+    found = result(measured(wrapped, torch.randn(60, 3), labels))
+    assert {"m_raw", "m_min", "m_max"} < found.keys()
+
+
+def test_a_classification_metric_gets_float_targets_as_labels() -> None:
+    """As BCEWithLogitsLoss needs them; a metric of numbers beside it gets floats."""
+    logits, targets = torch.randn(60, 3), torch.randint(2, (60, 3))
+    metrics = {"ap": MultilabelAveragePrecision(3), "mae": MeanAbsoluteError()}
+    found = result(measured(metrics, logits, targets.float()))
+    assert found["ap"] == MultilabelAveragePrecision(3)(logits, targets)
+    assert found["mae"] == pytest.approx((logits - targets).abs().mean().item())
+    with pytest.raises(UserError, match="got targets that are no whole numbers"):
+        result(measured(metrics, logits, torch.rand(60, 3)))
+
+
+class BoxCountError(MeanAbsoluteError):
+    """Takes a list with a dict for each sample, as a metric of detection does."""
+
+    def update(self, preds: Any, target: Any) -> None:
+        counts = [[len(sample["boxes"]) for sample in x] for x in (preds, target)]
+        super().update(*map(torch.Tensor, counts))
+
+
+def test_outputs_may_be_lists() -> None:
+    boxes = [{"boxes": torch.zeros(i % 4, 4)} for i in range(60)]
+    shifted = boxes[1:] + boxes[:1]
+    assert result(measured({"num": BoxCountError()}, boxes, shifted))["num"] == 1.5
+
+
+def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training() -> (
+    None
+):
+    metrics = {
+        "last": Running(MeanAbsoluteError(), 3),
+        "sure": BootStrapper(MeanAbsoluteError()),
+    }
+    state = torch.get_rng_state()
+    outputs = torch.arange(5.0).repeat_interleave(8)
+    found = result(measured(metrics, outputs, torch.zeros(40), (8,) * 5))
+    assert found["last"] == 3  # of the batches 2, 3 and 4
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Named(SyntheticImages):
@@ -34,253 +190,79 @@ class Named(SyntheticImages):
 
 
 def test_each_class_has_an_accuracy_beside_the_usual_one(train, tmp_path, capsys):
-    train("--data", f"{HERE}.Named", "--trainer.max_epochs", 1)
+    train(f"--data {HERE}.Named --trainer.max_epochs 1")
     # the checkpoint of a run without them resumes with them
-    flags = ("--model.per_class", "true", "--model.top_k", 2)
-    result = train("--ckpt_path", "last", *flags, "--trainer.max_epochs", 3)
+    flags = "--model.per_class true --model.top_k 2 --trainer.max_epochs 3"
+    result = train("--ckpt_path last", flags)
     shown = capsys.readouterr().out
-    names = [f"test_class_acc/{name}" for name in ("cat", "a_b_c", "dog", "d_g")]
-    assert set(names) == {key for key in result if key.startswith("test_class_acc")}
+    names = {f"test_class_acc/{name}" for name in ("cat", "a_b_c", "dog", "d_g")}
+    assert names == {key for key in result if key.startswith("test_class_acc")}
     assert result["test/acc"] <= result["test/top2"] <= 1
-    lines = [
-        line.split()
-        for line in shown.splitlines()
-        if line.startswith("  test_class_acc/")
-    ]
-    assert [float(value) for _, value in lines] == sorted(
-        float(value) for _, value in lines
-    )
-    assert "class_acc" not in "".join(
-        line for line in shown.splitlines() if line.startswith(("Epoch", "Test"))
-    )
+    lines = [line.split() for line in shown.splitlines() if "test_class_acc/" in line]
+    values = [float(value) for _, value in lines]  # of no line of an epoch
+    assert values == sorted(values)
+    assert len(values) == 4
     folder = tmp_path / "tiny" / "version_0"
     assert json.loads((folder / "metrics.json").read_text()) == result
-    assert {f"{stage}_class_acc/cat" for stage in ("train", "val", "test")} <= curves(
-        folder
-    ).keys()
-    again = script("evaluate").main(
-        ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
-    )
-    assert again == {
-        key: value for key, value in result.items() if key.startswith("test")
-    }
-
-
-def test_names_of_classes_fit_into_names_of_curves() -> None:
-    assert as_curve_names(["a b", "a/b", "c", "Käse"]) == [
-        "a_b_0",
-        "a_b_1",
-        "c",
-        "Käse",
-    ]
-
-
-def test_top_k_over_the_number_of_classes_is_refused(train, capsys):
-    with pytest.raises(SystemExit) as caught:
-        train("--model.top_k", 5)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.endswith(
-        "top_k 5: there are 4 classes; give fewer\n"
-    )
-
-
-def measured(metrics: Any, outputs: Any, targets: Any) -> dict[str, Any]:
-    accumulator = Accumulator(collection(metrics))
-    for batch in (slice(0, 30), slice(30, None)):
-        accumulator.add(30, {"loss": torch.tensor(1.0)}, outputs[batch], targets[batch])
-    return accumulator.result(lambda tensor: tensor)
-
-
-def test_a_classification_metric_gets_float_targets_as_labels() -> None:
-    """As BCEWithLogitsLoss needs them; a metric of numbers beside it gets floats."""
-    logits, targets = torch.randn(60, 3), torch.randint(2, (60, 3))
-    metrics = {"ap": MultilabelAveragePrecision(3), "mae": MeanAbsoluteError()}
-    result = measured(metrics, logits, targets.float())
-    assert result["ap"] == MultilabelAveragePrecision(3)(logits, targets)
-    assert result["mae"] == pytest.approx((logits - targets).abs().mean().item())
-
-
-def test_targets_that_are_no_labels_are_refused_and_metrics_of_numbers_take_them() -> (
-    None
-):
-    outputs, targets = torch.rand(60, 3), torch.rand(60, 3)
-    assert measured({"mae": MeanAbsoluteError()}, outputs, targets)["mae"] < 1
-    with pytest.raises(UserError, match="got targets that are no whole numbers"):
-        measured({"ap": MultilabelAveragePrecision(3)}, outputs, targets)
-
-
-class BoxCountError(MeanAbsoluteError):
-    """Takes a list with a dict for each sample, as a metric of detection does."""
-
-    def update(self, preds: Any, target: Any) -> None:
-        nums = [
-            [float(len(sample["boxes"])) for sample in side] for side in (preds, target)
-        ]
-        super().update(*map(torch.tensor, nums))
-
-
-def test_outputs_may_be_lists() -> None:
-    boxes = [{"boxes": torch.zeros(i % 4, 4)} for i in range(60)]
-    assert (
-        measured({"num": BoxCountError()}, boxes, boxes[1:] + boxes[:1])["num"] == 1.5
-    )
-
-
-def test_collections_and_wrappers_keep_the_names_that_the_user_gave() -> None:
-    outputs, targets = torch.randn(60, 3), torch.randint(3, (60,))
-
-    def pair(**affixes: str) -> MetricCollection:
-        return MetricCollection(
-            {"a": MulticlassAccuracy(3), "f": MulticlassF1Score(3)}, **affixes
-        )
-
-    usual = {"loss", "num_samples"}
-    for metrics, expected in [
-        (pair(prefix="x_"), {"x_a", "x_f"}),
-        (pair(postfix="_y"), {"a_y", "f_y"}),
-        ({"both": pair(), "z": MulticlassAccuracy(3)}, {"both_a", "both_f", "z"}),
-        ({"m": MinMaxMetric(MulticlassAccuracy(3))}, {"m_raw", "m_min", "m_max"}),
-    ]:
-        assert measured(metrics, outputs, targets).keys() - usual == expected
+    assert {"train_class_acc/cat", "val_class_acc/cat"} <= curves(folder).keys()
+    best = folder / "checkpoints" / "best.ckpt"
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again.items() <= result.items()
+    error = fails(capsys, 2, lambda: train("--model.top_k 5"))
+    assert "top_k 5: there are 4 classes; give fewer" in error
 
 
 METRIC = "torchmetrics.classification.Multiclass"
+METRICS = f"""
+acc: {{class_path: {METRIC}Accuracy, init_args: {{average: micro}}}}
+each:
+  class_path: torchmetrics.wrappers.ClasswiseWrapper
+  init_args:
+    metric:
+      class_path: {METRIC}Recall
+      init_args: {{average: none, num_classes: 4}}
+sure:
+  class_path: torchmetrics.wrappers.BootStrapper
+  init_args:
+    base_metric: {{class_path: {METRIC}F1Score, init_args: {{num_classes: 4}}}}
+confusion: {METRIC}ConfusionMatrix
+roc: {METRIC}ROC
+"""
 
 
 def test_wrappers_and_matrices_of_a_yaml_are_curves_and_files(train, tmp_path, capsys):
-    wrappers = "torchmetrics.wrappers"
-    # what the data knows is filled in one level deep
-    options = {"average": "none", "num_classes": 4}
-    recall = {"class_path": f"{METRIC}Recall", "init_args": options}
-    f1 = {"class_path": f"{METRIC}F1Score", "init_args": {"num_classes": 4}}
-    metrics = {
-        "acc": {"class_path": f"{METRIC}Accuracy", "init_args": {"average": "micro"}},
-        "each": {
-            "class_path": f"{wrappers}.ClasswiseWrapper",
-            "init_args": {"metric": recall},
-        },
-        "sure": {
-            "class_path": f"{wrappers}.BootStrapper",
-            "init_args": {"base_metric": f1},
-        },
-        "confusion": f"{METRIC}ConfusionMatrix",
-        "roc": f"{METRIC}ROC",
-    }
     config = tmp_path / "metrics.yaml"
+    metrics = yaml.safe_load(METRICS)
     config.write_text(yaml.safe_dump({"model": {"metrics": metrics}}))
-    flags = (
-        "--config",
-        config,
-        "--data",
-        f"{HERE}.Named",
-        "--figures_every_n_epochs",
-        1,
-    )
-    result = train(*flags, "--trainer.max_epochs", 1)
+    flags = f"--data {HERE}.Named --figures_every_n_epochs 1 --trainer.max_epochs 1"
+    result = train("--config", config, flags)
     folder = tmp_path / "tiny" / "version_0"
-    points = curves(folder)
-    assert {
-        "val/sure_mean",
-        "val/sure_std",
-        "val_each/cat",
-        "train_each/d_g",
-    } <= points.keys()
-    rows = torch.tensor(
-        json.loads((folder / "metrics" / "test_confusion.json").read_text())
-    )
+    names = {"val/sure_mean", "val/sure_std", "val_each/cat", "train_each/d_g"}
+    assert names <= curves(folder).keys()
+    files = {x.name: json.loads(x.read_text()) for x in (folder / "metrics").iterdir()}
+    rows = torch.tensor(files["test_confusion.json"])
     assert rows.trace() / rows.sum() == pytest.approx(result["test/acc"], abs=1e-6)
     recalls = rows.diagonal() / rows.sum(1)
     assert result["test_each/dog"] == pytest.approx(recalls[2].item(), abs=1e-6)
-    files = {
+    assert files.keys() == {
         f"{stage}_{name}.json"
         for stage in ("val", "test")
         for name in ("confusion", "roc")
     }
-    assert {path.name for path in (folder / "metrics").iterdir()} == files
-    assert len(json.loads((folder / "metrics" / "val_roc.json").read_text())) == 3
-    out = capsys.readouterr().out
-    assert (
-        out.count("Metric roc is no curve: its values are in metrics/val_roc.json\n")
-        == 1
-    )
+    assert len(files["val_roc.json"]) == 3
+    line = "Metric roc is no curve: its values are in metrics/val_roc.json\n"
+    assert capsys.readouterr().out.count(line) == 1
 
 
-class Groups(Classifier):
-    """Two optimizers, one of them with two groups."""
-
-    def __init__(self, kind: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.kind = kind
-        self.automatic_optimization = kind == "one"
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        if self.kind == "two":
-            self.manual_backward(loss)
-            for optimizer in self.optimizers():
-                optimizer.step()
-                optimizer.zero_grad()
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        first, *others = self.net.parameters()
-        groups = [{"params": [first], "lr": 0.5}, {"params": others, "name": "others"}]
-        optimizers = [SGD(groups, lr=0.25)]
-        if self.kind == "two":
-            optimizers = [SGD([first], lr=0.5), SGD(groups[1:], lr=0.25)]
-        return optimizers
-
-
-OF_YAML = (
-    "--model.lr",
-    0.25,
-    "--model.parameter_groups",
-    '{"layers.1.weight": {lr: 0.5}}',
-)
-
-
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (OF_YAML, ["layers.1.weight", "rest"]),
-        (("--model", f"{HERE}.Groups", "--model.kind", "one"), ["group_0", "others"]),
-        (
-            ("--model", f"{HERE}.Groups", "--model.kind", "two"),
-            ["optimizer_0", "others"],
-        ),
-    ],
-    ids=["a yaml", "one optimizer", "two optimizers"],
-)
-def test_each_parameter_group_has_a_line_and_a_curve(
-    train, tmp_path, capsys, flags, names
-):
-    train(*flags, "--trainer.max_epochs", 1)
-    train("--ckpt_path", "last", "--trainer.max_epochs", 2)
-    line = f"Parameter group {names[0]}: 1 parameter tensors, lr 0.5\n"
+def test_each_parameter_group_has_a_line_and_a_curve(train, tmp_path, capsys):
+    groups = ("--model.parameter_groups", "{layers.1.weight: {lr: 0.5}}")
+    train(*groups, "--model.lr 0.25 --trainer.max_epochs 1")
+    train("--ckpt_path last --trainer.max_epochs 2")
+    line = "Parameter group layers.1.weight: 1 parameter tensors, lr 0.5\n"
     assert capsys.readouterr().out.count(line) == 2
     points = curves(tmp_path / "tiny" / "version_0")
-    assert {name for name in points if name.startswith("lr")} == {
-        f"lr/{name}" for name in names
-    }
-    for name, rate in zip(names, (0.5, 0.25), strict=True):
-        steps, rates = zip(*points[f"lr/{name}"], strict=True)
-        assert set(rates) == {rate}
-        assert steps[-1] > 30  # also after the resume
-
-
-def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training() -> (
-    None
-):
-    wrappers = {
-        "last": Running(MeanAbsoluteError(), 3),
-        "sure": BootStrapper(MeanAbsoluteError()),
-    }
-    accumulator, state = Accumulator(collection(wrappers)), torch.get_rng_state()
-    for i in range(5):
-        accumulator.add(
-            8, {"loss": torch.zeros(())}, torch.full((8,), float(i)), torch.zeros(8)
-        )
-    assert (
-        accumulator.result(lambda sums: sums)["last"] == 3
-    )  # of the batches 2, 3 and 4
-    assert torch.equal(torch.get_rng_state(), state)
+    rates = {"lr/layers.1.weight": 0.5, "lr/rest": 0.25}
+    assert {name for name in points if name.startswith("lr")} == {*rates}
+    for name, rate in rates.items():
+        assert {value for _, value in points[name]} == {rate}
+        assert points[name][-1][0] > 30  # also after the resume

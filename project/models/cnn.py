@@ -21,13 +21,6 @@ class CIFAR10CNN(nn.Module):
         self, num_classes: int = 10, in_channels: int = 3, activation: str = "none"
     ) -> None:
         super().__init__()
-        if min(num_classes, in_channels) < 1:
-            raise ValueError(
-                f"num_classes {num_classes}, in_channels {in_channels}: 1 or more"
-            )
-        self.num_classes = num_classes
-        self.in_channels = in_channels
-        self.activation = activation
         layers: list[nn.Module] = []
         for num_in, num_out in ((in_channels, 32), (32, 32), (32, 64)):
             convolution = nn.Conv2d(num_in, num_out, kernel_size=5, padding=2)

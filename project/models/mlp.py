@@ -24,8 +24,6 @@ class MLP(nn.Module):
             raise ValueError(
                 f"sizes {sizes}: give two sizes or more over 0, such as [784, 10]"
             )
-        self.sizes = sizes
-        self.activation = activation
         layers: list[nn.Module] = [nn.Flatten()]
         for num_in, num_out in itertools.pairwise(sizes):
             layers += [nn.Linear(num_in, num_out), make_activation(activation)]

@@ -11,8 +11,6 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
-NUM_STEPS = 40  # 4 epochs of 10 batches
-
 
 class Plateau(Classifier):
     def configure_optimizers(self) -> Any:
@@ -21,29 +19,24 @@ class Plateau(Classifier):
         scheduler = lr_scheduler.ReduceLROnPlateau(
             optimizer, patience=0, threshold=1000, threshold_mode="abs"
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": scheduler,
-            "monitor": "val/loss",
-        }
+        config = {"scheduler": scheduler, "monitor": "val/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class Estimated(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=0.02)
         num_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = lr_scheduler.OneCycleLR(
-            optimizer, max_lr=0.05, total_steps=num_steps
-        )
+        scheduler = lr_scheduler.OneCycleLR(optimizer, 0.05, num_steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
 class Plain(LightningModule):
-    """A plain LightningModule with dropout, AdamW and a schedule by steps."""
+    """A plain LightningModule with dropout. Its schedule watches what the module logs
+    last of all in an epoch."""
 
-    def __init__(self, lr: float = 0.02) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.lr = lr
         self.net = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(192, 4))
 
     def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
@@ -58,25 +51,14 @@ class Plain(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._step(batch, "val")
 
-    def configure_optimizers(self) -> Any:
-        optimizer = AdamW(self.parameters(), lr=self.lr)
-        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=NUM_STEPS)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-
-class PlainPlateau(Plain):
-    """Its schedule watches what the module logs last of all in an epoch."""
-
     def on_train_epoch_end(self) -> None:
         self.log("waiting", 1.0 + self.current_epoch)
 
     def configure_optimizers(self) -> Any:
-        optimizer = Adam(self.parameters(), lr=self.lr)
+        optimizer = Adam(self.parameters(), lr=0.02)
         scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "waiting"},
-        }
+        config = {"scheduler": scheduler, "monitor": "waiting"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class Adversarial(Plain):
@@ -91,28 +73,25 @@ class Adversarial(Plain):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
         real, fake = batch[0].flatten(1), self.generator(torch.randn(len(batch[0]), 8))
-        losses = (
-            -self.critic(fake).mean(),
-            self.critic(fake.detach()).mean() - self.critic(real).mean(),
-        )
+        difference = self.critic(fake.detach()).mean() - self.critic(real).mean()
+        losses = (-self.critic(fake).mean(), difference)
         optimizers: Any = self.optimizers()
-        for optimizer, loss in zip(optimizers, losses, strict=True):
+        schedulers: Any = self.lr_schedulers()
+        for optimizer, scheduler, loss in zip(
+            optimizers, schedulers, losses, strict=True
+        ):
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
-        self.log("train/loss", losses[1].detach())
-        schedulers: Any = self.lr_schedulers()
-        for scheduler in schedulers:
             scheduler.step()
+        self.log("train/loss", difference.detach())
 
     def configure_optimizers(self) -> Any:
         optimizers = [
             Adam(self.generator.parameters(), lr=0.01),
             SGD(self.critic.parameters(), lr=0.01, momentum=0.9),
         ]
-        return optimizers, [
-            lr_scheduler.ExponentialLR(optimizer, 0.95) for optimizer in optimizers
-        ]
+        return optimizers, [lr_scheduler.ExponentialLR(x, 0.95) for x in optimizers]
 
 
 class Stop(Callback):
@@ -123,8 +102,6 @@ class Stop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *_: Any
     ) -> None:
         epoch, batch, name = os.environ.get("STOP_AT", "-1 0 SIGTERM").split()
-        if (trainer.current_epoch, trainer.fit_loop.batch_idx) == (
-            int(epoch),
-            int(batch),
-        ):
+        newest = [trainer.current_epoch, trainer.fit_loop.batch_idx]
+        if newest == [int(epoch), int(batch)]:
             signal.raise_signal(signal.Signals[name])

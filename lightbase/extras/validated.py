@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightbase.core.checkpoint import CheckpointCheck
 from lightbase.core.errors import UserError
 
 AFTER_VALIDATION = (
@@ -28,11 +29,11 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The type of integers with so many bytes."""
 
 
-class ValidatedWeights(Callback):
+class ValidatedWeights(CheckpointCheck):
     """Compares the weights in best.ckpt with the weights that the validation has
     measured. They differ if a callback such as ModelPruning changes them in between.
 
-    It must be the first callback. WeightAveraging validates averaged weights and puts
+    It has to be the first callback. WeightAveraging validates averaged weights and puts
     the others back when the validation ends; the fingerprints must be taken before.
 
     step: The number of optimizer steps at the newest validation, -1 before it.
@@ -51,18 +52,12 @@ class ValidatedWeights(Callback):
         """Keep the fingerprints of the validated weights, and the names of all classes
         that may change the weights before they are saved."""
         self.step = trainer.global_step
-        tensors: dict[str, Any] = dict(pl_module.named_parameters())
-        tensors.update(pl_module.named_buffers())
-        self.fingerprints = {
-            name: fingerprint(tensor) for name, tensor in floats(tensors).items()
-        }
+        tensors = floats(pl_module.state_dict())
+        self.fingerprints = {name: fingerprint(tensors[name]) for name in tensors}
+        parts = [*trainer.callbacks, pl_module]  # type: ignore[attr-defined]
         self.suspects = [
-            type(callback).__name__
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if may_change_weights(callback)
+            type(part).__name__ for part in parts if may_change_weights(part)
         ]
-        if overrides_any(pl_module, LightningModule):
-            self.suspects.append(type(pl_module).__name__)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if a checkpoint has other weights than the validation after
@@ -89,23 +84,14 @@ class ValidatedWeights(Callback):
             )
 
 
-def may_change_weights(callback: Callback) -> bool:
-    """Return whether a callback may change weights between a validation and a
-    checkpoint. A callback of another package may do so if it has a hook there, unless
-    it is in HARMLESS."""
-    is_ours = type(callback).__module__.startswith("lightbase.")
-    if is_ours or isinstance(callback, HARMLESS):
+def may_change_weights(part: Callback | LightningModule) -> bool:
+    """Return whether a callback or a module may change weights between a validation and
+    a checkpoint. One of another package may do so if it has a hook there, unless it is
+    in HARMLESS."""
+    is_ours = type(part).__module__.startswith("lightbase.")
+    if is_ours or isinstance(part, HARMLESS):
         return False
-    return overrides_any(callback, Callback)
-
-
-def overrides_any(hooked: Any, base: type) -> bool:
-    """Return whether an object overrides one of the hooks in AFTER_VALIDATION.
-
-    hooked: A callback or a module.
-    base: The class of Lightning that declares the hooks.
-    """
-    return any(is_overridden(hook, hooked, base) for hook in AFTER_VALIDATION)
+    return any(is_overridden(hook, part) for hook in AFTER_VALIDATION)
 
 
 def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
