@@ -79,7 +79,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
-    # it would print two lines if it cannot keep its cache in the home folder
+    # matplotlib would print two lines if the home folder cannot be written
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     PROJECT.root = Path(script).resolve().parents[1]
     PROJECT.default_model = default_model
