@@ -61,7 +61,7 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
     regression: The targets and the outputs as they are.
     segmentation: Class numbers (N, H, W).
     multiclass: Class numbers (N,). A third tensor (N,) has the probability of the
-        predicted class.
+        predicted class. The outputs may be logits or probabilities.
 
     task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
     Raise one of MISFITS if the values do not fit the task.
@@ -69,7 +69,8 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
     if task == "regression":
         return [targets, outputs.reshape(targets.shape)]
     predicted = predicted_masks(outputs)
-    columns = [targets.reshape(predicted.shape), predicted]
+    # the loss of two classes may need masks of floats
+    columns = [targets.reshape(predicted.shape).long(), predicted]
     if task == "multiclass":
         # the outputs are probabilities if those of each sample add up to 1
         are_shares = ((outputs.abs().sum(1) - 1).abs() < 1e-3).all()
@@ -145,6 +146,7 @@ class ClassReport(Callback):
             problem = f"what test_step gives track does not fit task {pl_module.task}"
             raise UserError(problem, status=2) from error
         self.counts = self.counts + counts
+        pl_module.tracked = None  # the next step may not call `track`
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the files, and fill `lines`; only the first process does."""
