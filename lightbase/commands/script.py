@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import io
+import logging
 import os
 import runpy
 import sys
@@ -76,6 +77,8 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     script: The path of the script, which lies in a folder of the repository.
     default_model: See `Project`.
     """
+    # matplotlib would print two lines if the home folder cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     PROJECT.root = Path(script).resolve().parents[1]
     PROJECT.default_model = default_model
     name = Path(script).stem

@@ -3,8 +3,9 @@
 from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from matplotlib.text import Text
 
-from lightbase.core.curves import newest_step
+from lightbase.core.curves import newest_step, num_steps
 
 
 def has_pictures(trainer: Any) -> bool:
@@ -16,12 +17,16 @@ def has_pictures(trainer: Any) -> bool:
 
 def log_figure(trainer: Any, tag: str, figure: Any) -> None:
     """Give a picture to all loggers that take pictures, at the newest step of the
-    curves.
+    curves. All texts are drawn as they are: `$` in a class name begins no formula.
 
     tag: The name of the picture. In MLflow it is the artifact TAG/STEP.png.
     figure: A Figure of matplotlib.
     """
     step = newest_step(trainer)
+    if trainer.testing:  # at the step of the test's curves, which a resume drops
+        step = num_steps(trainer)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(tag, figure, step)

@@ -5,7 +5,6 @@ result for the advice at the end of a training.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any
@@ -15,13 +14,13 @@ import pynvml
 import torch
 from lightning import Callback
 
-from lightbase.core.curves import log_values, num_steps
+from lightbase.core.curves import is_log_step, log_values
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import say
 
 GIB = 2**30
 Readers = dict[str, Callable[[], float]]
-"""Functions that read one value, by the name of the curve without watch/device/."""
+"""Functions that read one value, by the name of the curve."""
 
 
 class DeviceMonitor(Callback):
@@ -34,8 +33,8 @@ class DeviceMonitor(Callback):
     nvidia-smi shows, for all programs on the GPU. NVML, the library behind nvidia-smi,
     reads them. A value that NVML cannot read has no curve, and a line is printed.
 
-    There is at most one point in log_every_n_steps steps, and in interval_s seconds.
-    cpu_percent is a mean since the last point.
+    There is a point on log steps, but at most one in interval_s seconds. A training
+    without any has one at its end. cpu_percent is a mean since the last point.
 
     interval_s: Seconds between two points. More points would not show more: NVML's
         busy_percent is itself a mean over 1/6 to 1 s.
@@ -44,47 +43,42 @@ class DeviceMonitor(Callback):
     def __init__(self, interval_s: float = 1.0) -> None:
         self.interval_s = interval_s
         self.readers: Readers = {}
-        self.readings: dict[str, list[float]] = defaultdict(list)  # by curve
-        self.written_at = 0  # step of the last point
-        self.read_at = 0.0  # time of the last point, in seconds of time.monotonic
+        self.readings: dict[str, list[float]] = {}  # all values, by curve
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find out what can be read, in the first process."""
-        self.written_at = num_steps(trainer)
-        self.read_at = time.monotonic()
+        self.read_at = time.monotonic()  # of the last point
         if not trainer.is_global_zero:
             return
         process = psutil.Process()
         process.cpu_percent()  # each call returns the load since the call before it
         self.readers = {
-            "cpu_percent": process.cpu_percent,
-            "memory_gib": lambda: process.memory_info().rss / GIB,
+            "watch/device/cpu_percent": process.cpu_percent,
+            "watch/device/memory_gib": lambda: process.memory_info().rss / GIB,
         }
         for gpu in devices_of(trainer.strategy):
             if gpu.type == "cuda":
                 self.readers |= gpu_readers(gpu)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Write a point every log_every_n_steps steps."""
-        if time.monotonic() - self.read_at < self.interval_s:
-            return
-        if 0 < trainer.log_every_n_steps <= num_steps(trainer) - self.written_at:
+        """Write a point on a log step."""
+        seconds = time.monotonic() - self.read_at
+        if seconds >= self.interval_s and is_log_step(trainer):
             self.write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the last point, so that a short training has a point, too."""
-        if trainer.log_every_n_steps and num_steps(trainer) > self.written_at:
+        """Write a point of a short training."""
+        if trainer.log_every_n_steps and not self.readings:
             self.write(trainer)
 
     def write(self, trainer: Any) -> None:
         """Read all values, and write a point of each curve."""
-        self.written_at = num_steps(trainer)
         self.read_at = time.monotonic()
         values = {}
         for name, read in list(self.readers.items()):
             try:
-                values[f"watch/device/{name}"] = read()
-                self.readings[name].append(values[f"watch/device/{name}"])
+                values[name] = read()
+                self.readings.setdefault(name, []).append(values[name])
             # the user may not read this value, or the GPU has failed
             except pynvml.NVMLError as error:
                 say(f"Device monitor: no {name}: {error}")
@@ -126,4 +120,5 @@ def gpu_readers(gpu: torch.device) -> Readers:
         "power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
         "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, celsius),
     }
-    return {f"gpu{gpu.index}_{name}": read for name, read in readers.items()}
+    start = f"watch/device/gpu{gpu.index}_"
+    return {start + name: read for name, read in readers.items()}

@@ -43,7 +43,7 @@ MEANINGS = {
     "on_before_batch_transfer": "transfer_transforms",
     "batch_to_device": "transfer_transforms",
     "training_step": "forward",
-    "backward": "backward",
+    "backward_of_loss": "backward",  # of StepTimer's hooks
     "optimizer_step": "optimizer",
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
@@ -113,37 +113,29 @@ def meaning(action_name: str) -> str:
 class PhaseClock(PassThroughProfiler):
     """A profiler of Lightning that measures how long each phase takes.
 
-    The time of a training has two parts: the steps, and the rest between them, such as
-    validations. A call is one pass of the training loop: it fetches a batch and runs
-    the step. Every moment of a call belongs to one phase. An inner phase, such as
-    backward inside of optimizer, interrupts the outer one.
+    A call is one pass of the training loop: it fetches a batch and runs the step. Every
+    moment of a call belongs to one phase. An inner phase, such as backward inside of
+    optimizer, interrupts the outer one. The time between calls, such as a validation,
+    belongs to none.
 
     Timing costs time, so only the first NUM_FIRST calls after a pause are timed, and
     then one call in SAMPLE_EVERY. On a GPU the CPU only queues work, so the phases are
     timed with CUDA events.
 
     device: The root device of the training.
+    seconds: {phase: its time so far}, estimated from the calls that were timed.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.is_on_gpu = device.type == "cuda"
-        self.steps_since: float | None = None  # None between the steps
-        self.step_seconds = 0.0
-        self.sampled = dict.fromkeys(PHASES, 0.0)  # time of the timed calls
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.phases = ["other"]  # the current phases, the innermost one last
         self.num_calls = 0  # since the steps began
         self.weight = 0  # for how many calls the current one counts; 0: it is not timed
         # (phase, when it began, weight); the phase "" ends a call. When it began is a
         # time in seconds, or a CUDA event on a GPU.
         self.marks: list[tuple[str, Any, int]] = []
-
-    def shares(self) -> dict[str, float]:
-        """Return {phase: its share of the steps so far}, for each phase in PHASES. The
-        shares add up to 1. The steps end here."""
-        self._end_steps()
-        total = sum(self.sampled.values())
-        return {phase: part / total for phase, part in self.sampled.items()}
 
     def profile(self, action_name: str) -> Any:
         """Return a context manager that calls `start` and `stop` around an action. For
@@ -157,7 +149,7 @@ class PhaseClock(PassThroughProfiler):
         training loop, or begin a phase."""
         phase = meaning(action_name)
         if phase == STEPS_END:
-            self._end_steps()
+            self.end_steps()
         elif phase == "data_loading":
             self._begin_call()
         elif phase:
@@ -173,40 +165,29 @@ class PhaseClock(PassThroughProfiler):
             self.phases = self.phases[:-1] or ["other"]
             self._mark(self.phases[-1])
 
+    def end_steps(self) -> None:
+        """End the steps, if they have not ended yet, and read the marks. On a GPU this
+        waits until the queued work is done."""
+        self._mark("")
+        self.weight = 0
+        self.num_calls = 0
+        self._read()
+
     def _begin_call(self) -> None:
         """Begin a call of the training loop, and end the call before it. Decide whether
         it is timed."""
         self._mark("")
-        if self.steps_since is None:
-            self.steps_since = time.perf_counter()
+        if len(self.marks) > MAX_MARKS:
+            self._read()
         later = self.num_calls - NUM_FIRST
         self.weight = 0
         if later < 0:
             self.weight = 1
-        elif later % SAMPLE_EVERY == 0 and len(self.marks) < MAX_MARKS:
+        elif later % SAMPLE_EVERY == 0:
             self.weight = SAMPLE_EVERY
         self.num_calls += 1
         self.phases = ["other", "data_loading"]
         self._mark("data_loading")
-
-    def _end_steps(self) -> None:
-        """End the steps, if they have not ended yet, and read the marks. On a GPU this
-        waits until the queued work is done: it belongs to the steps."""
-        if self.steps_since is None:
-            return
-        self._mark("")
-        self.weight = 0
-        if self.is_on_gpu:
-            torch.cuda.synchronize()
-        self.step_seconds += time.perf_counter() - self.steps_since
-        self.steps_since = None
-        self.num_calls = 0
-        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
-            if phase and self.is_on_gpu:
-                self.sampled[phase] += weight * start.elapsed_time(end)
-            elif phase:
-                self.sampled[phase] += weight * (end - start)
-        self.marks = []
 
     def _mark(self, phase: str) -> None:
         """Note that a phase begins now, if the current call is timed. "" ends the
@@ -218,6 +199,17 @@ class PhaseClock(PassThroughProfiler):
             now = torch.cuda.Event(enable_timing=True)
             now.record()
         self.marks.append((phase, now, self.weight))
+
+    def _read(self) -> None:
+        """Add the times between the marks to `seconds`, and drop the marks."""
+        if self.is_on_gpu and self.marks:
+            torch.cuda.synchronize()
+        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
+            if phase and self.is_on_gpu:
+                self.seconds[phase] += weight * start.elapsed_time(end) / 1e3
+            elif phase:
+                self.seconds[phase] += weight * (end - start)
+        self.marks = []
 
 
 class StepTimer(Callback):
@@ -232,6 +224,7 @@ class StepTimer(Callback):
     step_ms: The mean time of a step in milliseconds.
     """
 
+    clock: PhaseClock | None = None
     shares: dict[str, float] = {}
     step_ms = 0.0
 
@@ -241,14 +234,25 @@ class StepTimer(Callback):
         if not isinstance(trainer.profiler, PassThroughProfiler):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
         elif trainer.is_global_zero:
-            trainer.profiler = PhaseClock(trainer.strategy.root_device)
+            self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
+
+    # Lightning calls these hooks in manual optimization, too, where it profiles nothing
+    def on_before_backward(self, *_: Any) -> None:
+        if self.clock:
+            self.clock.start("backward_of_loss")
+
+    def on_after_backward(self, *_: Any) -> None:
+        if self.clock:
+            self.clock.stop("backward_of_loss")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Read the clock, and give the pie to the loggers."""
         num = num_steps(trainer) - self.first_step
-        if num and isinstance(trainer.profiler, PhaseClock):
-            self.shares = trainer.profiler.shares()
-            self.step_ms = 1e3 * trainer.profiler.step_seconds / num
+        if num and self.clock:
+            self.clock.end_steps()
+            total = sum(self.clock.seconds.values())
+            self.step_ms = 1e3 * total / num
+            self.shares = {x: part / total for x, part in self.clock.seconds.items()}
             if has_pictures(trainer):
                 log_figure(trainer, "watch/step_time/pie", self.pie())
 
@@ -265,10 +269,8 @@ class StepTimer(Callback):
         labels at thin slices would overlap."""
         figure = Figure((3.5, 2.0), dpi=100, layout="constrained")
         figure.suptitle(f"a step of {self.step_ms:.2f} ms", fontsize=9)
+        wedges, *_ = figure.add_subplot().pie([*self.shares.values()])
         labels = [f"{phase} {share:.0%}" for phase, share in self.shares.items()]
-        wedges, *_ = figure.add_subplot().pie(
-            [*self.shares.values()], startangle=90, counterclock=False
-        )
         figure.legend(wedges, labels, loc="outside right center", fontsize=7)
         return figure
 
@@ -284,13 +286,18 @@ def advice(trainer: Any, busy_shares: Sequence[float]) -> str:
     busy_shares: For each GPU the share of the time in which it ran anything, in [0, 1].
         Without GPUs, or if they cannot be read, it is empty.
     """
-    timers = [x for x in trainer.callbacks if isinstance(x, StepTimer) and x.shares]
-    if not timers:
+    shares = {}
+    for callback in trainer.callbacks:
+        if isinstance(callback, StepTimer):
+            shares = callback.shares
+    if not shares:
         return ""
-    parts = dict(timers[0].shares)
-    parts["network"] = parts["forward"] + parts["backward"]
-    parts["idle"] = 1 - min(busy_shares, default=1.0)
-    parts["overhead"] = parts["optimizer"] + parts["other"]
+    parts = {
+        **shares,
+        "network": shares["forward"] + shares["backward"],
+        "idle": 1 - min(busy_shares, default=1.0),
+        "overhead": shares["optimizer"] + shares["other"],
+    }
     for part, limit, text in RULES:
         if parts[part] > limit:
             return text.format(parts[part])

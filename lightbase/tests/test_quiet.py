@@ -1,6 +1,9 @@
-"""What Lightning and torch say on a machine with a GPU, and need not; and that other
-words get through."""
+"""What Lightning, torch and matplotlib say and need not; and that other words get
+through."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -11,13 +14,15 @@ from lightbase.core.compat import quiet_lightning
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
 bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
+START = (
+    "from lightbase.commands.script import starting\nwith starting('a/b/c.py', ''):\n"
+)
 
 
 def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # what Lightning asks
-    monkeypatch.setattr(
-        torch.cuda, "is_available", lambda: False
-    )  # what torch asks the driver
+    # Lightning asks for the number, torch asks the driver
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     warnings.simplefilter("error")  # without the line in pyproject.toml
     train("--trainer.max_steps 1 --trainer.accelerator cpu")
     shown = capsys.readouterr()
@@ -25,19 +30,22 @@ def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, 
     assert "GPU" not in shown.err
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The AccumulateGrad node's stream does not match the stream of the node that produced "
-        "the incoming gradient.",
-        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.",
+def test_known_warnings_of_gpus_are_left_out():
+    texts = [
+        "The AccumulateGrad node's stream does not match the stream of the node that",
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but",
         STRIDES.format(1),
-    ],
-)
-def test_known_warnings_of_gpus_are_left_out(text: str) -> None:
-    with pytest.raises(UserWarning):
-        warnings.warn(text, stacklevel=1)
+    ]
     quiet_lightning()
-    warnings.warn(text, stacklevel=1)
+    for text in texts:
+        warnings.warn(text, stacklevel=1)
     with pytest.raises(UserWarning):  # real ones
         warnings.warn(STRIDES.format(3), stacklevel=1)
+
+
+def test_matplotlib_needs_no_home():
+    command = [sys.executable, "-c", f"{START}    import matplotlib.figure"]
+    environment = {**os.environ, "HOME": os.devnull, "XDG_CONFIG_HOME": os.devnull}
+    environment.pop("MPLCONFIGDIR", None)
+    result = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert not result.stdout + result.stderr

@@ -6,82 +6,85 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from paths import argv, fails, script
 from tasks import flags_of, ious, outputs_of
+from torch import Tensor
+from written import checkpoint_file
 
 evaluate = script("evaluate").main
 
 
-def read(folder: Path) -> tuple[dict[str, dict[str, str]], list[list[int]]]:
-    """report.csv by class, and the counts of confusion_matrix.csv."""
-    with (folder / "report.csv").open() as file:
-        rows = {row.pop("class"): row for row in csv.DictReader(file)}
-    with (folder / "confusion_matrix.csv").open() as file:
-        (_, *names), *matrix = csv.reader(file)
-    assert names == [row[0] for row in matrix] == list(rows)
-    return rows, [list(map(int, row[1:])) for row in matrix]
+def read(file: Path) -> tuple[list[str], Tensor]:
+    """Return the names in the first column of a CSV file, and its numbers."""
+    with file.open() as lines:
+        (_, *rows) = csv.reader(lines)
+    numbers = [list(map(float, row[1:])) for row in rows]
+    return [row[0] for row in rows], torch.tensor(numbers)
 
 
-def test_the_report_agrees_with_the_test(
-    trained: Any, tmp_path: Path, capsys: Any
-) -> None:
+def assert_scores(rows: Tensor, right: Tensor, support: Tensor, num: Tensor) -> None:
+    """Check the columns precision, recall, F1 and support. num: the predictions of each
+    class."""
+    precision, recall = right / num.clamp(min=1), right / support
+    f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
+    torch.testing.assert_close(rows, torch.stack([precision, recall, f1, support], 1))
+
+
+def test_the_report_agrees_with_the_test(trained, tmp_path, capsys):
     folder, trained_metrics = trained()
     copied = tmp_path / "copied.ckpt"  # outside of a run's folder
-    copied.write_bytes((folder / "checkpoints" / "best.ckpt").read_bytes())
+    copied.write_bytes(checkpoint_file(folder).read_bytes())
     metrics = evaluate(argv("--ckpt_path", copied, "--report"))
     shown = capsys.readouterr().out.splitlines()
-    assert (
-        json.loads(shown[-1])
-        == metrics
-        == {key: trained_metrics[key] for key in metrics}
-    )
-    rows, counts = read(tmp_path)
-    num, right = sum(map(sum, counts)), [counts[i][i] for i in range(4)]
-    assert num == metrics["test/num_samples"]
-    assert sum(right) / num == pytest.approx(metrics["test/acc"], abs=1e-6)
-    for i, row in enumerate(rows.values()):
-        precision = right[i] / max(1, sum(line[i] for line in counts))
-        recall = right[i] / sum(counts[i])
-        f1 = 2 * precision * recall / max(precision + recall, 1e-12)
-        values = [float(row[name]) for name in ("precision", "recall", "f1", "support")]
-        assert values == pytest.approx([precision, recall, f1, sum(counts[i])])
-    table = next(i for i, line in enumerate(shown) if line.startswith("class "))
-    row = rows["stripes_0"].values()
-    cells = [cell if cell.isdecimal() else f"{float(cell):.4f}" for cell in row]
-    assert shown[table + 1].split() == ["stripes_0", *cells]
+    assert json.loads(shown[-1]) == metrics
+    assert metrics.items() <= trained_metrics.items()
+    names, counts = read(tmp_path / "confusion_matrix.csv")
+    assert counts.sum() == metrics["test/num_samples"]
+    right = counts.diag()
+    assert right.sum() / counts.sum() == pytest.approx(metrics["test/acc"], abs=1e-6)
+    classes, rows = read(tmp_path / "report.csv")
+    assert classes == names
+    assert_scores(rows, right, counts.sum(1), counts.sum(0))
+    (line,) = [line for line in shown if line.startswith("stripes_0")]
+    cells = [f"{x:.4f}" for x in rows[0, :3].tolist()]
+    assert line.split() == ["stripes_0", *cells, f"{rows[0, 3]:.0f}"]
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
 def test_labels_and_masks_have_their_scores(train, tmp_path, task):
     train(flags_of(task))
-    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
     evaluate(argv("--ckpt_path", path, "--report", tmp_path))
-    with (tmp_path / "report.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    names, rows = read(tmp_path / "report.csv")
+    assert names == ["red", "green", "blue"]
     x, y = outputs_of(task)
     if task == "segmentation":
-        assert [float(row["iou"]) for row in rows] == pytest.approx(ious(x, y))
-        assert [int(row["support"]) for row in rows] == [
-            (y == i).sum() for i in range(3)
-        ]
-        assert read(tmp_path)[1][1][1] == ((x.argmax(1) == 1) & (y == 1)).sum()
-        return
-    right = ((x > 0) & (y > 0)).sum(0)
-    for i, row in enumerate(rows):
-        assert row["label"] == ("red", "green", "blue")[i]
-        precision, recall = right[i] / (x[:, i] > 0).sum(), right[i] / y[:, i].sum()
-        values = [float(row[name]) for name in ("precision", "recall", "f1", "support")]
-        f1 = 2 * precision * recall / (precision + recall)
-        expected = [precision, recall, f1, y[:, i].sum()]
-        assert values == pytest.approx([value.item() for value in expected])
+        assert rows[:, 0].tolist() == pytest.approx(ious(x, y))
+        assert rows[:, 1].tolist() == [(y == i).sum() for i in range(3)]
+        _, counts = read(tmp_path / "confusion_matrix.csv")
+        assert counts[1, 1] == ((x.argmax(1) == 1) & (y == 1)).sum()
+    else:
+        x, y = x > 0, y > 0
+        assert_scores(rows, (x & y).sum(0), y.sum(0), x.sum(0))
 
 
 def test_what_has_no_report_is_refused(train, tmp_path, capsys):
     train(flags_of("regression"))
-    run = tmp_path / "tiny" / "version_0"
-    command = argv("--ckpt_path", run / "checkpoints" / "best.ckpt", "--report")
-    error = fails(capsys, 2, lambda: evaluate(command))
-    assert "the attribute task of Task is regression" in error
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
+    for folder, message in (
+        ([], "--report: Task predicts no classes"),
+        ([str(tmp_path / "below")], "below: there is no such folder"),
+    ):
+        command = [*argv("--ckpt_path", path, "--report"), *folder]
+        error = fails(capsys, 2, lambda words=command: evaluate(words))
+        assert message in error
     assert not list(tmp_path.rglob("report.csv"))
-    error = fails(capsys, 2, lambda: evaluate([*command, str(tmp_path / "below")]))
-    assert "below: there is no such folder" in error
+
+
+def test_a_misfit_is_named(train, tmp_path, capsys):
+    train(flags_of("text"), "--model.task", "multiclass")
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
+    command = argv("--ckpt_path", path, "--report")
+    error: Any = fails(capsys, 2, lambda: evaluate(command))
+    assert "what test_step gives track does not fit task multiclass" in error
