@@ -73,23 +73,28 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
     columns = [targets.reshape(predicted.shape).long(), predicted]
     if task == "multiclass":
         # the outputs are probabilities if those of each sample add up to 1
-        are_shares = ((outputs.abs().sum(1) - 1).abs() < 1e-3).all()
+        are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
         columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
     return columns
 
 
 def class_counts(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the counts of a batch for the report: a confusion matrix, see `confusion`.
-    For multilabel return three counts of each label, int64 (3, labels): the right
-    predictions, the samples that have the label, and the predictions of the label.
+    For multilabel return six counts of each label, int64 (6, labels): the samples that
+    have the label, the outputs outside [0, 1], the right predictions and all
+    predictions if the outputs are probabilities, and the same two if they are logits.
+    Only the whole test tells which of the two they are.
 
     task: One of REPORTED_TASKS.
     Raise one of MISFITS if the values do not fit the task.
     """
     if task == "multilabel":
         true = targets > 0.5
-        predicted = probabilities(outputs) > 0.5
-        return torch.stack([true & predicted, true, predicted]).sum(1)
+        counts = [true, (outputs < 0) | (outputs > 1)]
+        for threshold in (0.5, 0.0):
+            predicted = outputs > threshold
+            counts += [true & predicted, predicted]
+        return torch.stack(counts).sum(1)
     true, predicted, *_ = columns_of(task, outputs, targets)
     return confusion(true, predicted, max(2, outputs.shape[1]))
 
@@ -183,7 +188,9 @@ def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
     counts: See `class_counts`.
     """
     if task == "multilabel":
-        right, support, num_predicted = counts
+        support, outside, right, num_predicted, *of_logits = counts
+        if outside.any():
+            right, num_predicted = of_logits
     else:
         right, support, num_predicted = counts.diag(), counts.sum(1), counts.sum(0)
     total = support + num_predicted
