@@ -120,19 +120,19 @@ def check_processes(number: int, num_nodes: int) -> None:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. Only the first process checks, so that the error is printed once. An index
-    that is given twice is left to Lightning, which refuses it.
+    there. Only the first process looks for them, so that the error is printed once. An
+    index that is given twice is left to Lightning, which refuses it.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
     accelerator = trainer.accelerator
     if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
         start_cuda(accelerator)
-    if rank() > 0:
-        return
     devices = parse_devices(trainer.devices)
     number = num_devices(devices)
     check_processes(number, trainer.num_nodes)
+    if rank() > 0:
+        return
     if accelerator == "auto" and num_gpus():
         accelerator = "gpu"
     is_on_gpu = accelerator in ("gpu", "cuda", "mps")

@@ -57,23 +57,10 @@ def check_one_of(images: Tensor, candidates: Tensor) -> None:
 
 
 def killed(folder: str, *flags: str) -> None:
-    command = [
-        *TRAIN,
-        "configs/default.yaml",
-        "--trainer.deterministic",
-        "true",
-        *flags,
-    ]
-    command += [
-        "--trainer.max_epochs",
-        "6",
-        "--data.num_train",
-        "1500",
-        "--data.num_test",
-        "100",
-    ]
-    command += ["--model.net", "gpu_compare.Noisy"]
-    command += ["--trainer.default_root_dir", folder, "--name"]
+    words = "configs/default.yaml --trainer.deterministic true --trainer.max_epochs 6 "
+    words += "--data.num_train 1500 --data.num_test 100 --model.net gpu_compare.Noisy "
+    words += f"--trainer.default_root_dir {folder} {' '.join(flags)} --name"
+    command = [*TRAIN, *words.split()]
     subprocess.run([*command, "expected"], check=True)
     process = subprocess.Popen([*command, "killed"])
     last = Path(folder, "killed", "version_0", "checkpoints", "last.ckpt")
@@ -83,11 +70,10 @@ def killed(folder: str, *flags: str) -> None:
     process.kill()
     assert process.wait() == -9
     subprocess.run([*command, "killed", "--ckpt_path", "last"], check=True)
-    expected = torch.load(str(last).replace("killed", "expected"), weights_only=True)[
-        "state_dict"
-    ]
-    for name, value in torch.load(last, weights_only=True)["state_dict"].items():
-        assert torch.equal(value, expected[name]), name
+    paths = (last, str(last).replace("killed", "expected"))
+    found, expected = (torch.load(path, weights_only=True) for path in paths)
+    for name, value in expected["state_dict"].items():
+        assert torch.equal(found["state_dict"][name], value), name
 
 
 def memory(*flags: str) -> None:

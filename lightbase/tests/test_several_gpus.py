@@ -197,7 +197,8 @@ def test_a_killed_rank_ends_the_command_which_goes_on_from_last(tmp_path):
 
 @two_gpus
 def test_the_second_gpu_alone(tmp_path, one_gpu, monkeypatch):
-    shown = run(tmp_path / "flag", f"{GPU} --trainer.devices [1]", PLACES)
+    watched = "--figures_every_n_epochs 1 --device_monitor true --step_timer true"
+    shown = run(tmp_path / "flag", f"{GPU} --trainer.devices [1]", PLACES, watched)
     assert f"Device: cuda:1, machines: 1, GPUs found: {NUM_GPUS}" in shown
     assert places(tmp_path / "flag") == [["cuda:1"], ["cuda:1"], []]
     assert_same_run(tmp_path / "flag", one_gpu)
