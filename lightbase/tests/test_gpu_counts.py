@@ -15,13 +15,9 @@ import pytest
 import torch
 from paths import Train, fails
 from torch import nn
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
-from lightbase.core import metrics
 from lightbase.core.batches import tensors_in
 from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.metrics import Accumulator
 
 pytestmark = pytest.mark.gpu
 REPO = Path(gpu_counts.SCRIPT).parents[1]
@@ -128,30 +124,6 @@ def test_a_checkpoint_of_a_gpu_is_that_of_a_cpu(tmp_path, is_tied):
         torch.testing.assert_close(a, b)
     different = {tensor.data_ptr() for tensor in net.values()}
     assert len(different) == len(net) - is_tied
-
-
-@pytest.mark.parametrize("most", [metrics.MAX_NUMBERS, 40])
-def test_metrics_of_a_gpu_have_the_values_of_a_cpu(monkeypatch, most):
-    """`most` numbers wait for a transfer to the CPU; more are never taken there."""
-    monkeypatch.setattr(metrics, "MAX_NUMBERS", most)
-
-    def values(device: str) -> dict[str, float]:
-        accuracy = {"acc": MulticlassAccuracy(3, average="macro", validate_args=False)}
-        epoch = Accumulator(MetricCollection(accuracy))
-        means = Accumulator(MetricCollection(accuracy).clone())
-        means.epoch = epoch
-        generator = torch.Generator().manual_seed(0)
-        for size in (5, 20, 5):  # the second is many, and finds sums on the CPU
-            outputs = torch.rand(size, 3, generator=generator).to(device)
-            targets = torch.randint(3, (size,), generator=generator).to(device)
-            means.add(size, {"loss": outputs.mean()}, outputs, targets)
-            means.result(lambda sums: sums)
-            means.reset()
-        assert epoch.sums is not None
-        assert epoch.sums.is_cuda == (device == "cuda" and most == 40)
-        return {name: float(x) for name, x in epoch.result(lambda sums: sums).items()}
-
-    assert values("cuda") == pytest.approx(values("cpu"), rel=1e-6)
 
 
 def test_an_infinite_loss_ends_a_run_on_a_gpu(

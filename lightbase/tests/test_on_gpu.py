@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import programs
@@ -18,13 +17,14 @@ import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from paths import HERE, Train, argv
+from paths import HERE, argv
 from stops import Interrupt, InterruptedRunError
 from torch import Tensor, nn
 from torch.nn import functional
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.evaluate import main as evaluate
+from lightbase.core import metrics
 
 pytestmark = pytest.mark.gpu
 IS_SIMULATED = "SIMGPU_FOLDER" in os.environ
@@ -62,22 +62,29 @@ def check_close(one: Any, other: Any, tolerance: float = 0.0) -> None:
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("data", ["--data.resident true", "--data.resident false"])
+@pytest.mark.parametrize(
+    ("resident", "most"), [("true", metrics.MAX_NUMBERS), ("false", 40)]
+)
 def test_a_gpu_computes_what_a_cpu_computes(
-    train: Train, tmp_path: Path, data: str
-) -> None:
-    found = {}
+    train, tmp_path, monkeypatch, resident, most
+):
+    """`most` numbers wait for a transfer to the CPU; the metrics of more are computed
+    on the GPU."""
+    monkeypatch.setattr(metrics, "MAX_NUMBERS", most)
+    found = []
     for name in ("cpu", "gpu"):
-        flags = f"{METRICS} {SGD} --name {name} --trainer.accelerator {name}"
-        found[name] = train(flags, *small(), *([data] if name == "gpu" else []))
-        found[name] |= {"train_seconds": 0}
-    check_close(found["gpu"], found["cpu"], 0.1)  # an image may get another class
+        flags = f"--name {name} --trainer.accelerator {name} --data.resident {resident}"
+        if name == "cpu":
+            flags = flags.replace("resident true", "resident null")
+        found.append(train(METRICS, SGD, flags, *small()) | {"train_seconds": 0})
+    check_close(found[1], found[0], 0.1)  # an image may get another class
     folders = [tmp_path / name / "version_0" for name in ("cpu", "gpu")]
     check_close(*map(weights, folders), 0.02)
-    expected, points = map(curves, folders)
-    assert points.keys() == expected.keys()
-    for name in expected:
-        check_close(dict(points[name]), dict(expected[name]), 0.1)
+    expected, points = (
+        {name: dict(curve) for name, curve in curves(folder).items()}
+        for folder in folders
+    )
+    check_close(points, expected, 0.1)
 
 
 @pytest.mark.parametrize("devices", [ON_GPU, pytest.param(DP, marks=TWO_GPUS)])
