@@ -261,7 +261,8 @@ def try_network(
     except (RuntimeError, ValueError, AssertionError) as error:
         file, _ = raised_at(error)
         is_of_package = file.is_relative_to(Path(torch.__file__).parents[1])
-        if isinstance(error, torch.OutOfMemoryError) or not is_of_package:
+        of_device = (torch.OutOfMemoryError, torch.AcceleratorError)
+        if isinstance(error, of_device) or not is_of_package:
             raise  # it may be a bug of the user's
         raise UserError(
             f"{name} cannot take the samples {tuple(inputs.shape[1:])} of "

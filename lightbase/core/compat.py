@@ -38,15 +38,14 @@ LOG_LINES = (
     r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
 )
 # Warnings about what is intended: no worker processes for data in memory, an epoch
-# without a log step (its curves have a point at its end), one process on a machine of a
-# cluster, a run that resumes in its folder or without one of its
-# callbacks, no test data, a CPU beside a GPU, an array
-# that must not be written (samples are only read; torch has no tensors that cannot be
-# written, its issue 44027), a driver or GPU that is too old (our
-# lines say so), Tensor Cores as above (from inductor of torch 2.11). `LeafSpec` is a
-# deprecated call within Lightning 2.6. The last two are of ddp on GPUs: Lightning sets
-# it up on another stream (its issue 21567), and torch takes the layouts of a 1 x 1
-# convolution for different ones (pytorch issue 157862).
+# without a log step (its curves have a point at its end), one process on a machine of
+# a cluster, a run that resumes in its folder or without one of its callbacks, no test
+# data, a CPU beside a GPU, an array that must not be written (samples are only read;
+# torch has no tensors that cannot be written, its issue 44027), a driver or GPU that
+# is too old (our lines say so), Tensor Cores as above (from inductor of torch 2.11).
+# `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of ddp on
+# GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the
+# layouts of a 1 x 1 convolution for different ones (pytorch issue 157862).
 WARNINGS = (
     r".*does not have many workers|The `srun` command is available|"
     r"The number of training batches .* is smaller than the logging interval|"
@@ -61,7 +60,9 @@ WARNINGS = (
 )
 
 
-FIND_CLASS: Callable[..., str] = _typehints.resolve_class_path_by_name
+Checkpoint = dict[str, Any]  # its content, or a part of it
+Counts = dict[str, int]
+FIND_CLASS = _typehints.resolve_class_path_by_name
 
 
 def quiet_lightning() -> None:
@@ -76,15 +77,6 @@ def quiet_lightning() -> None:
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
-def counts_gpus_by_nvml() -> bool:
-    """Return whether torch counts the GPUs by NVML. Otherwise it starts CUDA to count
-    them, and processes that are forked after that cannot use CUDA.
-
-    No public function tells it. Tested with torch 2.11 and 2.15; no issue is known.
-    """
-    return torch.cuda._device_count_nvml() >= 0
-
-
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the arguments of a parser, to change their help or number of values.
 
@@ -93,7 +85,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return parser._actions
 
 
-def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def parse_unvalidated(parse: Any, *args: Any, **options: Any) -> Any:
     """Call `parse`, a parse_* method of a jsonargparse parser, and return its result.
     It does not check types and required values: the data fills in some values after
     parsing.
@@ -204,36 +196,36 @@ def logged_step(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def fit_loop_state(trainer: Any) -> dict[str, Any]:
+def fit_loop_state(trainer: Any) -> Checkpoint:
     """Return the state of the training's loop, as a checkpoint has it in
     `saved_fit_loop`."""
     return trainer.fit_loop.state_dict()
 
 
-def saved_fit_loop(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def saved_fit_loop(checkpoint: Checkpoint) -> Checkpoint:
     """Return the state of the training's loop in a checkpoint. Raise KeyError if there
     is none, as in a checkpoint of weights."""
     return checkpoint["loops"]["fit_loop"]
 
 
-def saved_epochs(checkpoint: dict[str, Any]) -> dict[str, dict[str, int]]:
+def saved_epochs(checkpoint: Checkpoint) -> dict[str, Counts]:
     """Return the counts of epochs in a checkpoint. Under "current", "ready" counts the
     epochs that have begun, "processed" the epochs whose batches are all done."""
     return saved_fit_loop(checkpoint)["epoch_progress"]
 
 
-def saved_batches(checkpoint: dict[str, Any]) -> dict[str, int]:
+def saved_batches(checkpoint: Checkpoint) -> Counts:
     """Return the counts of batches over all epochs in a checkpoint; "ready" counts the
     batches that have begun."""
     return saved_fit_loop(checkpoint)["epoch_loop.batch_progress"]["total"]
 
 
-def saved_counters(checkpoint: dict[str, Any]) -> dict[str, int]:
+def saved_counters(checkpoint: Checkpoint) -> Counts:
     """Return the other counters of the loop in a checkpoint, by name."""
     return saved_fit_loop(checkpoint)["epoch_loop.state_dict"]
 
 
-def saved_logged_step(checkpoint: dict[str, Any]) -> int:
+def saved_logged_step(checkpoint: Checkpoint) -> int:
     """Return `logged_step` of a checkpoint that was written between two batches."""
     return saved_counters(checkpoint)["_batches_that_stepped"]
 

@@ -4,11 +4,9 @@
 them into a UserError.
 """
 
-import atexit
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -17,7 +15,6 @@ from lightbase.core.errors import UserError, say
 
 OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
 AGAIN = "start again, after the first epoch with --ckpt_path last"
-GPU_FAILED = "unspecified launch failure|ECC error"
 WAYS_OUT = {
     "busy or unavailable": "another program may use the GPU alone (nvidia-smi); choose "
     "another one with --trainer.devices [1], or use --trainer.accelerator cpu",
@@ -29,12 +26,13 @@ WAYS_OUT = {
     "--trainer.accelerator cpu",
     "no kernel image": "the GPU is older than torch's kernels: install "
     f"{OTHER_TORCH}, or use --trainer.accelerator cpu",
-    GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
+    "unspecified launch failure|ECC error": "nvidia-smi and dmesg may tell why it "
+    f"fails; {AGAIN}",
     "remote process exit|by peer": "another process has ended, its lines may tell why; "
     f"{AGAIN}",
     "Too many open files|shared memory": "the workers need it: try fewer "
     "--data.num_workers, such as 0, or raise the limit (ulimit -n, size of /dev/shm)",
-    r"C(\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
+    r"C(?:\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
 }
 """What the user can do, by a pattern in an error of torch."""
 
@@ -53,55 +51,30 @@ def short_device_errors() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:
-        lines = str(error).splitlines()
         for pattern, way_out in WAYS_OUT.items():
-            matching = [line.strip() for line in lines if re.search(pattern, line)]
-            if not matching:
-                continue
-            # What follows are links, and advice on torch's allocator.
-            problem = re.split(r"\. (?!Tried|DefaultCPU)", matching[-1])[0]
-            if pattern == GPU_FAILED:
-                atexit.register(end_at_once)
-            raise UserError(problem, way_out) from error
+            if lines := re.findall(f".*(?:{pattern}).*", str(error)):
+                # What follows are links, and advice on torch's allocator.
+                problem = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
+                raise UserError(problem, way_out) from error
         raise
 
 
-def end_at_once() -> None:
-    """End the process with status 1 before torch frees the tensors of a GPU that has
-    failed. Freeing them would abort Python, after the two lines of the error. `atexit`
-    calls this function."""
-    sys.stdout.flush()
-    os._exit(1)
+def start_cuda(accelerator: str) -> None:
+    """Start CUDA, before anything uses a GPU. If there is none, nothing happens.
 
+    accelerator: The Trainer's flag. With "auto", a driver that is too old for torch is
+        no error: two lines say that no GPU is used, and CUDA_VISIBLE_DEVICES hides the
+        GPUs from NVML, which counts them even if torch cannot use them.
 
-def check_driver(accelerator: str) -> None:
-    """Start CUDA. If the NVIDIA driver is too old for torch, use no GPU.
-
-    accelerator: The Trainer's flag. With "auto" a line says that no GPU is used, and
-        CUDA_VISIBLE_DEVICES hides the GPUs from NVML, which counts them even if torch
-        cannot use them.
-
-    Raise UserError if the driver is too old and the flag asks for a GPU. Nothing
-    happens if the GPUs are hidden already, or if CUDA does not start for another
-    reason, such as no GPU.
+    Raise UserError if the driver is too old and the flag asks for a GPU.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return  # the GPUs are hidden already
     try:
-        torch.cuda.init()
-    except RuntimeError as error:  # it is raised without a GPU, too
-        version = re.search(r"too old \(found version (\d+)(\d\d)\d\)", str(error))
-        if not version:
+        with short_device_errors():
+            torch.cuda.init()
+    except (RuntimeError, UserError) as error:  # it is raised without a GPU, too
+        if "too old" not in str(error):
             return
-        problem = (
-            f"the NVIDIA driver is for CUDA {version[1]}.{int(version[2])}, which is "
-            "too old"
-        )
-        way_out = WAYS_OUT["NVIDIA driver"]
         if accelerator != "auto":
-            raise UserError(
-                f"trainer.accelerator {accelerator}: {problem}", way_out
-            ) from error
-        say(f"No GPU is used: {problem}; {way_out}")
-        # NVML counts GPUs that torch cannot use.
+            raise
+        say(f"No GPU is used: {error}")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -22,9 +22,8 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from lightbase.core.compat import counts_gpus_by_nvml
-from lightbase.core.device_errors import check_driver
-from lightbase.core.errors import UserError
+from lightbase.core.device_errors import start_cuda
+from lightbase.core.errors import UserError, rank
 
 MIXED = ("16", "bf16", "16-mixed", "bf16-mixed")
 """Precisions of the Trainer in which the weights stay float32."""
@@ -44,7 +43,7 @@ def num_processes_started() -> tuple[int, int]:
         return on_each, int(os.environ["WORLD_SIZE"]) // on_each
     num_tasks = int(os.environ.get("SLURM_NTASKS", 1))
     if num_tasks > 1 and SLURMEnvironment.detect():
-        num_nodes = int(os.environ.get("SLURM_NNODES", 1))
+        num_nodes = int(os.environ["SLURM_NNODES"])
         return num_tasks // num_nodes, num_nodes
     return 0, 0
 
@@ -121,34 +120,32 @@ def check_processes(number: int, num_nodes: int) -> None:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. An index that is given twice is left to Lightning, which refuses it.
+    there. Only the first process looks for them, so that the error is printed once. An
+    index that is given twice is left to Lightning, which refuses it.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
     accelerator = trainer.accelerator
+    if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
+        start_cuda(accelerator)
     devices = parse_devices(trainer.devices)
-    check_processes(num_devices(devices), trainer.num_nodes)
-    forks = forks_processes(trainer)
-    if accelerator in ("auto", "gpu", "cuda") and torch.version.cuda and not forks:
-        check_driver(accelerator)
+    number = num_devices(devices)
+    check_processes(number, trainer.num_nodes)
+    if rank() > 0:
+        return
+    if accelerator == "auto" and num_gpus():
+        accelerator = "gpu"
     is_on_gpu = accelerator in ("gpu", "cuda", "mps")
-    is_on_gpu = is_on_gpu or (accelerator == "auto" and num_gpus() > 0)
-    is_launched = num_processes_started() != (0, 0)
-    if trainer.strategy == "dp" and (is_launched or not is_on_gpu):
+    if trainer.strategy == "dp" and (
+        num_processes_started() != (0, 0) or not is_on_gpu
+    ):
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
     if is_on_gpu:
-        if forks and not counts_gpus_by_nvml():
-            raise UserError(
-                f"trainer.strategy {trainer.strategy}: processes forked here cannot use"
-                " the GPUs, because torch finds no NVML",
-                "use ddp, from a script",
-                2,
-            )
         check_gpus(accelerator, devices)
     elif accelerator in ("auto", "cpu"):
-        check_cpus(num_devices(devices), trainer.strategy)
+        check_cpus(number, trainer.strategy)
 
 
 def forks_processes(trainer: Any) -> bool:
@@ -169,10 +166,12 @@ def check_gpus(accelerator: str, devices: Any) -> None:
     """
     total = num_gpus()
     if not total:
-        # torch's version may end with +cpu
+        # torch's version may end with +cpu or +xpu
         raise UserError(
             f"trainer.accelerator {accelerator}: no GPU was found by torch "
-            f"{torch.__version__}; use cpu"
+            f"{torch.__version__}",
+            "GPUs need a torch for CUDA, ROCm or MPS; Intel's (XPU) are not supported; "
+            "use cpu",
         )
     indices = devices if isinstance(devices, list) else range(devices)
     if max(indices, default=0) >= total:
@@ -199,8 +198,9 @@ def check_cpus(number: int, strategy: Any) -> None:
 def check_one_device(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for several devices. Searches and
     predictions use one device."""
-    number = num_devices(parse_devices(trainer.devices))
-    if number != 1 or trainer.strategy not in ("auto", "single_device"):
+    if num_devices(parse_devices(trainer.devices)) != 1 or (
+        trainer.strategy not in ("auto", "single_device")
+    ):
         raise UserError(
             f"trainer.devices {trainer.devices}, strategy {trainer.strategy}: this "
             "command runs on one device",

@@ -19,11 +19,10 @@ from lightbase.core.errors import rank
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 # Windows has no SIGHUP
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
+# Seconds after which a signal that the main thread has not handled ends the process if
+# there is nothing to save, and if there may be a state to save.
 CHECK_S = 2
-"""Seconds after which a signal that the main thread has not handled ends the process
-if there is nothing to save."""
 STUCK_S = 20
-"""The same in seconds if there may be a state to save."""
 
 
 class Stopped(SystemExit):
@@ -81,9 +80,6 @@ class StopSignals:
                 # close alone does not end the thread if a forked worker has the socket
                 self.sender.shutdown(socket.SHUT_RDWR)
                 self.sender.close()
-                # it would take a signal of this context for one of the next context
-                self.watcher.join()
-                del self.sender  # and with it what register_after_fork would call
                 self.pid = 0
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
@@ -108,18 +104,13 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in NUMBERS:
-            # Ctrl-C and SIGHUP are ignored under nohup and in the background of a
-            # script
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
-        if self.pid != os.getpid():
-            self.pid = os.getpid()
-            self._start_watching()
-
-    def _start_watching(self) -> None:
-        """Start the thread that gets the number of each signal. Python writes the
-        number to a socket as soon as the signal comes, even while the main thread is
-        stuck."""
+        if self.pid == os.getpid():
+            return
+        self.pid = os.getpid()
+        # Python writes the number of a signal to a socket as soon as it comes, even
+        # while the main thread is stuck. The second thread gets it from there.
         receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
         signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
@@ -127,10 +118,7 @@ class StopSignals:
         multiprocessing.util.register_after_fork(
             self.sender, lambda _: signal.set_wakeup_fd(-1)
         )
-        self.watcher = threading.Thread(
-            target=self._watch, args=(receiver,), daemon=True
-        )
-        self.watcher.start()
+        threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
 
     def _handle(self, number: int, frame: Any) -> None:
         """Handle a signal in the main thread. Only the first signal counts. In a forked
@@ -178,29 +166,29 @@ class StopSignals:
         seconds: About how long ago it came. Only times of CHECK_S without a signal are
             counted.
         """
+        text = Stopped(number).text
+        limit_s = CHECK_S
+        if self.exchanges:
+            limit_s = STUCK_S
+            text += (
+                f" after {STUCK_S} s: a rank is missing in a collective; "
+                "go on with --ckpt_path last"
+            )
         if self.received:
-            if seconds == CHECK_S and self.received == signal.SIGINT and self.waits:
+            if seconds == CHECK_S and number == signal.SIGINT and self.waits:
                 tell(
                     "Stopping as soon as the state can be saved; a second Ctrl-C ends "
                     "at once"
                 )
-            return
-        text = Stopped(number).text
-        if self.exchanges:
-            if seconds < STUCK_S:
-                return
-            text += f" after {STUCK_S} s: a rank is missing in a collective"
-            text += "; go on with --ckpt_path last"
-        elif self.waits:
-            return
-        tell(text)
-        os._exit(128 + number)
+        elif seconds >= limit_s and (self.exchanges or not self.waits):
+            tell(text)
+            os._exit(128 + number)
 
 
 def tell(text: str) -> None:
     """Print a line to stderr, in the first process only."""
     if rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr)
 
 
 SIGNALS = StopSignals()

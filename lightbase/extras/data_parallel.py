@@ -29,17 +29,11 @@ class DataParallelStrategy(SingleDeviceStrategy):
     BatchNorm come from the part on the first GPU.
 
     parallel_devices: The GPUs. The first one holds the LightningModule. The Trainer
-        fills them in if they are not given.
+        fills them in if they are not set.
     """
 
     strategy_name = "dp"
-
-    def __init__(
-        self, parallel_devices: Sequence[torch.device] = (), **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self.parallel_devices = list(parallel_devices)
-        self.net: nn.Module | None = None  # set while its forward is replaced
+    parallel_devices: Sequence[torch.device] = ()
 
     @property
     def root_device(self) -> torch.device:
@@ -56,20 +50,20 @@ class DataParallelStrategy(SingleDeviceStrategy):
             )
         super().setup(trainer)
         if len(self.parallel_devices) > 1:
-            net = model.get_submodule("net")
+            net = model.net
             net.forward = functools.partial(split_forward, net, self.parallel_devices)
-            self.net = net
 
     def teardown(self) -> None:
         """Give the network its forward back."""
-        if self.net is not None:
-            del self.net.forward  # an attribute that hid the method of the class
-            self.net = None
+        model: Any = self.lightning_module
+        if len(self.parallel_devices) > 1:
+            # the attribute hides the method of the class
+            vars(model.net).pop("forward", None)
         super().teardown()
 
 
 def split_forward(
-    net: nn.Module, devices: list[torch.device], *args: Any, **kwargs: Any
+    net: nn.Module, devices: Sequence[torch.device], *args: Any, **kwargs: Any
 ) -> Any:
     """Return the outputs of `net` for a batch, on the first device.
 

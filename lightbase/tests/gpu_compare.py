@@ -36,44 +36,29 @@ class Full(nn.Module):
 
 
 def augment(device: str) -> None:
-    images = torch.randint(256, (500, 3, 8, 8), dtype=torch.uint8)
+    """Each image is one of the candidates, and each candidate occurs."""
+    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+    images = image.expand(500, 3, 8, 8).to(device)
     for mode in ("constant", "reflect"):
-        padded = functional.pad(images, [2] * 4, mode)
-        places = [(top, left) for top in range(5) for left in range(5)]
-        crops = torch.stack([padded[..., y : y + 8, x : x + 8] for y, x in places])
-        check_one_of(random_crop(images.to(device), 2, mode), crops)
-    check_one_of(random_flip(images.to(device)), torch.stack([images, images.flip(-1)]))
+        padded = functional.pad(image[None].float(), [2] * 4, mode)[0].byte()
+        crops = padded.unfold(1, 8, 1).unfold(2, 8, 1)  # (3, 5, 5, 8, 8)
+        candidates = crops.permute(1, 2, 0, 3, 4).reshape(25, 3, 8, 8)
+        check_same_images(random_crop(images, 2, mode), candidates)
+    check_same_images(random_flip(images), torch.stack([image, image.flip(-1)]))
     for epoch in range(2):
-        flipped = alternating_flip(images.to(device), epoch).cpu()
-        assert torch.equal(flipped, alternating_flip(images, epoch))
+        expected = alternating_flip(images.cpu(), epoch)
+        assert torch.equal(alternating_flip(images, epoch).cpu(), expected)
 
 
-def check_one_of(images: Tensor, candidates: Tensor) -> None:
-    """Each image (N, ...) is one of its candidates (M, N, ...), and each candidate
-    occurs."""
-    is_equal = (images.cpu() == candidates).flatten(2).all(2)
-    assert is_equal.any(0).all()
-    assert is_equal.any(1).all()
+def check_same_images(images: Tensor, candidates: Tensor) -> None:
+    assert torch.equal(images.cpu().unique(dim=0), candidates.unique(dim=0))
 
 
 def killed(folder: str, *flags: str) -> None:
-    command = [
-        *TRAIN,
-        "configs/default.yaml",
-        "--trainer.deterministic",
-        "true",
-        *flags,
-    ]
-    command += [
-        "--trainer.max_epochs",
-        "6",
-        "--data.num_train",
-        "1500",
-        "--data.num_test",
-        "100",
-    ]
-    command += ["--model.net", "gpu_compare.Noisy"]
-    command += ["--trainer.default_root_dir", folder, "--name"]
+    words = "configs/default.yaml --trainer.deterministic true --trainer.max_epochs 6 "
+    words += "--data.num_train 1500 --data.num_test 100 --model.net gpu_compare.Noisy "
+    words += f"--trainer.default_root_dir {folder} {' '.join(flags)} --name"
+    command = [*TRAIN, *words.split()]
     subprocess.run([*command, "expected"], check=True)
     process = subprocess.Popen([*command, "killed"])
     last = Path(folder, "killed", "version_0", "checkpoints", "last.ckpt")
@@ -83,11 +68,10 @@ def killed(folder: str, *flags: str) -> None:
     process.kill()
     assert process.wait() == -9
     subprocess.run([*command, "killed", "--ckpt_path", "last"], check=True)
-    expected = torch.load(str(last).replace("killed", "expected"), weights_only=True)[
-        "state_dict"
-    ]
-    for name, value in torch.load(last, weights_only=True)["state_dict"].items():
-        assert torch.equal(value, expected[name]), name
+    paths = (last, str(last).replace("killed", "expected"))
+    found, expected = (torch.load(path, weights_only=True) for path in paths)
+    for name, value in expected["state_dict"].items():
+        assert torch.equal(found["state_dict"][name], value), name
 
 
 def memory(*flags: str) -> None:

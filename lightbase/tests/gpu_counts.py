@@ -17,20 +17,12 @@ EVERY = 20  # steps from log step to log step, and batches that are fetched at o
 FLAGS = (
     f"--trainer.accelerator gpu --trainer.devices 1 --trainer.log_every_n_steps {EVERY} "
     "--trainer.max_epochs 1 --trainer.limit_test_batches 0 --figures_every_n_epochs 0 "
-    "--data.batch_size 4"
+    "--data.batch_size 4 --config {} --data.data_dir {} --trainer.default_root_dir {}"
 )
 
 
-def main(config: str, data_dir: str, folder: str) -> None:
-    flags = [
-        "--config",
-        config,
-        "--data.data_dir",
-        data_dir,
-        "--trainer.default_root_dir",
-        folder,
-    ]
-    sys.argv = [SCRIPT, *flags, *FLAGS.split()]
+def main() -> None:
+    sys.argv = [SCRIPT, *FLAGS.format(*sys.argv[1:]).split()]
     runpy.run_path(SCRIPT)
 
     import simgpu
@@ -75,4 +67,4 @@ def main(config: str, data_dir: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,9 +1,11 @@
-"""Several ranks for tests, forked by programs.py. They find the environment that
-torchrun sets.
+"""Runs of several processes for tests, forked by programs.py.
 
-`python ranks.py FUNCTION ARGUMENTS` is one rank: it calls a function of a test file.
+`on_ranks` starts ranks, which find the environment that torchrun sets: `python ranks.py
+FUNCTION ARGUMENTS` is one of them, and calls a function of a test file. `start_train`
+starts train.py, which may start other processes. `two_machines` calls torchrun.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,9 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import programs
+import torch
+from paths import HERE, TINY, argv
 
-HERE = Path(__file__).parent
 SECONDS = 300  # of one job; under load it may take ten times as long as alone
+LIMIT_S = 200  # of a command; under load a start takes a minute
+PIPED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+        return number
 
 
 @dataclass
@@ -32,9 +44,7 @@ class Ranks:
 def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
     """Run `module.function(*args)` of this folder on so many ranks. Their outputs are
     kept in `folder`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, __file__, function, json.dumps(args, default=str)]
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
@@ -67,9 +77,67 @@ def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
     return Ranks(statuses, [path.read_text() for path in outputs])
 
 
-if __name__ == "__main__":
-    import torch
+def start_train(folder: Path, *flags: object) -> subprocess.Popen[str]:
+    """Start train.py on tiny.yaml, in a session of its own, so that `assert_none_left`
+    finds what it starts. It can import the test files."""
+    paths = filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])
+    script = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
+    return programs.start(
+        [*script, *argv("--trainer.default_root_dir", folder, *flags)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+        **PIPED,
+    )
 
+
+def two_machines(folder: Path, *flags: object, **gpus: tuple[str, str]) -> str:
+    """Train with the command of docs/devices.md, both "machines" on the loopback.
+    Return what they print.
+
+    gpus: A variable of the environment, and its value on each machine.
+    """
+    # as a file, so that programs.py can fork it
+    torchrun = Path(torch.__file__).parent / "distributed" / "run.py"
+    options = "--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=1"
+    store = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    train = ["--", "scripts/train.py", "--config", TINY]
+    train += argv("--trainer.default_root_dir", folder, *flags)
+    command = [sys.executable, str(torchrun), *options.split(), store, *train]
+    machines = []
+    for i in range(2):
+        environment = os.environ | {name: values[i] for name, values in gpus.items()}
+        machines.append(programs.start(command, cwd=HERE, env=environment, **PIPED))
+    outputs = "".join(machine.communicate(timeout=LIMIT_S)[0] for machine in machines)
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert outputs.count("Run folder: ") == 1
+    return outputs
+
+
+def wait_for(process: subprocess.Popen[str], beginning: str) -> None:
+    """Read what a process prints, up to a line with this beginning."""
+    assert process.stdout
+    assert any(line.startswith(beginning) for line in process.stdout)
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(number) for number in path.read_text().split()]
+
+
+def assert_none_left(group: int) -> None:
+    """The processes of the group end soon."""
+    end = time.monotonic() + LIMIT_S / 4
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            # what has lost its parent is our child (programs.py), until we wait for it
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-group, os.WNOHANG)
+            os.killpg(group, 0)  # sends nothing
+            time.sleep(0.1)
+        raise AssertionError(f"processes of the group {group} are left")
+
+
+if __name__ == "__main__":
     from lightbase.core.project import PROJECT
 
     PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"

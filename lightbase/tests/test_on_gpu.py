@@ -1,7 +1,7 @@
 """What a GPU computes, keeps and touches: a CPU's numbers, one resumed run, one loss
 everywhere.
 
-All tests need a GPU, and the last one two. A simulated GPU computes with the CPU's
+All tests need a GPU. A simulated GPU computes with the CPU's
 kernels, so numbers are equal to the bit there; a real one rounds in another way.
 """
 
@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import programs
@@ -18,19 +17,14 @@ import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from paths import HERE, Train, argv
-from test_training import (
-    Interrupt,
-    InterruptedRunError,
-    checkpoint,
-    curves,
-    equal,
-    weights,
-)
+from paths import HERE, argv
+from stops import Interrupt, InterruptedRunError
 from torch import Tensor, nn
 from torch.nn import functional
+from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.evaluate import main as evaluate
+from lightbase.core import metrics
 
 pytestmark = pytest.mark.gpu
 IS_SIMULATED = "SIMGPU_FOLDER" in os.environ
@@ -62,40 +56,42 @@ def small(dropout: float = 0.0) -> list[str]:
     return argv("--model.net test_on_gpu.Small --model.net.dropout", dropout)
 
 
-def best_of(root: Path) -> Path:
-    return root / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-
-
 def check_close(one: Any, other: Any, tolerance: float = 0.0) -> None:
     """tolerance: relative and absolute, of a real GPU."""
     tolerance = 0 if IS_SIMULATED else tolerance
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("data", ["--data.resident true", "--data.resident false"])
+@pytest.mark.parametrize(
+    ("resident", "most"), [("true", metrics.MAX_NUMBERS), ("false", 40)]
+)
 def test_a_gpu_computes_what_a_cpu_computes(
-    train: Train, tmp_path: Path, data: str
-) -> None:
-    found = {}
+    train, tmp_path, monkeypatch, resident, most
+):
+    """`most` numbers wait for a transfer to the CPU; the metrics of more are computed
+    on the GPU."""
+    monkeypatch.setattr(metrics, "MAX_NUMBERS", most)
+    found = []
     for name in ("cpu", "gpu"):
-        flags = f"{METRICS} {SGD} --name {name} --trainer.accelerator {name}"
-        found[name] = train(flags, *small(), *([data] if name == "gpu" else []))
-        found[name] |= {"train_seconds": 0}
-    check_close(found["gpu"], found["cpu"], 0.1)  # an image may get another class
+        flags = f"--name {name} --trainer.accelerator {name} --data.resident {resident}"
+        if name == "cpu":
+            flags = flags.replace("resident true", "resident null")
+        found.append(train(METRICS, SGD, flags, *small()) | {"train_seconds": 0})
+    check_close(found[1], found[0], 0.1)  # an image may get another class
     folders = [tmp_path / name / "version_0" for name in ("cpu", "gpu")]
     check_close(*map(weights, folders), 0.02)
-    expected, points = map(curves, folders)
-    assert points.keys() == expected.keys()
-    for name in expected:
-        check_close(dict(points[name]), dict(expected[name]), 0.1)
+    expected, points = (
+        {name: dict(curve) for name, curve in curves(folder).items()}
+        for folder in folders
+    )
+    check_close(points, expected, 0.1)
 
 
 @pytest.mark.parametrize("devices", [ON_GPU, pytest.param(DP, marks=TWO_GPUS)])
 def test_dropout_of_a_gpu_goes_on_where_it_was(train, tmp_path, monkeypatch, devices):
-    monkeypatch.setattr(Interrupt, "at_epoch", None)
     flags = [*argv(devices, METRICS, "--trainer.deterministic true"), *small(0.5)]
     train(*flags, "--name whole")
-    cut = [*flags, *argv("--name cut --trainer.callbacks test_training.Interrupt")]
+    cut = [*flags, *argv("--name cut --trainer.callbacks stops.Interrupt")]
     monkeypatch.setattr(Interrupt, "at_epoch", 1)
     with pytest.raises(InterruptedRunError):
         train(*cut)
@@ -119,25 +115,23 @@ class Steps(Callback):
         self.batches.append(tuple(part.clone() for part in batch))
 
 
-def test_half_precision_clips_gradients_that_are_not_scaled(
-    train: Train, tmp_path: Path
-) -> None:
+def test_half_precision_clips_gradients_that_are_not_scaled(train, tmp_path):
     """As a loop that is written by hand, with torch's GradScaler."""
-    flags = f"{ON_GPU} --trainer.precision 16-mixed --trainer.gradient_clip_val 0.1"
-    flags += (
-        " --model.optimizer SGD --model.lr 0.5 --trainer.callbacks test_on_gpu.Steps"
+    flags = f"{ON_GPU} --trainer.precision 16-mixed --trainer.gradient_clip_val 0.1 "
+    flags += "--model.optimizer SGD --model.lr 0.5 --model.criterion test_on_gpu.Large"
+    train(
+        flags, "--trainer.max_epochs 1 --trainer.callbacks test_on_gpu.Steps", *small()
     )
-    train(flags, "--trainer.max_epochs 1 --model.criterion test_on_gpu.Large", *small())
-    optimizer = torch.optim.SGD(Steps.net.parameters(), lr=0.5)
-    scaler, criterion, num_clipped = torch.amp.GradScaler("cuda"), Large(), 0
+    net, scaler, num_clipped = Steps.net, torch.amp.GradScaler("cuda"), 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     for images, targets in Steps.batches:
         with torch.autocast("cuda", torch.float16):
-            logits = Steps.net(images)
-            loss = criterion(logits.float(), targets)
+            logits = net(images)
+            loss = Large()(logits.float(), targets)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(Steps.net.parameters(), 0.1).item()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1).item()
         num_clipped += math.isfinite(norm) and norm > 0.1
         scaler.step(optimizer)
         scaler.update()
@@ -145,10 +139,8 @@ def test_half_precision_clips_gradients_that_are_not_scaled(
     assert scaler.get_scale() < 65536  # some steps were skipped
     content = checkpoint(tmp_path / "tiny" / "version_0")
     assert content["MixedPrecision"]["scale"] == scaler.get_scale()
-    expected = {
-        f"net.{name}": value.cpu() for name, value in Steps.net.state_dict().items()
-    }
-    check_close(content["state_dict"], expected, 0.01)
+    for name, value in net.state_dict().items():
+        check_close(content["state_dict"][f"net.{name}"], value.cpu(), 0.01)
 
 
 class Large(nn.Module):
@@ -195,46 +187,29 @@ main(["--ckpt_path", sys.argv[1], "--trainer.accelerator", "cpu", "--trust_check
 """
 
 
-def test_one_checkpoint_has_one_loss_on_all_devices(train, tmp_path, capfd):
+def test_one_checkpoint_has_one_loss_on_all_devices_and_without_a_gpu(
+    train, tmp_path, capfd
+):
     expected = train(f"{ON_GPU} {METRICS}", *small())
-    expected = {
-        name: value for name, value in expected.items() if name.startswith("test")
-    }
+    best = str(checkpoint_file(tmp_path / "tiny" / "version_0"))
     flags = ["--trainer.accelerator cpu", f"{ON_GPU} --trainer.precision 32-true"]
     if NUM_GPUS > 1:
         flags += [f"{ON_GPU} --trainer.devices [1]", DP]
     for line in flags:
-        found = evaluate(["--ckpt_path", str(best_of(tmp_path)), *line.split()])
-        assert found == pytest.approx(expected, rel=1e-4), line
+        found = evaluate(["--ckpt_path", best, *line.split()])
+        assert expected == pytest.approx(expected | found, rel=1e-4), line
     if NUM_GPUS > 1:
         out = capfd.readouterr().out
         assert "Device: cuda:1," in out
         assert "Device: cuda:0, cuda:1," in out
 
-
-def test_a_checkpoint_of_a_gpu_needs_none(train: Train, tmp_path: Path) -> None:
-    expected = train(f"{ON_GPU} --trainer.precision 16-mixed", *small())
     script = tmp_path / "without_gpu.py"
     script.write_text(WITHOUT_GPU)
-    environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": f"{HERE.parents[1]}:{HERE}",
-    }
-    command = [sys.executable, str(script), str(best_of(tmp_path))]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with programs.start(command, cwd=HERE, env=environment, **options) as process:
+    paths = f"{HERE.parents[1]}:{HERE}"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": HERE}
+    command = [sys.executable, str(script), best]
+    with programs.start(command, env=environment, **options) as process:
         printed = process.communicate(timeout=60)[0]
     assert process.returncode == 0, printed
     assert f"{expected['test/acc']:.4f}" in printed
-
-
-@TWO_GPUS
-@pytest.mark.parametrize(
-    ("index", "data"), [(0, "--data.resident true"), (1, "--data.resident false")]
-)
-def test_a_run_leaves_the_other_gpu_alone(train: Train, index: int, data: str) -> None:
-    other = 1 - index
-    before = torch.cuda.memory_stats(other)["allocation.all.allocated"]
-    watched = "--figures_every_n_epochs 1 --device_monitor true --step_timer true"
-    train(ON_GPU, "--trainer.devices", f"[{index}]", data, METRICS, watched, *small())
-    assert torch.cuda.memory_stats(other)["allocation.all.allocated"] == before
