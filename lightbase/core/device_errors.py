@@ -4,9 +4,11 @@
 them into a UserError.
 """
 
+import atexit
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +17,7 @@ from lightbase.core.errors import UserError, say
 
 OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
 AGAIN = "start again, after the first epoch with --ckpt_path last"
+GPU_FAILED = "unspecified launch failure|ECC error"
 WAYS_OUT = {
     "busy or unavailable": "another program may use the GPU alone (nvidia-smi); choose "
     "another one with --trainer.devices [1], or use --trainer.accelerator cpu",
@@ -26,8 +29,7 @@ WAYS_OUT = {
     "--trainer.accelerator cpu",
     "no kernel image": "the GPU is older than torch's kernels: install "
     f"{OTHER_TORCH}, or use --trainer.accelerator cpu",
-    "unspecified launch failure|ECC error": "nvidia-smi and dmesg may tell why it "
-    f"fails; {AGAIN}",
+    GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
     "remote process exit|by peer": "another process has ended, its lines may tell why; "
     f"{AGAIN}",
     "Too many open files|shared memory": "the workers need it: try fewer "
@@ -55,8 +57,18 @@ def short_device_errors() -> Iterator[None]:
             if lines := re.findall(f".*(?:{pattern}).*", str(error)):
                 # What follows are links, and advice on torch's allocator.
                 problem = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
+                if pattern == GPU_FAILED:
+                    atexit.register(end_at_once)
                 raise UserError(problem, way_out) from error
         raise
+
+
+def end_at_once() -> None:
+    """End the process with status 1 before torch frees the tensors of a GPU that has
+    failed. Freeing them would abort Python, after the two lines of the error. `atexit`
+    calls this function."""
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def start_cuda(accelerator: str) -> None:

@@ -43,7 +43,7 @@ def num_processes_started() -> tuple[int, int]:
         return on_each, int(os.environ["WORLD_SIZE"]) // on_each
     num_tasks = int(os.environ.get("SLURM_NTASKS", 1))
     if num_tasks > 1 and SLURMEnvironment.detect():
-        num_nodes = int(os.environ["SLURM_NNODES"])
+        num_nodes = int(os.environ.get("SLURM_NNODES", 1))
         return num_tasks // num_nodes, num_nodes
     return 0, 0
 

@@ -80,6 +80,7 @@ class StopSignals:
                 # close alone does not end the thread if a forked worker has the socket
                 self.sender.shutdown(socket.SHUT_RDWR)
                 self.sender.close()
+                del self.sender  # and with it what register_after_fork would call
                 self.pid = 0
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
