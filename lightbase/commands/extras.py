@@ -16,10 +16,12 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightbase.commands.script import is_interactive
 from lightbase.core.build import as_list
 from lightbase.core.parser import EXTRA_FLAGS
+from lightbase.core.run import OpenLoggers
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 from lightbase.extras.figures import PredictionFigures
+from lightbase.extras.loggers import open_loggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
 
@@ -28,6 +30,8 @@ EXTRA_FLAGS[:] = [
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
+LOGGERS: list[OpenLoggers] = [open_loggers]
+"""What opens the loggers of a training."""
 
 
 def register_strategies() -> None:

@@ -12,6 +12,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.commands.arguments import first_look
 from lightbase.commands.extras import (
+    LOGGERS,
     advice_after,
     extra_callbacks,
     register_strategies,
@@ -109,7 +110,7 @@ def train(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = run.train(spec, model, data, extra_callbacks(spec))
+        metrics, trainer = run.train(spec, model, data, extra_callbacks(spec), LOGGERS)
         text = advice_after(trainer)
     if text:
         say(f"Advice: {text}")
