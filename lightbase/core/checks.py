@@ -273,7 +273,8 @@ def try_network(
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
     is_table = isinstance(outputs, Tensor) and outputs.dim() == 2
-    if is_table and outputs.shape[1] < max(num_classes, num_trained):
+    most_classes = max(num_classes, num_trained)
+    if is_table and outputs.shape[1] < most_classes:
         raise UserError(
             f"{name} has {outputs.shape[1]} outputs for the {num_classes} classes of "
             f"{type(data).__name__} and model.num_classes {num_trained}",
@@ -281,6 +282,8 @@ def try_network(
         )
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     say(f"Network: {name}, {num_parameters:,} parameters")
+    if is_table and outputs.shape[1] > most_classes > 0:
+        say(f"{name} has {outputs.shape[1]} outputs for {most_classes} classes")
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
@@ -399,9 +402,11 @@ def better(monitor: str, model: LightningModule) -> str:
             return "max" if metrics[name].higher_is_better else "min"
     mode = better_by_name(name)
     if mode is None:
-        raise UserError(
+        problem = (
             f"--monitor {monitor}: is a higher or a lower value better? give "
-            "--monitor_mode max or min, or --monitor val/loss",
-            status=2,
+            "--monitor_mode max or min"
         )
+        if isinstance(model, BaseModule):  # nobody knows what other modules log
+            problem += ", or --monitor val/loss"
+        raise UserError(problem, status=2)
     return mode
