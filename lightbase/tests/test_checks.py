@@ -1,7 +1,6 @@
 """What is refused before a run has a folder, because of its data, its network or its
 flags. And a training that trains nothing."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,23 +80,6 @@ def test_the_trial_changes_nothing(train: Train, tmp_path: Path):
     train("--model.net test_checks.Random --name not_tried --try_network false")
     folders = tmp_path / "tried" / "version_0", tmp_path / "not_tried" / "version_0"
     assert equal(*map(weights, folders))
-
-
-class Merged(nn.Linear):
-    def __init__(
-        self, dim: int, norm_layer: Callable[..., nn.Module] = nn.LayerNorm
-    ) -> None:
-        super().__init__(dim, 4)
-        self.norm = norm_layer(dim)
-
-
-def swin_like(layer: Callable[..., nn.Module] = Merged, **options) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), layer(192, nn.LayerNorm))
-
-
-def test_a_default_that_is_a_class_stays_a_class(train: Train):
-    """As the downsample_layer of torchvision.models.swin_t."""
-    assert train(f"--model.net {ME}.swin_like", ONE_EPOCH)["epochs"] == 1
 
 
 # a training_step that returns no loss

@@ -76,9 +76,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
 ):
     train()
     train("--model.lr", 0.03)
-    older, newest = (tmp_path / "tiny" / f"version_{i}" for i in (0, 1))
+    newest = tmp_path / "tiny" / "version_1"
     expected, points = weights(newest), curves(newest)
-    before = files_in(older)
     shutil.rmtree(newest / "checkpoints")
     (newest / "metrics.json").unlink()
     train("--ckpt_path", "last")
@@ -86,7 +85,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert f"{newest} was stopped before its first checkpoint" in out
     assert equal(weights(newest), expected)
     assert curves(newest) == points, "each point once"
-    assert files_in(older) == before
     (newest / "checkpoints" / "last.ckpt").unlink()
     # a run that has ended is not one to start again
     error = fails(capsys, 1, lambda: train("--ckpt_path", "last"))

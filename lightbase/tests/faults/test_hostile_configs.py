@@ -28,6 +28,7 @@ from lightbase import BaseDataModule, UserError
 
 pytestmark = pytest.mark.linux  # links, named pipes and alarms
 HERE = Path(__file__).parent
+STRANGE = (HERE / "strange.yaml").read_text()
 BAD = "came/bad.ckpt"
 MODULE = """
 from pathlib import Path
@@ -66,15 +67,20 @@ def run(command: str, *args: object) -> Any:
     return script(name).main([*words, *map(str, args)])
 
 
-def set_value(content: Any, keys: str, value: Any) -> None:
-    """Set what stands at the keys, which blanks separate; GONE removes it."""
-    *parents, last = [int(key) if key.isdigit() else key for key in keys.split()]
-    for key in parents:
-        content = content[key]
-    if value is GONE:
-        del content[last]
-    else:
-        content[last] = value
+def change(file: Path, changes: dict[str, Any], to: str | Path = BAD) -> None:
+    """Write a copy of a checkpoint with values at other keys, which blanks separate;
+    GONE removes a key."""
+    content = torch.load(file, weights_only=True)
+    for keys, value in changes.items():
+        *parents, last = [int(key) if key.isdigit() else key for key in keys.split()]
+        place = content
+        for key in parents:
+            place = place[key]
+        if value is GONE:
+            del place[last]
+        else:
+            place[last] = value
+    torch.save(content, to)
 
 
 @dataclass
@@ -97,24 +103,17 @@ class Place:
         paths = [x for x in self.root.rglob("*") if not x.is_relative_to(self.logs)]
         return {str(x): x.read_bytes() if x.is_file() else None for x in paths}
 
-    def write(
-        self, changes: dict[str, Any] | None = None, path: str | Path = BAD
-    ) -> Any:
+    def write(self, changes: dict[str, Any], to: str | Path = BAD) -> Any:
         """A copy of a run's checkpoint with values at other keys; returns the run's
         metrics."""
         folder, metrics = self.trained()
-        content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
-        for keys, value in (changes or {}).items():
-            set_value(content, keys, value)
-        torch.save(content, path)
+        change(folder / "checkpoints" / "best.ckpt", changes, to)
         return metrics
 
     def write_strange(self, name: str) -> Any:
         """The same with what strange.yaml has under this name."""
-        text = (HERE / "strange.yaml").read_text()
-        return self.write(
-            yaml.safe_load(text.replace("TARGET", str(self.target)))[name]
-        )
+        text = STRANGE.replace("TARGET", str(self.target))
+        return self.write(yaml.safe_load(text)[name])
 
     def own(self, name: str = "tiny", root: Path | None = None) -> Path:
         """The folder of a copy of a run in the user's folder of runs."""
@@ -174,21 +173,14 @@ def from_arguments(path: str = BAD) -> Classifier:
     return Classifier.load_from_checkpoint(path, net=MLP([192, 16, 4]), num_classes=4)
 
 
-def train_objects(path: str) -> Any:
-    module = Classifier(MLP([192, 16, 4]), num_classes=4)
-    data = SyntheticImages([3, 8, 8], 4, 350, 75, batch_size=16)
-    return lightbase.train(module, data, ckpt_path=path, max_epochs=3)
-
-
 PYTHON: tuple[Callable[[str], Any], ...] = (
     lightbase.load,
-    train_objects,
     Classifier.load_from_checkpoint,
     BaseDataModule.load_from_checkpoint,
 )
 
 
-@pytest.mark.parametrize("name", yaml.safe_load((HERE / "strange.yaml").read_text()))
+@pytest.mark.parametrize("name", yaml.safe_load(STRANGE))
 def test_nothing_that_a_strange_file_names_is_built(name, place):
     place.write_strange(name)
     for command in COMMANDS:
@@ -210,7 +202,7 @@ def test_no_path_makes_a_strange_file_the_users(place):
     place.own("tiny", place.root)
     place.logs.mkdir()
     (place.logs / "tiny").symlink_to(place.root / "tiny")
-    place.write()
+    place.write({})
     for path in ("tiny", place.logs / ".." / "work" / BAD):
         assert UNTRUSTED in place.refused(EVALUATE, path)
     assert UNTRUSTED in place.refused(RESUME)
@@ -236,12 +228,10 @@ StatesLoader.add_constructor(
 STATES = yaml.load((HERE / "states.yaml").read_text(), StatesLoader)
 
 
-def damage(folder: Path, keys: str, value: Any) -> None:
+def damage(folder: Path, changes: dict[str, Any]) -> None:
     """Change both checkpoints of a run."""
     for file in folder.glob("checkpoints/*.ckpt"):
-        content = torch.load(file, weights_only=True)
-        set_value(content, keys, value)
-        torch.save(content, file)
+        change(file, changes, file)
 
 
 @pytest.mark.parametrize("keys", STATES)
@@ -250,7 +240,7 @@ def test_a_damaged_state_ends_in_two_lines(keys, place):
     for i, value in enumerate(STATES[keys]):
         name = f"tiny{i}"
         folder = place.own(name)
-        damage(folder, keys, value)
+        damage(folder, {keys: value})
         place.refused(RESUME, "--name", name)
         assert {path.name for path in folder.parent.iterdir()} == {"version_0"}
         place.holds(EVALUATE, name)
@@ -283,7 +273,7 @@ CONTENTS: dict[str, Callable[[Path], Any]] = {
 def test_what_is_no_checkpoint_ends_in_two_lines(name, place):
     place.logs.mkdir()
     path = place.logs / "bad.ckpt"
-    place.write(None, path)
+    place.write({}, path)
     CONTENTS[name](path)
     for command in COMMANDS:
         place.refused(command, path)
@@ -340,13 +330,16 @@ def test_a_resume_follows_no_link(name, place):
 
 def test_a_resume_deletes_nothing_elsewhere(place):
     folder = place.own()
-    best = "callbacks RunCheckpoint/best"
-    number = torch.tensor(0.0)
-    damage(folder, f"{best} best_k_models", {str(place.victim): number})
-    for key in ("best_model_path", "kth_best_model_path"):
-        damage(folder, f"{best} {key}", str(place.victim))
-    for key in ("kth_value", "best_model_score"):
-        damage(folder, f"{best} {key}", number)
+    number, path = torch.tensor(0.0), str(place.victim)
+    state = {
+        "best_k_models": {path: number},
+        "best_model_path": path,
+        "kth_best_model_path": path,
+        "kth_value": number,
+        "best_model_score": number,
+    }
+    prefix = "callbacks RunCheckpoint/best "
+    damage(folder, {prefix + key: value for key, value in state.items()})
     place.refused(RESUME)
 
 
