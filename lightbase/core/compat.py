@@ -211,12 +211,6 @@ def saved_epochs(checkpoint: dict[str, Any]) -> dict[str, dict[str, int]]:
     return saved_fit_loop(checkpoint)["epoch_progress"]
 
 
-def saved_batches(checkpoint: dict[str, Any]) -> dict[str, int]:
-    """Return the counts of batches over all epochs in a checkpoint; "ready" counts the
-    batches that have begun."""
-    return saved_fit_loop(checkpoint)["epoch_loop.batch_progress"]["total"]
-
-
 def saved_counters(checkpoint: dict[str, Any]) -> dict[str, int]:
     """Return the other counters of the loop in a checkpoint, by name."""
     return saved_fit_loop(checkpoint)["epoch_loop.state_dict"]

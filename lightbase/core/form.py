@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightbase.core.compat import saved_batches, saved_counters, saved_epochs
+from lightbase.core.compat import saved_epochs
 from lightbase.core.errors import UserError, first_line
 
 FORM: dict[str, Any] = {
@@ -43,7 +43,6 @@ KINDS: dict[type, Any] = {
 }
 """The types that a saved value may have, by the type of the fresh one."""
 MOST_BATCHES = 2**40  # of a training: thirty years at a thousand batches a second
-STEPS_A_BATCH = 1000  # of optimizers and schedules, with manual optimization
 STATE_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -77,8 +76,8 @@ LIBRARIES = (
 
 def check_form(checkpoint: dict[str, Any], path: Path) -> None:
     """Raise UserError for a checkpoint with values of other types than a run writes, or
-    with counters that its training cannot have reached. A checkpoint of weights only
-    has no counters, and they are not checked.
+    with numbers that no training reaches. A checkpoint of weights only has no counts of
+    epochs, and they are not checked.
 
     checkpoint: The content of a file, see `load_checked`.
     path: The file, for the message.
@@ -86,32 +85,13 @@ def check_form(checkpoint: dict[str, Any], path: Path) -> None:
     try:
         check_like(checkpoint, FORM, "its", is_complete=False)
         if "loops" in checkpoint:
-            check_counters(checkpoint)
+            epochs = {"current": {"ready": 0, "processed": 0}}
+            check_like(saved_epochs(checkpoint), epochs, "epochs")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"checkpoint {path} is damaged or no checkpoint: "
             f"{type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def check_counters(checkpoint: dict[str, Any]) -> None:
-    """Raise LookupError, TypeError or ValueError if a counter of epochs, batches or
-    steps is missing, no number, or too high. A resume would count up to it, which may
-    take for ever.
-
-    The number of batches limits the other counters: at most STEPS_A_BATCH for each
-    batch.
-    """
-    epochs = {"current": {"ready": 0, "processed": 0}}
-    check_like(saved_epochs(checkpoint), epochs, "epochs")
-    batches = saved_batches(checkpoint)
-    check_like(batches, {"ready": 0}, "the number of batches")
-    limit = STEPS_A_BATCH * (batches["ready"] + 1)
-    steps = {"epoch": checkpoint["epoch"], "global_step": checkpoint["global_step"]}
-    steps |= saved_counters(checkpoint)
-    check_like(steps, dict.fromkeys(steps, 0), "the checkpoint", limit)
-    for schedule in checkpoint["lr_schedulers"]:
-        check_like(schedule, {"last_epoch": 0}, "a schedule", limit)
 
 
 def check_like(

@@ -253,26 +253,9 @@ def continue_run(restart: Restart, line: CommandLine, spec: RunSpec) -> None:
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
-    settings = flatten(as_values(spec))
-    say_unused(line, spec.given, settings)
-    check_changes(restart, spec.given, settings)
-
-
-def say_unused(line: CommandLine, given: frozenset[str], now: dict[str, Any]) -> None:
-    """Print each setting of the config files that the resumed run does not use, and how
-    to use it. A resume takes its settings from the checkpoint and from flags. A config
-    file may have changed since the run started.
-
-    given: The names of the settings that flags set.
-    now: The settings of the resumed run, by the names of flags.
-    """
-    for key, value in line.file_settings.items():
-        new = now.get(key)
-        is_same = str(value) == str(new)
-        if isinstance(value, str):  # maybe the bare name of a class or a relative path
-            is_same = str(new).endswith(value)
-        if not is_same and key not in RUN_LOCATION_KEYS and key not in given:
-            say(f"Resume: {key} stays {new}, not {value}: config files do not count")
+    if line.configs:
+        say("Resume: the settings are those of the checkpoint, not of a config file")
+    check_changes(restart, spec.given, flatten(as_values(spec)))
 
 
 def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) -> None:

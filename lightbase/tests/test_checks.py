@@ -232,7 +232,7 @@ def test_targets_that_are_no_inputs_are_not_refused(tmp_path, name, shapes):
 
 def test_more_outputs_than_classes_are_a_note(train: Train, capsys):
     train("--model.net.sizes [192,7] --trainer.fast_dev_run true")
-    assert "MLP has 7 outputs for 4 classes" in capsys.readouterr().out
+    assert "parameters, 7 outputs for 4 classes\n" in capsys.readouterr().out
     train("--trainer.fast_dev_run true")
     assert "outputs for" not in capsys.readouterr().out
 
