@@ -21,7 +21,7 @@ from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 from lightbase.extras.figures import PredictionFigures
-from lightbase.extras.loggers import open_loggers
+from lightbase.extras.loggers import StartCurves, open_loggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
 
@@ -52,7 +52,7 @@ def extra_callbacks(spec: RunSpec) -> list[Callback]:
         callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
-    return [*callbacks, progress(spec)]
+    return [*callbacks, progress(spec), StartCurves()]
 
 
 def progress(spec: RunSpec) -> Callback:

@@ -1,4 +1,4 @@
-"""What a run records about itself, in its folder and in its loggers.
+"""What a run records about itself, in its folder.
 
 Read `RunRecorder` first, the callback that writes config.yaml, environment.txt and
 progress.json.
@@ -7,29 +7,23 @@ progress.json.
 import importlib.metadata
 import math
 import platform
-import re
 import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from torch.utils.tensorboard.summary import hparams
 
 import lightbase
 from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.compat import epochs_done, saved_logged_step
+from lightbase.core.compat import epochs_done
 from lightbase.core.curves import num_steps
 from lightbase.core.devices import describe_devices, devices_of
-from lightbase.core.errors import UserError, first_line, say
-from lightbase.core.files import json_text, relative_to_cwd
+from lightbase.core.errors import UserError, first_line
+from lightbase.core.files import json_text
 from lightbase.core.folder import Run
-from lightbase.core.names import WITHOUT_EFFECT, flatten
 from lightbase.core.project import PROJECT
 
 PACKAGES = (
@@ -47,8 +41,8 @@ Values = dict[str, Any]
 
 
 class RunRecorder(Callback):
-    """Writes config.yaml, environment.txt and progress.json into the run's folder, the
-    hyperparameters into its loggers, and the config into its checkpoints.
+    """Writes config.yaml, environment.txt and progress.json into the run's folder, and
+    the config into its checkpoints.
 
     It also counts the seconds of training. A resumed run adds to the count of its
     checkpoint. Validations count, the test does not.
@@ -64,7 +58,6 @@ class RunRecorder(Callback):
         self.run = run
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
-        self.first_step = 0  # of this start in the run's folder
 
     def state_dict(self) -> Values:
         """Return the seconds of training so far, for the checkpoint."""
@@ -82,29 +75,6 @@ class RunRecorder(Callback):
         checkpoint["config"] = self.config
         checkpoint["package"] = PROJECT.package
         checkpoint["lightbase"] = lightbase.__version__
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
-    ) -> None:
-        """Find the step at which a run that continues in its folder starts again. A new
-        run that starts from a checkpoint begins its curves at step 0."""
-        if self.run and not self.run.is_new:
-            # not its global_step, which counts each of several optimizers
-            self.first_step = saved_logged_step(checkpoint)
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the hyperparameters into the loggers, in the first process only."""
-        if not self.run or not trainer.is_global_zero:
-            return
-        # Lightning would keep the file of an earlier start
-        (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
-        parameters = hyper_parameters(self.config)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(parameters)
-            if isinstance(logger, TensorBoardLogger):
-                start_curves(logger, parameters, self.first_step)
-                folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
-                say(f"Curves: tensorboard --logdir {folder}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock. Write the files of the run's folder, with the settings of
@@ -138,15 +108,6 @@ class RunRecorder(Callback):
                     f"validation: {', '.join(names)}",
                     status=2,
                 )
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves to disk, before the checkpoint of the epoch.
-
-        If the run is killed after the checkpoint, its curves have all points up to this
-        checkpoint. A resume then leaves no gap.
-        """
-        for logger in trainer.loggers:
-            logger.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: a test takes no time of the training."""
@@ -187,22 +148,9 @@ class RunRecorder(Callback):
         self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
 
-def start_curves(logger: TensorBoardLogger, parameters: Values, step: int) -> None:
-    """Tell TensorBoard the first step of this start, and the hyperparameters.
-
-    TensorBoard then drops the points from this step on that an earlier start of the run
-    has written after its last checkpoint.
-
-    parameters: The hyperparameters by name, as plain values.
-    """
-    writer = logger.experiment.file_writer
-    # It ignores the first such event of a run, so a new run needs one, too.
-    restart = SessionLog(status=SessionLog.START)
-    writer.add_event(Event(step=step, session_log=restart))
-    # The first summary would list columns. TensorBoard takes the parameters that differ
-    # first.
-    for summary in hparams(parameters, {})[1:]:
-        writer.add_summary(summary)
+def recorder_of(trainer: Any) -> RunRecorder:
+    """Return the RunRecorder of a Trainer."""
+    return next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
@@ -215,29 +163,6 @@ def best_callback(trainer: Trainer) -> RunCheckpoint | None:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback
     return None
-
-
-def hyper_parameters(config: Values) -> Values:
-    """Return the settings in which experiments differ, such as {"model.lr": 0.01,
-    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
-
-    Settings that are None, or that do not change the training, are left out. Only the
-    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
-
-    config: The config of a run, as plain values.
-    """
-    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    trainer = {name: config["trainer"][name] for name in names}
-    parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
-    parameters: Values = {"seed": config["seed_everything"]}
-    for key, value in flatten(parts).items():
-        if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
-            continue
-        if not isinstance(value, bool | int | float | str):
-            value = str(value)
-        # MLflow refuses model.parameter_groups.*.bias.lr
-        parameters[re.sub(r"[^\w/. -]", "_", key)] = value
-    return parameters
 
 
 def describe_environment(trainer: Trainer) -> str:

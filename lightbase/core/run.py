@@ -35,7 +35,7 @@ from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
 from lightbase.core.form import state_errors
 from lightbase.core.project import PROJECT
-from lightbase.core.record import RunRecorder
+from lightbase.core.record import RunRecorder, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
 from lightbase.core.testing import best_checkpoint, run_test, say_results
@@ -151,7 +151,7 @@ def fit_and_test(
     in the training.
     """
     say(describe_devices(trainer))
-    recorder = next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
+    recorder = recorder_of(trainer)
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)

@@ -1,27 +1,36 @@
 """The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
 
 `open_loggers` makes them, with arguments that follow from the folder of the run.
+`StartCurves` writes the hyperparameters into them.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import (
     Logger,
     MLFlowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from torch.utils.tensorboard.summary import hparams
 
 from lightbase.core.build import as_list, instantiate
-from lightbase.core.errors import UserError, first_line
+from lightbase.core.compat import saved_logged_step
+from lightbase.core.errors import UserError, first_line, say
+from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import Run
+from lightbase.core.names import WITHOUT_EFFECT, flatten
 from lightbase.core.project import PROJECT
+from lightbase.core.record import recorder_of
 from lightbase.core.spec import RunSpec, arguments, entries
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
@@ -44,6 +53,47 @@ class RunTensorBoard(TensorBoardLogger):
             tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = value
         tags.pop("view/test/num_samples", None)
         super().log_metrics(tags, step)
+
+
+class StartCurves(Callback):
+    """Writes the hyperparameters into the loggers when a training starts, and the
+    points of the curves to disk."""
+
+    first_step = 0  # of this start in the run's folder
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Find the step at which a run that continues in its folder starts again. A new
+        run that starts from a checkpoint begins its curves at step 0."""
+        run = recorder_of(trainer).run
+        if run and not run.is_new:
+            # not its global_step, which counts each of several optimizers
+            self.first_step = saved_logged_step(checkpoint)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the hyperparameters into the loggers, in the first process only."""
+        recorder = recorder_of(trainer)
+        if not recorder.run or not trainer.is_global_zero:
+            return
+        # Lightning would keep the file of an earlier start
+        (recorder.run.folder / "hparams.yaml").unlink(missing_ok=True)
+        parameters = hyper_parameters(recorder.config)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(parameters)
+            if isinstance(logger, TensorBoardLogger):
+                start_curves(logger, parameters, self.first_step)
+                folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
+                say(f"Curves: tensorboard --logdir {folder}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the points of the curves to disk, before the checkpoint of the epoch.
+
+        If the run is killed after the checkpoint, its curves have all points up to this
+        checkpoint. A resume then leaves no gap.
+        """
+        for logger in trainer.loggers:
+            logger.save()
 
 
 @contextmanager
@@ -139,3 +189,46 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
         return logger
     except Exception as error:
         raise UserError(f"{name} cannot start: {first_line(error)}") from error
+
+
+def start_curves(
+    logger: TensorBoardLogger, parameters: dict[str, Any], step: int
+) -> None:
+    """Tell TensorBoard the first step of this start, and the hyperparameters.
+
+    TensorBoard then drops the points from this step on that an earlier start of the run
+    has written after its last checkpoint.
+
+    parameters: The hyperparameters by name, as plain values.
+    """
+    writer = logger.experiment.file_writer
+    # It ignores the first such event of a run, so a new run needs one, too.
+    restart = SessionLog(status=SessionLog.START)
+    writer.add_event(Event(step=step, session_log=restart))
+    # The first summary would list columns. TensorBoard takes the parameters that differ
+    # first.
+    for summary in hparams(parameters, {})[1:]:
+        writer.add_summary(summary)
+
+
+def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in which experiments differ, such as {"model.lr": 0.01,
+    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
+
+    Settings that are None, or that do not change the training, are left out. Only the
+    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
+
+    config: The config of a run, as plain values.
+    """
+    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
+    trainer = {name: config["trainer"][name] for name in names}
+    parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
+    parameters: dict[str, Any] = {"seed": config["seed_everything"]}
+    for key, value in flatten(parts).items():
+        if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
+            continue
+        if not isinstance(value, bool | int | float | str):
+            value = str(value)
+        # MLflow refuses model.parameter_groups.*.bias.lr
+        parameters[re.sub(r"[^\w/. -]", "_", key)] = value
+    return parameters

@@ -8,7 +8,7 @@ import pytest
 from lightbase.core.errors import UserError
 from lightbase.core.folder import Run, logs_folder_of
 from lightbase.core.project import PROJECT
-from lightbase.core.record import git_commit, hyper_parameters
+from lightbase.core.record import git_commit
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
@@ -43,27 +43,6 @@ def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(
     assert logs_folder_of(last, "a/b") == str(tmp_path)
     for name in ("c", "", "..", "/a"):
         assert logs_folder_of(last, name) is None
-
-
-def test_hyper_parameters_are_flat_and_plain() -> None:
-    net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
-    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
-    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    config = {
-        "seed_everything": 3,
-        "model": {"class_path": "x.Classifier", "init_args": model},
-        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
-        "trainer": dict.fromkeys(names, 7),
-    }
-    assert hyper_parameters(config) == {
-        "seed": 3,
-        "model": "x.Classifier",
-        "model.net": "x.Net",
-        "model.net.sizes": "[1, 2]",
-        "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
-        "data": "x.Data",
-        **{f"trainer.{name}": 7 for name in names},
-    }
 
 
 def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
