@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightbase.core.errors import UserError
-from lightbase.core.folder import Run, logs_folder_of
+from lightbase.core.folder import Run
 from lightbase.core.project import PROJECT
 from lightbase.core.record import git_commit
 
@@ -34,15 +34,6 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     kept = Run(tmp_path, "a")
     Run(tmp_path, "a").discard()
     assert kept.folder.is_dir()
-
-
-def test_the_root_of_a_checkpoint_follows_from_the_name_of_its_run(
-    tmp_path: Path,
-) -> None:
-    last = tmp_path / "a" / "b" / "version_9" / "checkpoints" / "last.ckpt"
-    assert logs_folder_of(last, "a/b") == str(tmp_path)
-    for name in ("c", "", "..", "/a"):
-        assert logs_folder_of(last, name) is None
 
 
 def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
