@@ -17,10 +17,12 @@ from lightbase.commands.script import is_interactive
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import CheckpointCheck
 from lightbase.core.parser import EXTRA_FLAGS
+from lightbase.core.run import OpenLoggers
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 from lightbase.extras.figures import PredictionFigures
+from lightbase.extras.loggers import StartCurves, open_loggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
 from lightbase.extras.validated import ValidatedWeights
@@ -30,6 +32,8 @@ EXTRA_FLAGS[:] = [
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
+LOGGERS: list[OpenLoggers] = [open_loggers]
+"""What opens the loggers of a training."""
 
 
 def register_strategies() -> None:
@@ -50,7 +54,7 @@ def extra_callbacks(spec: RunSpec) -> list[Callback]:
         callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
-    return [*callbacks, progress(spec)]
+    return [*callbacks, progress(spec), StartCurves()]
 
 
 def extra_checks() -> list[CheckpointCheck]:

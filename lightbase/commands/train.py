@@ -12,6 +12,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.commands.arguments import first_look
 from lightbase.commands.extras import (
+    LOGGERS,
     advice_after,
     extra_callbacks,
     extra_checks,
@@ -111,7 +112,7 @@ def train(
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = run.train(
-            spec, model, data, extra_callbacks(spec), extra_checks()
+            spec, model, data, extra_callbacks(spec), extra_checks(), LOGGERS
         )
         text = advice_after(trainer)
     if text:

@@ -96,13 +96,12 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
     parts = {key: checkpoint[key] for key in keys}
     tensors = {}
-    sizes = {}
     for tensor in tensors_in(parts):
         if tensor.is_cuda and tensor.layout is torch.strided:
             tensors[id(tensor)] = tensor
-            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+    pointers = {tensor.data_ptr() for tensor in tensors.values()}
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    shares_memory = num_bytes != sum(sizes.values())
+    shares_memory = len(pointers) < len(tensors)
     if num_bytes == 0 or num_bytes > MAX_PINNED or shares_memory:
         return checkpoint
     return checkpoint | copy.deepcopy(parts, to_host(tensors))
@@ -216,14 +215,13 @@ class RunCheckpoint(ModelCheckpoint):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError for a callback that averages weights after the last
         validation. A check of best.ckpt would find it at the end of a long training."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, StochasticWeightAveraging):
-                name = type(callback).__name__
-                raise UserError(
-                    f"{name} averages weights after the last validation",
-                    "use WeightAveraging of Lightning, by steps",
-                    2,
-                )
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(x, StochasticWeightAveraging) for x in callbacks):
+            raise UserError(
+                "StochasticWeightAveraging averages weights after the last validation",
+                "use WeightAveraging of Lightning, by steps",
+                2,
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint. If the metric is not measured yet, as with max_steps in

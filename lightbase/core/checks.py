@@ -223,9 +223,10 @@ def trial_device(trainer: Any) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("mps")
     devices = parse_devices(trainer.devices)
+    index = 0
     if isinstance(devices, list):
-        return torch.device("cuda", devices[0])
-    return torch.device("cuda", 0)
+        index = devices[0]
+    return torch.device("cuda", index)
 
 
 @short_device_errors()
@@ -271,17 +272,22 @@ def try_network(
         ) from error
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    text = f"Network: {name}, {num_parameters:,} parameters"
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
-    is_table = isinstance(outputs, Tensor) and outputs.dim() == 2
-    if is_table and outputs.shape[1] < max(num_classes, num_trained):
-        raise UserError(
-            f"{name} has {outputs.shape[1]} outputs for the {num_classes} classes of "
-            f"{type(data).__name__} and model.num_classes {num_trained}",
-            WAY_OUT,
-        )
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    say(f"Network: {name}, {num_parameters:,} parameters")
+    most_classes = max(num_classes, num_trained)
+    if most_classes and isinstance(outputs, Tensor) and outputs.dim() == 2:
+        num_outputs = outputs.shape[1]
+        if num_outputs < most_classes:
+            raise UserError(
+                f"{name} has {num_outputs} outputs for the {num_classes} classes of "
+                f"{type(data).__name__} and model.num_classes {num_trained}",
+                WAY_OUT,
+            )
+        if num_outputs > most_classes:
+            text += f", {num_outputs} outputs for {most_classes} classes"
+    say(text)
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
@@ -400,9 +406,11 @@ def better(monitor: str, model: LightningModule) -> str:
             return "max" if metrics[name].higher_is_better else "min"
     mode = better_by_name(name)
     if mode is None:
-        raise UserError(
+        problem = (
             f"--monitor {monitor}: is a higher or a lower value better? give "
-            "--monitor_mode max or min, or --monitor val/loss",
-            status=2,
+            "--monitor_mode max or min"
         )
+        if isinstance(model, BaseModule):  # nobody knows what other modules log
+            problem += ", or --monitor val/loss"
+        raise UserError(problem, status=2)
     return mode

@@ -24,7 +24,7 @@ FORM: dict[str, Any] = {
     "epoch": 0,
     "global_step": 0,
     "loops": {},
-    "callbacks": {},
+    "callbacks": {"RunRecorder": {"train_seconds": 0.0}},
     "optimizer_states": [],
     "lr_schedulers": [],
     "schedule": {},

@@ -19,7 +19,7 @@ from lightbase.core.config_files import REMOVED, checked, renamed
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.form import check_form, state_errors
+from lightbase.core.form import check_form, check_like, state_errors
 from lightbase.core.names import flatten
 from lightbase.core.project import PROJECT, is_own
 from lightbase.core.spec import (
@@ -34,6 +34,8 @@ from lightbase.core.transfer import load_weights, read_weights
 
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
 """A run: its record, its model and its data."""
+CONFIG = {"trainer": {}, "model": {"class_path": ""}, "data": {"class_path": ""}}
+"""What the config of a run has at least."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -67,13 +69,9 @@ def is_config(config: Any) -> bool:
     with trainer, model and data, and a class path in the last two."""
     try:
         checked(config)
+        check_like(config, CONFIG, "the config")
     except ValueError:
         return False
-    if not isinstance(config, dict) or not isinstance(config.get("trainer"), dict):
-        return False
-    for name in ("model", "data"):
-        if not isinstance(entries(config.get(name)).get("class_path"), str):
-            return False
     return True
 
 

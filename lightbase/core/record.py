@@ -1,48 +1,30 @@
-"""What a run records about itself: files in its folder, and the loggers of its curves.
+"""What a run records about itself, in its folder.
 
 Read `RunRecorder` first, the callback that writes config.yaml, environment.txt and
-progress.json. `make_loggers` makes TensorBoard's logger and others, with arguments that
-follow from the folder of the run.
+progress.json.
 """
 
 import importlib.metadata
 import math
-import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import (
-    Logger,
-    MLFlowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-)
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from torch.utils.tensorboard.summary import hparams
 
 import lightbase
-from lightbase.core.build import as_list, instantiate
 from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.compat import epochs_done, saved_logged_step
+from lightbase.core.compat import epochs_done
 from lightbase.core.curves import num_steps
 from lightbase.core.devices import describe_devices, devices_of
-from lightbase.core.errors import UserError, first_line, say
-from lightbase.core.files import json_text, relative_to_cwd
+from lightbase.core.errors import UserError, first_line
+from lightbase.core.files import json_text
 from lightbase.core.folder import Run
-from lightbase.core.names import WITHOUT_EFFECT, flatten
 from lightbase.core.project import PROJECT
-from lightbase.core.spec import RunSpec, arguments, entries
 
 PACKAGES = (
     "torch",
@@ -58,27 +40,9 @@ PACKAGES = (
 Values = dict[str, Any]
 
 
-class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard's logger with other names for some curves: lr and epoch are in the
-    group watch/, the test metrics in view/. TensorBoard sorts groups by name and opens
-    the first ones, which are then train/ and val/."""
-
-    def log_metrics(
-        self, metrics: Mapping[str, float], step: int | None = None
-    ) -> None:
-        """Write one point for each metric. The number of test samples is left out: it
-        is no curve."""
-        tags = {}
-        for name, value in metrics.items():
-            tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
-            tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = value
-        tags.pop("view/test/num_samples", None)
-        super().log_metrics(tags, step)
-
-
 class RunRecorder(Callback):
-    """Writes config.yaml, environment.txt and progress.json into the run's folder, the
-    hyperparameters into its loggers, and the config into its checkpoints.
+    """Writes config.yaml, environment.txt and progress.json into the run's folder, and
+    the config into its checkpoints.
 
     It also counts the seconds of training. A resumed run adds to the count of its
     checkpoint. Validations count, the test does not.
@@ -94,7 +58,6 @@ class RunRecorder(Callback):
         self.run = run
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
-        self.first_step = 0  # of this start in the run's folder
 
     def state_dict(self) -> Values:
         """Return the seconds of training so far, for the checkpoint."""
@@ -112,29 +75,6 @@ class RunRecorder(Callback):
         checkpoint["config"] = self.config
         checkpoint["package"] = PROJECT.package
         checkpoint["lightbase"] = lightbase.__version__
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
-    ) -> None:
-        """Find the step at which a run that continues in its folder starts again. A new
-        run that starts from a checkpoint begins its curves at step 0."""
-        if self.run and not self.run.is_new:
-            # not its global_step, which counts each of several optimizers
-            self.first_step = saved_logged_step(checkpoint)
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the hyperparameters into the loggers, in the first process only."""
-        if not self.run or not trainer.is_global_zero:
-            return
-        # Lightning would keep the file of an earlier start
-        (self.run.folder / "hparams.yaml").unlink(missing_ok=True)
-        parameters = hyper_parameters(self.config)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(parameters)
-            if isinstance(logger, TensorBoardLogger):
-                start_curves(logger, parameters, self.first_step)
-                folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
-                say(f"Curves: tensorboard --logdir {folder}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock. Write the files of the run's folder, with the settings of
@@ -168,15 +108,6 @@ class RunRecorder(Callback):
                     f"validation: {', '.join(names)}",
                     status=2,
                 )
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves to disk, before the checkpoint of the epoch.
-
-        If the run is killed after the checkpoint, its curves have all points up to this
-        checkpoint. A resume then leaves no gap.
-        """
-        for logger in trainer.loggers:
-            logger.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: a test takes no time of the training."""
@@ -217,22 +148,9 @@ class RunRecorder(Callback):
         self.run.write("progress.json", json_text(values, indent=2) + "\n")
 
 
-def start_curves(logger: TensorBoardLogger, parameters: Values, step: int) -> None:
-    """Tell TensorBoard the first step of this start, and the hyperparameters.
-
-    TensorBoard then drops the points from this step on that an earlier start of the run
-    has written after its last checkpoint.
-
-    parameters: The hyperparameters by name, as plain values.
-    """
-    writer = logger.experiment.file_writer
-    # It ignores the first such event of a run, so a new run needs one, too.
-    restart = SessionLog(status=SessionLog.START)
-    writer.add_event(Event(step=step, session_log=restart))
-    # The first summary would list columns. TensorBoard takes the parameters that differ
-    # first.
-    for summary in hparams(parameters, {})[1:]:
-        writer.add_summary(summary)
+def recorder_of(trainer: Any) -> RunRecorder:
+    """Return the RunRecorder of a Trainer."""
+    return next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
@@ -245,29 +163,6 @@ def best_callback(trainer: Trainer) -> RunCheckpoint | None:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback
     return None
-
-
-def hyper_parameters(config: Values) -> Values:
-    """Return the settings in which experiments differ, such as {"model.lr": 0.01,
-    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
-
-    Settings that are None, or that do not change the training, are left out. Only the
-    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
-
-    config: The config of a run, as plain values.
-    """
-    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    trainer = {name: config["trainer"][name] for name in names}
-    parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
-    parameters: Values = {"seed": config["seed_everything"]}
-    for key, value in flatten(parts).items():
-        if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
-            continue
-        if not isinstance(value, bool | int | float | str):
-            value = str(value)
-        # MLflow refuses model.parameter_groups.*.bias.lr
-        parameters[re.sub(r"[^\w/. -]", "_", key)] = value
-    return parameters
 
 
 def describe_environment(trainer: Trainer) -> str:
@@ -313,101 +208,3 @@ def git_commit() -> str:
     if all(line.startswith("#") for line in lines):
         return commit
     return f"{commit}, with uncommitted changes"
-
-
-TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
-"""The logger of a run whose config names none."""
-
-
-def make_loggers(spec: RunSpec, root: Path, run: Run | None) -> list[Logger]:
-    """Build the loggers that trainer.logger names. Without this setting, the logger is
-    TensorBoard's. With false or an empty list there is none.
-
-    root: The folder of all runs.
-    run: The run's folder, or None in a process that writes nothing.
-    Raises UserError if a logger cannot start, for instance because its package is not
-    installed, or its server does not answer.
-    """
-    setting = spec.config.trainer.logger
-    if setting in (False, []):
-        return []
-    if run is None:
-        return [RunTensorBoard(root, version="")]  # writes nothing
-    if spec.trainer["logger"]:  # an object, see lightbase.train
-        return as_list(spec.trainer["logger"])
-    configs = [x for x in as_list(setting) if isinstance(x, Namespace)]
-    return [make_logger(spec, config, run) for config in configs or [TENSORBOARD]]
-
-
-def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
-    """Build a logger. Arguments that the config leaves out follow from the run.
-
-    TensorBoard and CSV files are written into the folder of the run. W&B writes there,
-    too. MLflow keeps all runs in mlruns/ in the folder of all runs.
-
-    config: It has a class_path, and maybe init_args and dict_kwargs.
-    Raises UserError if the logger cannot start. Any error counts, because each package
-    has its own classes of errors.
-    """
-    name = config.class_path.rpartition(".")[2]
-    title = spec.config.name
-    folder = str(run.folder)
-    version = run.folder.name
-    number: int | str = version
-    if re.fullmatch(r"version_\d+", version):  # the folder may be renamed
-        number = int(version.removeprefix("version_"))  # bars cut a text
-    defaults: dict[str, Values] = {
-        "TensorBoardLogger": {
-            "save_dir": run.folder.parents[1],
-            "name": run.folder.parent.name,
-            "version": number,
-            "default_hp_metric": False,
-        },
-        # Lightning's writer deletes an earlier metrics.csv: it counts versions of its
-        # folder
-        "CSVLogger": {"save_dir": folder, "name": "csv"},
-        "WandbLogger": {
-            "save_dir": folder,
-            "name": f"{title}/{version}",
-            "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
-        },
-        "MLFlowLogger": {
-            "save_dir": str(run.root / "mlruns"),
-            "experiment_name": title,
-            "run_name": version,
-        },
-    }
-    options = defaults.get(name, {})
-    given = arguments(config) | entries(config.get("dict_kwargs"))
-    options |= {key: value for key, value in given.items() if value is not None}
-    # MLflow 3 needs it where the runs are in a folder
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    try:
-        if config.class_path == TENSORBOARD.class_path:
-            return RunTensorBoard(**options)
-        config = Namespace(class_path=config.class_path, init_args=Namespace(options))
-        settings = Namespace(trainer=Namespace(logger=config))
-        logger: Logger = instantiate(spec, settings).trainer.logger
-        if isinstance(logger, WandbLogger | MLFlowLogger):
-            _ = logger.experiment  # starts the run at the server
-        return logger
-    except Exception as error:
-        raise UserError(f"{name} cannot start: {first_line(error)}") from error
-
-
-@contextmanager
-def ended(loggers: list[Logger]) -> Iterator[None]:
-    """End the run at W&B at the end of this context, with status 1 if an error ends it.
-
-    Without this, the next run of the same process would continue the run at W&B.
-
-    loggers: The loggers as `make_loggers` returns them. Other loggers need no end.
-    """
-    status = 1
-    try:
-        yield
-        status = 0
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.finish(status)

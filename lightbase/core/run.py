@@ -1,19 +1,20 @@
 """A training, from the record of the run to its test result.
 
 Read `train` first. It checks everything that can be checked without a folder, makes the
-folder, the callbacks, the loggers and the Trainer, and calls `fit_and_test`. A run can
-end early by a mistake of the user, a full disk or a signal: `end_early` and
-`short_endings` handle this.
+folder and the callbacks, opens the loggers, makes the Trainer, and calls
+`fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
+`end_early` and `short_endings` handle this.
 """
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import (
     MisconfigurationException,
     SIGTERMException,
@@ -34,10 +35,16 @@ from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
 from lightbase.core.form import state_errors
 from lightbase.core.project import PROJECT
-from lightbase.core.record import RunRecorder, ended, make_loggers
+from lightbase.core.record import RunRecorder, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
 from lightbase.core.testing import best_checkpoint, run_test, say_results
+
+OpenLoggers = Callable[
+    [RunSpec, Path, Run | None], AbstractContextManager[list[Logger]]
+]
+"""Opens the loggers of a run. It takes the record of the run, the folder of all runs,
+and the run's folder (None in a process that writes nothing)."""
 
 
 def train(
@@ -46,6 +53,7 @@ def train(
     data: LightningDataModule,
     extras: Sequence[Callback] = (),
     checks: Sequence[CheckpointCheck] = (),
+    log_into: Sequence[OpenLoggers] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -56,6 +64,7 @@ def train(
     spec, model, data: As `lightbase.core.build.build` has made them.
     extras: Callbacks that watch the training and do not change it.
     checks: The first callbacks. If a metric compares epochs, they check best.ckpt.
+    log_into: They open the loggers. Without them, the run has no curves.
     Raises UserError for a mistake of the user, and Stopped after a signal.
     """
     config = spec.config
@@ -72,8 +81,10 @@ def train(
         if run:
             folder = run.checkpoints
         callbacks = make_callbacks(spec, folder, run, monitor, extras)
-        loggers = make_loggers(spec, root, run)
-        with ended(loggers), short_device_errors():
+        with ExitStack() as stack, short_device_errors():
+            loggers: list[Logger] = []
+            for open_loggers in log_into:
+                loggers += stack.enter_context(open_loggers(spec, root, run))
             trainer = make_trainer(
                 spec,
                 model,
@@ -140,7 +151,7 @@ def fit_and_test(
     in the training.
     """
     say(describe_devices(trainer))
-    recorder = next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
+    recorder = recorder_of(trainer)
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)

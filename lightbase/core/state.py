@@ -343,17 +343,15 @@ def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> N
     """
     if not moments or optimizer not in MOMENTS:
         return
-    for name in MOMENTS[optimizer]:
-        if name not in moments:
-            raise ValueError(f"the optimizer's state has no {name} of a parameter")
-    for name, value in moments.items():
-        if value is None and name not in MOMENTS[optimizer]:
+    required = MOMENTS[optimizer]
+    for name in {*required, *moments}:
+        value: Any = moments.get(name)
+        if value is None and name not in required:
             continue  # SGD's momentum_buffer before the first step
         shape = torch.Size() if name == "step" else weight.shape
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         if not is_float or value.shape != shape:
-            problem = f"{name} in the optimizer's state does not fit its parameter"
-            raise ValueError(problem)
+            raise ValueError(f"{name} in the optimizer's state is not its parameter's")
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:

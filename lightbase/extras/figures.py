@@ -36,7 +36,6 @@ from lightbase.core.predictions import (
     PALETTE,
     class_names,
     predicted_masks,
-    probabilities,
 )
 from lightbase.core.tables import as_csv, as_table
 

@@ -1,95 +1,46 @@
+"""Checkpoints that do not fit, a disk that is full, and what a model keeps in its
+checkpoint. Damaged and forged files: faults/test_hostile_configs.py."""
+
 import contextlib
-import os
-import pickle
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from example.classifier import Classifier
-from paths import Train, script
+from paths import Train, Trained, fails, script
 
 from lightbase.core.errors import UserError
-from lightbase.core.load import load_run, read_checkpoint
+from lightbase.core.load import load_run
 from lightbase.core.record import RunRecorder
 
 
 @pytest.fixture
-def last(trained: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Path:
+def last(trained: Trained, tmp_path: Path) -> Path:
     """Of a run that the test may change."""
-    shutil.copytree(
-        trained("--trainer.max_epochs", 1)[0], tmp_path / "tiny" / "version_0"
-    )
-    return tmp_path / "tiny" / "version_0" / "checkpoints" / "last.ckpt"
-
-
-@pytest.mark.parametrize("how", ["half", "tail", "empty", "garbage"])
-def test_a_broken_checkpoint_is_refused(last: Path, how: str) -> None:
-    content = last.read_bytes()
-    half = content[: len(content) // 2]
-    broken = {"half": half, "tail": content[:-10], "empty": b"", "garbage": b"?" * 5000}
-    last.write_bytes(broken[how])
-    with pytest.raises(UserError, match=last.name) as caught:
-        read_checkpoint(last)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-class Payload:
-    """Pickles to a call that makes a file."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.target),)
-
-
-@pytest.mark.parametrize(
-    "save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
-)
-def test_a_checkpoint_that_would_run_code_is_refused_and_does_not_run_it(
-    train, tmp_path, save, capsys
-):
-    proof, path = tmp_path / "proof", tmp_path / "unsafe.ckpt"
-    save({"state_dict": {}, "config": Payload(proof)}, path)
-    with pytest.raises(SystemExit) as caught:
-        train("--ckpt_path", path)
-    assert caught.value.code == 1
-    error = capsys.readouterr().err
-    assert str(path) in error
-    assert len(error.splitlines()) <= 2
-    assert not proof.exists()
-    assert not (tmp_path / "tiny").exists()
-
-
-def test_weights_without_a_run_are_no_checkpoint(tmp_path: Path) -> None:
-    torch.save({"layers.1.weight": torch.zeros(3)}, tmp_path / "weights.pth")
-    with pytest.raises(UserError, match="no checkpoint of a run"):
-        read_checkpoint(tmp_path / "weights.pth")
+    folder = tmp_path / "tiny" / "version_0"
+    shutil.copytree(trained("--trainer.max_epochs", 1)[0], folder)
+    return folder / "checkpoints" / "last.ckpt"
 
 
 def test_a_resume_with_fewer_epochs_than_are_trained_is_refused(train, last, capsys):
-    with pytest.raises(SystemExit):
-        train("--ckpt_path", last, "--trainer.max_epochs", 0)
-    assert "has 1 epochs behind it" in capsys.readouterr().err
+    error = fails(
+        capsys, 2, lambda: train("--ckpt_path", last, "--trainer.max_epochs", 0)
+    )
+    assert "has 1 epochs behind it" in error
 
 
 def test_weights_of_another_network_are_two_lines(last: Path) -> None:
     content = torch.load(last, weights_only=True)
     content["config"]["model"]["init_args"]["net"]["init_args"]["sizes"] = [192, 17, 4]
     torch.save(content, last)
-    with pytest.raises(
-        UserError, match=r"is of another model: size mismatch for net\.layers"
-    ) as caught:
+    problem = "is of another model: size mismatch for net.layers.*\nit was trained with"
+    with pytest.raises(UserError, match=problem):
         load_run(last)
-    assert (
-        str(caught.value).splitlines()[1]
-        == "it was trained with example.models.mlp.MLP"
-    )
 
 
 @contextlib.contextmanager
@@ -114,49 +65,33 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
     train, last, capsys, monkeypatch
 ):
     before = last.read_bytes()
-    with (
-        no_file_over(len(before) // 2, monkeypatch),
-        pytest.raises(SystemExit) as caught,
-    ):
-        train("--trainer.max_epochs", 3, "--ckpt_path", "last")
-    assert caught.value.code == 1
-    assert len(capsys.readouterr().err.splitlines()) <= 2
+    with no_file_over(len(before) // 2, monkeypatch):
+        fails(
+            capsys, 1, lambda: train("--trainer.max_epochs", 3, "--ckpt_path", "last")
+        )
     assert last.read_bytes() == before
     assert not list(last.parent.glob(".*.part"))
 
 
-@pytest.mark.parametrize(
-    "size", [40, 1000, 3000], ids=["events", "config", "checkpoint"]
-)
+@pytest.mark.parametrize("size", [40, 3000], ids=["events", "checkpoint"])
 @pytest.mark.linux
 def test_a_new_run_on_a_full_disk_leaves_none(
     train, trained, tmp_path, size, capsys, monkeypatch
 ):
     trained()  # so that nothing is imported for the first time below
-    with no_file_over(size, monkeypatch), pytest.raises(SystemExit) as caught:
-        train()
-    assert caught.value.code == 1
-    assert 1 <= len(capsys.readouterr().err.splitlines()) <= 2
+    with no_file_over(size, monkeypatch):
+        fails(capsys, 1, train)
     assert not (tmp_path / "tiny").exists()
 
 
-@pytest.mark.parametrize("how", ["cut", "deleted"])
-def test_a_best_checkpoint_that_is_no_longer_whole_is_not_tested(
-    train, tmp_path, monkeypatch, capsys, how
+def test_a_best_checkpoint_that_is_deleted_is_not_tested(
+    train, tmp_path, monkeypatch, capsys
 ):
-    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-
-    def damage(*_: Any) -> None:
-        best.write_bytes(best.read_bytes()[:5000]) if how == "cut" else best.unlink()
-
-    monkeypatch.setattr(RunRecorder, "on_fit_end", damage)
-    with pytest.raises(SystemExit) as caught:
-        train()
-    assert caught.value.code == 1
-    error = capsys.readouterr().err
-    assert "best.ckpt" in error
-    assert len(error.splitlines()) <= 2
-    assert not (best.parents[1] / "metrics.json").exists()
+    folder = tmp_path / "tiny" / "version_0"
+    best = folder / "checkpoints" / "best.ckpt"
+    monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: best.unlink())
+    assert "best.ckpt" in fails(capsys, 1, train)
+    assert not (folder / "metrics.json").exists()
 
 
 class KeepsMore(Classifier):
@@ -179,8 +114,6 @@ def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
 ) -> None:
     result = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    _, model, _ = load_run(best)
-    assert model.temperature == 3
     again = script("evaluate").main(["--ckpt_path", str(best)])
     assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
 

@@ -6,27 +6,32 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
 from lightning import Callback
-from paths import HERE, TINY, Train
+from paths import HERE, TINY, Train, fails
+from torch.utils.data import DataLoader, Dataset
 
-COMMAND = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
+from lightbase.core.batches import print_worker_error, share_from_worker
 
 
-def run(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(root: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
+    command += ["--trainer.default_root_dir", str(root), *flags]
     return subprocess.run(
-        [*COMMAND, *map(str, args)], text=True, timeout=200, check=False, **options
+        command, text=True, timeout=200, check=False, stderr=subprocess.PIPE, **options
     )
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_closed_output(tmp_path):
-    place = ("--trainer.default_root_dir", tmp_path)
-    result = run(*place, preexec_fn=lambda: os.close(1), stderr=subprocess.PIPE)
+    result = run(tmp_path, preexec_fn=lambda: os.close(1))
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").is_file()
 
@@ -34,32 +39,40 @@ def test_closed_output(tmp_path):
 @pytest.mark.slow
 @pytest.mark.linux
 def test_too_few_files_for_the_workers(tmp_path):
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-
-    place = ("--trainer.default_root_dir", tmp_path)
-    result = run(
-        *(*place, "--data.num_workers", 4), preexec_fn=limit, stderr=subprocess.PIPE
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40))
+    result = run(tmp_path, "--data.num_workers=4", preexec_fn=limit)
     assert result.returncode == 1
     # torch's iterator may add a traceback of its own when it is deleted
-    _, found, text = result.stderr.partition("error: ")
-    assert found, result.stderr
-    problem, way_out = text.splitlines()[:2]
+    problem, way_out = result.stderr.partition("error: ")[2].splitlines()[:2]
     assert "Too many open files" in problem
     assert "--data.num_workers, such as 0" in way_out
 
 
 def test_a_file_system_without_locks(train: Train, monkeypatch, capsys):
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(FileLock, "acquire", refuse)
-    with pytest.raises(SystemExit):
-        train()
-    problem, way_out = capsys.readouterr().err.splitlines()
+    no_locks = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=no_locks))
+    problem, way_out = fails(capsys, 1, train).splitlines()
     assert problem.endswith("is on a file system that refuses locks")
     assert way_out == "give another one"
+
+
+class Hooks(Dataset[Any]):
+    """Each sample tells whether the worker leaves out errors of a lost connection."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bool:
+        return sys.excepthook is print_worker_error
+
+
+def test_the_workers_of_a_killed_training_print_no_traceback(capfd):
+    loader = DataLoader(Hooks(), num_workers=1, collate_fn=share_from_worker)
+    assert [*loader] == [[False], [True]]
+    print_worker_error(ConnectionResetError, ConnectionResetError(104), None)
+    assert capfd.readouterr().err == ""
+    print_worker_error(ValueError, ValueError("a bug"), None)
+    assert "a bug" in capfd.readouterr().err
 
 
 class RemoveFolder(Callback):
@@ -71,8 +84,6 @@ class RemoveFolder(Callback):
 
 
 def test_a_folder_that_is_removed_ends_the_run(train: Train, capsys):
-    with pytest.raises(SystemExit):
-        train("--trainer.callbacks", "test_environment.RemoveFolder")
-    error = capsys.readouterr().err.splitlines()
-    assert "it was removed while the run trained" in error[0]
-    assert len(error) == 2
+    flags = "--trainer.callbacks test_environment.RemoveFolder"
+    error = fails(capsys, 1, lambda: train(flags))
+    assert "it was removed while the run trained" in error

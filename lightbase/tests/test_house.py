@@ -31,7 +31,6 @@ LOOPS = {"fit_loop", "epoch_loop", "epoch_progress", "batch_progress", "loops"}
 """What Lightning's loops and their part of a checkpoint are called."""
 IMPORT_TESTS_NOT_YET = {
     "tests/test_on_gpu.py",
-    "tests/test_restart.py",
     "tests/test_several_gpus.py",
 }
 """Files of tests that import from others, and are to stop it."""

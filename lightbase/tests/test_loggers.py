@@ -8,43 +8,35 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
+from paths import fails
 from written import curves
+
+from lightbase.extras.loggers import hyper_parameters
 
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
-SHOWN = (
-    "train/",
-    "val/",
-    "test/acc",
-    "test/loss",
-    "lr",
-)  # of which a resume repeats the numbers
+# the curves of which a resume repeats the numbers
+SHOWN = ("train/", "val/", "test/acc", "test/loss", "lr")
 
 
-def of_csv(folder: Path, start: int = 0) -> Points:
-    found: Points = {}
-    file = folder / "csv" / f"version_{start}" / "metrics.csv"
-    with file.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            for name, value in row.items():
-                if name.startswith(SHOWN) and value:
-                    found.setdefault(name, []).append((int(row["step"]), float(value)))
-    return found
-
-
-def of_tensorboard(folder: Path) -> Points:
+def shown(points: Points) -> Points:
+    """Return the curves in SHOWN, with rounded values."""
     return {
-        name: points
-        for name, points in curves(folder).items()
+        name: [(step, round(value, 4)) for step, value in points[name]]
+        for name in sorted(points)
         if name.startswith(SHOWN)
     }
 
 
-def rounded(points: Points) -> dict[str, list[tuple[int, float]]]:
-    return {
-        name: [(step, round(value, 4)) for step, value in found]
-        for name, found in sorted(points.items())
-    }
+def of_csv(folder: Path, start: int = 0) -> Points:
+    points: Points = {}
+    file = folder / "csv" / f"version_{start}" / "metrics.csv"
+    with file.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            for name, value in row.items():
+                if value:
+                    points.setdefault(name, []).append((int(row["step"]), float(value)))
+    return shown(points)
 
 
 def as_if_killed(folder: Path, epoch: int) -> None:
@@ -59,35 +51,15 @@ def yaml_of(path: Path, *names: str) -> Path:
     return path
 
 
-def test_tensorboard_shows_no_point_twice(train, tmp_path):
-    train("--keep_every_epoch", "true", "--trainer.max_epochs", 3)
-    folder = tmp_path / "tiny" / "version_0"
-    before = rounded(of_tensorboard(folder))
-    for epoch in (0, 1):
-        as_if_killed(folder, epoch)
-        train("--ckpt_path", "last")
-        assert rounded(of_tensorboard(folder)) == before
-    (folder / "metrics.json").unlink()
-    shutil.rmtree(folder / "checkpoints")  # as if killed before the first one
-    train("--ckpt_path", "last")
-    assert rounded(of_tensorboard(folder)) == before
-    assert list(folder.parent.iterdir()) == [folder]
-
-
-@pytest.mark.slow
 def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     train, tmp_path, capsys
 ):
     config = yaml_of(tmp_path / "both.yaml", "TensorBoardLogger", CSV)
-    train(
-        "--config",
-        config,
-        "--keep_every_epoch true --trainer.max_epochs 3 --step_timer true",
-    )
+    train("--config", config, "--keep_every_epoch true --trainer.max_epochs 3")
     folder = tmp_path / "tiny" / "version_0"
     assert f"Curves: tensorboard --logdir {tmp_path}\n" in capsys.readouterr().out
-    before = rounded(of_csv(folder))
-    assert before == rounded(of_tensorboard(folder))
+    before = of_csv(folder)
+    assert before == shown(curves(folder))
     assert before["lr"][-1][0] == 56
     assert [step for step, _ in before["val/acc"]] == [18, 37, 56]
     assert before["test/acc"][0][0] == 57
@@ -95,17 +67,41 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     assert parameters["model.net"] == "example.models.mlp.MLP"
 
     as_if_killed(folder, 0)
-    train("--ckpt_path", "last", "--trainer.max_epochs", 3)
-    assert rounded(of_csv(folder)) == before
+    train("--ckpt_path last")
+    assert of_csv(folder) == before
     later = {
         name: [point for point in before[name] if point[0] > 18] for name in before
     }
-    assert rounded(of_csv(folder, start=1)) == later
-    assert rounded(of_tensorboard(folder)) == before
+    assert of_csv(folder, start=1) == later
+    assert shown(curves(folder)) == before
+    (folder / "metrics.json").unlink()
+    shutil.rmtree(folder / "checkpoints")  # as if killed before the first one
+    train("--ckpt_path last")
+    assert shown(curves(folder)) == before
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
-    assert (
-        saved[1]["init_args"]["save_dir"] is None
-    )  # the recorded config starts a run of its own
+    # the recorded config starts a run of its own
+    assert saved[1]["init_args"]["save_dir"] is None
+
+
+def test_hyper_parameters_are_flat_and_plain() -> None:
+    net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
+    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
+    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
+    config = {
+        "seed_everything": 3,
+        "model": {"class_path": "x.Classifier", "init_args": model},
+        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
+        "trainer": dict.fromkeys(names, 7),
+    }
+    assert hyper_parameters(config) == {
+        "seed": 3,
+        "model": "x.Classifier",
+        "model.net": "x.Net",
+        "model.net.sizes": "[1, 2]",
+        "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
+        "data": "x.Data",
+        **{f"trainer.{name}": 7 for name in names},
+    }
 
 
 class NoServer(CSVLogger):
@@ -114,12 +110,9 @@ class NoServer(CSVLogger):
 
 
 def test_a_start_that_fails_leaves_nothing(train, tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        train("--trainer.logger test_loggers.NoServer")
-    assert caught.value.code == 1
-    error = capsys.readouterr().err
-    assert "error: NoServer cannot start: " in error
-    assert "http://localhost:1 does not answer\n" in error
+    error = fails(capsys, 1, lambda: train("--trainer.logger test_loggers.NoServer"))
+    assert "NoServer cannot start: " in error
+    assert "http://localhost:1 does not answer" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -139,21 +132,16 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
     folder = tmp_path / "deep" / "x" / "version_0"
 
     client = MlflowClient(f"file:{tmp_path}/mlruns")
-    (experiment,) = (
-        item for item in client.search_experiments() if item.name != "Default"
-    )
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (experiment.name, run.info.run_name) == ("deep/x", "version_0")
+    experiment = client.get_experiment_by_name("deep/x").experiment_id
+    (run,) = client.search_runs([experiment])
+    assert run.info.run_name == "version_0"
     assert run.info.status == "FINISHED"
     assert run.data.params["model.net"] == "example.models.mlp.MLP"
-    names = [name for name in run.data.metrics if name.startswith(SHOWN)]
-    histories = {
-        name: client.get_metric_history(run.info.run_id, name) for name in names
-    }
-    points = {
-        name: [(p.step, p.value) for p in found] for name, found in histories.items()
-    }
-    assert rounded(points) == rounded(of_csv(folder))
+    points: Points = {}
+    for name in run.data.metrics:
+        history = client.get_metric_history(run.info.run_id, name)
+        points[name] = [(point.step, point.value) for point in history]
+    assert shown(points) == of_csv(folder)
     pictures = client.list_artifacts(run.info.run_id, "view/confusion_matrix/val")
     assert "view/confusion_matrix/val/37.png" in [file.path for file in pictures]
 
@@ -161,7 +149,5 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
     assert not list(tmp_path.glob("wandb"))
     assert not wandb.run
 
-    train(
-        "--name deep/x --ckpt_path last --trainer.max_epochs 3"
-    )  # starts other runs there
-    assert len(client.search_runs([experiment.experiment_id])) == 2
+    train("--name deep/x --ckpt_path last --trainer.max_epochs 3")
+    assert len(client.search_runs([experiment])) == 2

@@ -12,73 +12,53 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from paths import TINY, argv, script
-
-from lightbase.commands.train import main
+from paths import script
 
 FLIPS = int(os.environ.get("FAULT_FLIPS", 9))
 SEED = int(os.environ.get("FAULT_SEED", 0))
 
 
 def damaged(content: bytes, number: int, draw: random.Random) -> bytes:
-    """With a bit or a byte changed, a few bytes of zeros, or cut off. In turns this
-    happens anywhere, in the header of a record, and behind the last record."""
+    """With a byte changed, a few bytes of zeros, or cut off. In turns this happens
+    anywhere, in the header of a record, and behind the last record."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        headers, directory = (
-            [i.header_offset for i in archive.infolist()],
-            archive.start_dir,
-        )
+        headers = [record.header_offset for record in archive.infolist()]
+        directory = archive.start_dir
     position = (
         draw.randrange(len(content)),
         draw.choice(headers) + draw.randrange(64),
         draw.randrange(directory, len(content)),
     )[number % 3]
-    kind = draw.choice(("bit", "byte", "zeros", "cut"))
+    before, after = content[:position], content[position:]
+    kind = draw.choice(("byte", "zeros", "cut"))
     if kind == "cut":
-        return content[:position]
-    changed = bytearray(content)
+        return before
     if kind == "zeros":
-        changed[position : position + 16] = bytes(
-            len(changed[position : position + 16])
-        )
-    else:
-        changed[position] ^= (
-            1 << draw.randrange(8) if kind == "bit" else draw.randrange(1, 256)
-        )
-    return bytes(changed)
+        return before + bytes(16) + after[16:]
+    return before + bytes([after[0] ^ draw.randrange(1, 256)]) + after[1:]
 
 
 def evaluate(best: Path) -> dict[str, float]:
     return script("evaluate").main(["--ckpt_path", str(best)])
 
 
-def resume(best: Path) -> dict[str, float]:
-    flags = ("--trainer.max_epochs 4 --trainer.default_root_dir", best.parent)
-    results = main(argv("--config", TINY, "--ckpt_path", best, *flags))
-    return {name: value for name, value in results.items() if name.startswith("test/")}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("read", [evaluate, resume])
-def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(
-    trained, tmp_path, read
-):
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(trained, tmp_path):
     draw, best = random.Random(SEED), tmp_path / "best.ckpt"
     sound = (trained()[0] / "checkpoints" / "best.ckpt").read_bytes()
     best.write_bytes(sound)
-    expected = read(best)
+    expected = evaluate(best)
     for number in range(FLIPS):
         best.write_bytes(damaged(sound, number, draw))
-        error, status = io.StringIO(), None
+        error, status = io.StringIO(), 0
         try:
             with contextlib.redirect_stderr(error), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                assert read(best) == expected
+                assert evaluate(best) == expected
         except SystemExit as ended:
             status = ended.code
-        if status is not None:
+        if status:
             text = error.getvalue()
-            assert status == 1
             assert text.startswith("error: ")
             assert "best.ckpt" in text
             assert len(text.splitlines()) <= 2, text
