@@ -67,10 +67,8 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
         # each run has this file; "./" allows an absolute path, which is not found
         files = list(root.glob(f"./{name}/**/environment.txt"))
         if not files:
-            problem = f"there is no run below {relative_to_cwd(root)}"
-            if names:
-                near = did_you_mean(name, [path.name for path in root.glob("*")])
-                problem += f" with the name {name}{near}"
+            near = did_you_mean(name, [path.name for path in root.glob("*")])
+            problem = f"there is no run {name} below {relative_to_cwd(root)}{near}"
             raise UserError(problem, "python scripts/train.py trains one", 2)
         folders.update(file.parent for file in files)
     # version_10 comes after version_2
@@ -149,14 +147,12 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     Raise UserError if the runs do not have one monitored metric.
     """
     measured = [run for run in runs if is_number(run.progress.get("best"))]
-    modes = {}
-    for run in measured:
-        modes[str(run.progress.get("monitor"))] = run.progress.get("mode")
-    if len(modes) != 1:
-        metrics = " and ".join(sorted(modes)) or "no value of any"
-        problem = f"--best needs runs with one monitored metric; these have {metrics}"
+    metrics = {str(run.progress.get("monitor")) for run in measured}
+    if len(metrics) != 1:
+        names = " and ".join(sorted(metrics)) or "no value of any"
+        problem = f"--best needs runs with one monitored metric; these have {names}"
         raise UserError(problem, status=2)
-    is_max = "max" in modes.values()
+    is_max = measured[0].progress.get("mode") == "max"
     measured.sort(key=lambda run: run.progress["best"], reverse=is_max)
     return measured[0].folder / "checkpoints" / "best.ckpt"
 
@@ -221,24 +217,20 @@ def as_text(value: Any, column: str = "") -> str:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print rows with the same columns. In a terminal, leave out columns from the right
-    until a row fits into a line, and print a line that says so.
+    """Print rows with the same columns. In a terminal, cut the lines that do not fit,
+    and print a line that says so.
 
     rows: The values by column; at least one row.
     """
-    columns = list(rows[0])
-    cells = [columns]
+    cells = [list(rows[0])]
     for row in rows:
         cells.append([as_text(value, column) for column, value in row.items()])
-    num = len(columns)
     lines = as_table(cells)
     width = get_terminal_size().columns
-    while sys.stdout.isatty() and num > 3 and max(map(len, lines)) > width:
-        num -= 1
-        lines = as_table([row[:num] for row in cells])
+    if sys.stdout.isatty() and max(map(len, lines)) > width:
+        lines = [f"{line:{width}}"[: width - 1] + "…" for line in lines]
+        lines.append("… columns do not fit: `| less -S` shows them")
     print("\n".join(lines))
-    if num < len(columns):
-        print(f"{len(columns) - num} columns do not fit: `| less -S` shows them")
 
 
 def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -277,17 +269,24 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     if not names or file.suffix not in (".png", ".pdf", ".svg"):
         problem = f"--plot {file} needs runs with curves in TensorBoard's files"
         raise UserError(problem, "and a file .png, .pdf or .svg", 2)
-    figure = Figure((9, 3 * len(names) + 0.2 * len(runs)), layout="constrained")
+    num_columns = math.isqrt(len(names))
+    num_rows = math.ceil(len(names) / num_columns)
+    height = 3 * num_rows + 0.2 * len(runs) + 0.3  # with the legend
+    figure = Figure((9 * num_columns, height))
+    # for 500 curves, a layout engine takes minutes
+    figure.subplots_adjust(left=0.1 / num_columns, right=0.99, hspace=0.4)
+    figure.subplots_adjust(bottom=0.5 / height, top=3 * num_rows / height)
     colors = colormaps["turbo"].resampled(len(runs) + 1)
     for number, name in enumerate(names, 1):
-        axes = figure.add_subplot(len(names), 1, number, xlabel="step", ylabel=name)
+        axes = figure.add_subplot(num_rows, num_columns, number)
+        axes.set(xlabel="step", ylabel=name)
         for index, run_curves in enumerate(curves):
             points = run_curves.get(name, ([], []))
             axes.plot(*points, ".-", color=colors(index))
     # matplotlib reads text between two $ as a formula
     folders = [printable(relative_to_cwd(run.folder)) for run in runs]
     labels = [folder.replace("$", r"\$") for folder in folders]
-    figure.legend(axes.lines, labels, loc="outside upper left")
+    figure.legend(axes.lines, labels, loc="upper left")
     image = io.BytesIO()
     figure.savefig(image, format=file.suffix[1:])
     write_whole(file, image.getbuffer())
@@ -308,12 +307,23 @@ def make_parser() -> ScriptParser:
         help="as of train.py",
     )
     add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    text = "draw the curves, as .png, .pdf or .svg"
-    add("--plot", type=output_file, metavar="FILE", help=text)
-    text = "print the path of the best checkpoint, by validation"
-    add("--best", action="store_true", help=text)
-    text = "write the table, with all digits"
-    add("--csv", type=output_file, metavar="FILE", help=text)
+    add(
+        "--plot",
+        type=output_file,
+        metavar="FILE",
+        help="draw the curves, as .png, .pdf or .svg",
+    )
+    add(
+        "--best",
+        action="store_true",
+        help="print the path of the best checkpoint, by validation",
+    )
+    add(
+        "--csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the table, with all digits",
+    )
     return parser
 
 

@@ -34,10 +34,10 @@ from lightbase.extras.sweep import (
     read_search,
 )
 
-NOT_SEARCHED = (*RUN_LOCATION_KEYS, "monitor", "monitor_mode")
+NOT_SEARCHED = [*RUN_LOCATION_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares
 the trials."""
-REPEATS = ("data.fold", "seed_everything")
+REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
@@ -62,9 +62,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
         say(f"{num_trials} trials in {folder}, each with its output.txt")
         try:
             for name in sweep.train_trials(num_trials, train_run):
-                row = as_row(sweep, name)
-                words = [f"{key} {as_text(value, key)}" for key, value in row.items()]
-                say(", ".join(words))
+                row = as_row(sweep, name).items()
+                say(", ".join(f"{key} {as_text(value, key)}" for key, value in row))
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise
@@ -77,11 +76,10 @@ def train_run(args: list[str]) -> None:
 
     args: The arguments of train.py.
     """
-    spec, model, data = parse(args)
-    train(spec, model, data)
+    train(*parse(args))
 
 
-def count_trials(searches: dict[str, Any], limit: int | None) -> int:
+def count_trials(searches: Row, limit: int | None) -> int:
     """Return how many trials a sweep has: the combinations of a grid, at most --trials,
     or --trials if a flag has a range.
 
@@ -91,9 +89,9 @@ def count_trials(searches: dict[str, Any], limit: int | None) -> int:
     fold or a seed is searched together with a range.
     """
     grid = make_grid(searches)
-    refused: tuple[str, ...] = NOT_SEARCHED
+    refused = NOT_SEARCHED
     if not grid:
-        refused += REPEATS
+        refused = NOT_SEARCHED + REPEATS
     for flag in searches:
         if flag in refused:
             problem = f"--search: {flag} cannot be searched"
@@ -105,7 +103,7 @@ def count_trials(searches: dict[str, Any], limit: int | None) -> int:
     return limit
 
 
-def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
+def begin(options: Any, flags: list[str], searches: Row) -> Sweep:
     """Check all values, prepare the data, and open the study.
 
     options: The flags of sweep.py.
@@ -130,7 +128,7 @@ def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
     return Sweep(study, folder, flags, searches, metric, spec.config.seed_everything)
 
 
-def check_values(searches: dict[str, Any], flags: list[str]) -> Any:
+def check_values(searches: Row, flags: list[str]) -> Any:
     """Parse commands that have each value of the lists and both ends of the ranges. A
     mistake is found here, before the first training.
 
@@ -143,7 +141,7 @@ def check_values(searches: dict[str, Any], flags: list[str]) -> Any:
     Return what `parse` returns for the first values. Raise UserError for a wrong value,
     and if a trial would use several devices.
     """
-    values: dict[str, Any] = {}
+    values: Row = {}
     for flag, distribution in searches.items():
         if isinstance(distribution, Choices):
             values[flag] = distribution.choices
