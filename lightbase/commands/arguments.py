@@ -273,7 +273,7 @@ def predict() -> ScriptParser:
         default="test",
         help="the set without files",
     )
-    add("--output", type=Path, help="FILE.csv, FILE.npz, or a folder for masks")
+    add("--output", type=output_file, help="FILE.csv, FILE.npz, or a folder for masks")
     add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
     add("--probabilities", action="store_true", help="a column for each class")
     add("--threshold", type=float, default=0.5, help="of a label's probability")

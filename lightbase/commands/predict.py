@@ -30,6 +30,7 @@ from lightbase.core.predictions import predicted_masks
 from lightbase.core.tables import as_csv, as_table
 from lightbase.extras.image_folder import list_images
 from lightbase.extras.predict import (
+    Columns,
     Rows,
     prediction_columns,
     true_columns,
@@ -58,20 +59,21 @@ def main(args: Sequence[str] | None = None) -> None:
     with short_errors():
         options, flags = arguments.predict().read(args)
         spec, model, data = open_checkpoint(options, flags)
-        config = spec.config.trainer
-        check_one_device(config)
+        check_one_device(spec.config.trainer)
         output = options.output
+        suffix = Path(output or "printed.csv").suffix
         task = task_of(model, data)
         # a file .npz may hold the probabilities of each pixel, too
-        is_npz = output is not None and output.suffix == ".npz"
-        has_masks = task == "segmentation" and not is_npz
-        check_output(output, has_masks)
+        has_masks = task == "segmentation" and suffix != ".npz"
+        if has_masks and suffix != "":
+            problem = "masks are no table: give --output FOLDER or FILE.npz"
+            raise UserError(problem, status=2)
         names: list[str] = []
         unreadable: list[str] = []
         kind = "sample"
         if options.files:
             kind = "file"
-            # both lists get their entries later, while the files are read
+            # both lists get their entries while the files are read
             batches: Any = batches_of_files(data, options.files, names, unreadable)
         else:
             batches = loader_of_split(data, options.split)
@@ -80,12 +82,9 @@ def main(args: Sequence[str] | None = None) -> None:
         with trainer_of(spec, model, [collector]) as trainer:
             predict(trainer, model, data, batches)
         outputs = collector.outputs
-        if config.fast_dev_run or config.limit_predict_batches is not None:
-            # the Trainer has left out the batches after a limit
-            names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
-        if is_npz:
+        if suffix == ".npz":
             write_arrays(output, names, outputs)
         elif has_masks:
             write_masks(output, names, outputs)
@@ -99,10 +98,10 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError("\n".join(unreadable))
 
 
-def write_table(output: Path | None, columns: dict[str, list[str]]) -> None:
+def write_table(output: Path | None, columns: Columns) -> None:
     """Write a CSV file, or print a table if there is no file.
 
-    columns: The texts of each column by its name. All columns have the same length.
+    columns: All columns have the same length.
     """
     table = [tuple(columns), *zip(*columns.values(), strict=True)]
     if output is None:
@@ -123,19 +122,6 @@ def task_of(model: LightningModule, data: Any) -> str | None:
     if is_plain and task is None and getattr(data, "classes", None):
         return "multiclass"
     return task
-
-
-def check_output(output: Path | None, has_masks: bool) -> None:
-    """Raise UserError if --output cannot be written, before the prediction begins.
-
-    output: The path. None prints a table.
-    has_masks: The outputs are masks, which need a folder.
-    """
-    if has_masks and (output is None or output.suffix):
-        problem = "masks are no table: give --output FOLDER or FILE.npz"
-        raise UserError(problem, status=2)
-    if output is not None and not output.parent.is_dir():
-        raise UserError(f"--output {output} is in no folder that is there", status=2)
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
