@@ -33,20 +33,15 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
 
 
 @pytest.mark.slow
-def test_both_are_suggested_as_flags_that_train(find, train, tmp_path, capsys):
+def test_both_are_suggested_as_flags(find, tmp_path, capsys):
     flags = find("--num_steps", 100, "--max_batch_size", 128)
-    assert flags[::2] == ["--data.batch_size", "--model.lr"]
+    assert flags[:3] == ["--data.batch_size", "128", "--model.lr"]
+    assert 1e-5 < float(flags[3]) < 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Suggested flags: {' '.join(flags)}"
-    assert flags[1] == "128"
-    assert 1e-5 < float(flags[3]) < 1
-    folder = tmp_path / "tiny_tune" / "version_0"
-    names = {path.name.partition(".")[0] for path in folder.iterdir()}
-    assert names == {"lr"}
-    assert list(tmp_path.iterdir()) == [folder.parent], "nothing else is left"
-    assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
-    metrics = train("--data.num_train", 1000, "--trainer.max_epochs", 6, *flags)
-    assert metrics["test/acc"] > 0.35
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == [tmp_path / "tiny_tune" / "version_0" / "lr.png"]
+    assert left[0].read_bytes().startswith(b"\x89PNG")
 
 
 class MemoryOf100(MLP):
@@ -62,32 +57,28 @@ class MemoryOf100(MLP):
 @pytest.mark.parametrize(
     ("flags", "size"),
     [
-        ("--model.net test_tune.MemoryOf100", 64),
-        ("--max_batch_size 40", 32),
-        ("--max_batch_size 2", 2),
+        ("--model.net test_tune.MemoryOf100", "64"),
+        ("--max_batch_size 40", "32"),
+        ("--max_batch_size 2", "2"),
     ],
 )
 def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
-    assert find("--find", "batch_size", *flags.split()) == [
-        "--data.batch_size",
-        str(size),
-    ]
+    suggested = find("--find", "batch_size", *flags.split())
+    assert suggested == ["--data.batch_size", size]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--max_lr", 2e-5, "--num_steps", 3), "give another --min_lr or --max_lr"),
-        (("--trainer.strategy", "ddp", "--trainer.devices", 2), "runs on one device"),
+        ("--max_lr 2e-5 --num_steps 3", "give another --min_lr or --max_lr"),
+        ("--max_lr 1e300", "give another --min_lr or --max_lr"),
+        ("--trainer.strategy ddp --trainer.devices 2", "runs on one device"),
     ],
 )
-def test_mistakes_and_too_small_a_range_are_told_in_two_lines(
-    find, capsys, flags, words
-):
-    with pytest.raises(SystemExit) as caught:
-        find("--find", "lr", "--num_steps", 100, *flags)
-    assert caught.value.code in (1, 2)
+def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        find("--find", "lr", "--num_steps", 100, *flags.split())
     # Lightning's bar stands before the error
     error = capsys.readouterr().err.partition("error: ")[2]
     assert words in error
