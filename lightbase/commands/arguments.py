@@ -25,6 +25,8 @@ from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import versions
 from lightbase.core.project import PROJECT
 
+Args = Sequence[str] | None
+"""The arguments of a command. None means the arguments of the command line."""
 ALL_FLAGS = ("-",)
 # flags of train.py that a script takes if it opens a checkpoint, beside --config
 CONFIG_FLAGS = ("--data.", "--trainer.")

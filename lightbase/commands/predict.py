@@ -8,7 +8,7 @@ runs the loop, and a `Collector` keeps the outputs until all of them are written
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,14 @@ NO_ROWS = (
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: arguments.Args = None) -> None:
     """Write or print the predictions. Exit with status 1 if a file cannot be read.
 
     --output decides the form. FILE.npz holds all tensors. For a segmentation any other
     path is a folder for masks. For other tasks it is a CSV file; without --output the
     table is printed.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """

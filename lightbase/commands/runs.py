@@ -15,14 +15,13 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import yaml
 
-from lightbase.commands.arguments import ScriptParser, output_file
+from lightbase.commands.arguments import Args, ScriptParser, output_file
 from lightbase.commands.script import short_errors
 from lightbase.core.config_files import checked
 from lightbase.core.errors import UserError, did_you_mean, printable
@@ -37,6 +36,7 @@ LARGEST_FOR_C = 20_000
 """Characters of a config that the fast loader reads. In a longer one, brackets could be
 nested so deeply that they end the process."""
 Row = dict[str, Any]
+Rows = list[Row]
 
 
 class RunInfo(NamedTuple):
@@ -53,7 +53,10 @@ class RunInfo(NamedTuple):
     settings: Row
 
 
-def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
+Runs = list[RunInfo]
+
+
+def find_runs(root: Path, names: list[str]) -> Runs:
     """Return the runs that one of the names selects, or all. They are sorted by NAME,
     oldest first. Folders of other programs are left out.
 
@@ -139,7 +142,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
+def best_checkpoint(runs: Runs) -> Path:
     """Return best.ckpt of the run with the best validation, never by the test.
 
     Runs without a best value, such as new ones, are left out.
@@ -157,7 +160,7 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     return measured[0].folder / "checkpoints" / "best.ckpt"
 
 
-def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
+def as_rows(runs: Runs) -> Rows:
     """Return a row for each run. All rows have the same columns: first the results,
     then the settings in which the runs differ. A run has None where it has no value.
 
@@ -171,14 +174,11 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
         num_values = len({repr(config.get(key)) for config in configs})
         if num_values > 1 and key not in RUN_LOCATION_KEYS:
             columns[key] = None
-    rows = []
-    for run in runs:
-        values = run.settings | run.results
-        rows.append({column: values.get(column) for column in columns})
-    return rows
+    values = [run.settings | run.results for run in runs]
+    return [{column: row.get(column) for column in columns} for row in values]
 
 
-def sort_rows(rows: list[Row], column: str) -> list[Row]:
+def sort_rows(rows: Rows, column: str) -> Rows:
     """Return rows by a column: the best metric or the smallest number first, and rows
     without a number last.
 
@@ -216,7 +216,7 @@ def as_text(value: Any, column: str = "") -> str:
     return text
 
 
-def print_table(rows: Sequence[Row]) -> None:
+def print_table(rows: Rows) -> None:
     """Print rows with the same columns. In a terminal, cut the lines that do not fit,
     and print a line that says so.
 
@@ -254,7 +254,7 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
-def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
+def draw_curves(runs: Runs, file: Path) -> None:
     """Draw a chart for each curve of training and validation, with a color for each
     run.
 
@@ -274,8 +274,8 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     height = 3 * num_rows + 0.2 * len(runs) + 0.3  # with the legend
     figure = Figure((9 * num_columns, height))
     # for 500 curves, a layout engine takes minutes
-    figure.subplots_adjust(left=0.1 / num_columns, right=0.99, hspace=0.4)
-    figure.subplots_adjust(bottom=0.5 / height, top=3 * num_rows / height)
+    top = 3 * num_rows / height
+    figure.subplots_adjust(0.1 / num_columns, 0.5 / height, 0.99, top, hspace=0.4)
     colors = colormaps["turbo"].resampled(len(runs) + 1)
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(num_rows, num_columns, number)
@@ -327,10 +327,10 @@ def make_parser() -> ScriptParser:
     return parser
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: Args = None) -> None:
     """Print the table, or the path of the best checkpoint, or write files.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """

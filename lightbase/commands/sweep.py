@@ -5,7 +5,7 @@ lightbase/extras/sweep.py. Read `main` first.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,14 @@ REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
+def main(args: arguments.Args = None) -> dict[str, FrozenTrial]:
     """Train the trials, print the results, and return the trials by the names of their
     folders.
 
     The same command continues a sweep that was interrupted. After a signal the message
     says so.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """
@@ -193,20 +193,19 @@ def print_means(sweep: Sweep) -> None:
 
     The standard deviation has the divisor n - 1.
     """
-    runs = find_runs(sweep.folder, [])
-    results = {run.results["name"]: run.results for run in runs}
-    groups: dict[Any, list[Row]] = {}
+    results = {run.results["name"]: run.results for run in find_runs(sweep.folder, [])}
+    groups: Any = defaultdict(list)
     for name, trial in sweep.trials().items():
         if trial.state == TrialState.COMPLETE:
             values = {k: v for k, v in trial.params.items() if k not in REPEATS}
-            groups.setdefault(tuple(values.items()), []).append(results[name])
+            groups[tuple(values.items())].append(results[name])
     rows = []
     for values, group in groups.items():
         for metric in group[0]:
             if metric.startswith(("best ", "test/")) and len(group) > 1:
                 numbers = np.array([result.get(metric) for result in group], float)
-                row = dict(values) | {"metric": metric, "n": len(group)}
+                row = {"metric": metric, "n": len(group)}
                 row |= {"mean": numbers.mean(), "spread": numbers.std(ddof=1)}
-                rows.append(row)
+                rows.append(dict(values) | row)
     if rows:
         print_table(rows)

@@ -67,8 +67,8 @@ class Draws(Classifier):
     """Draws random numbers in its test, as a VAE or a BootStrapper does."""
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        numbers = (torch.rand(()), np.random.rand(), random.random())
-        self.log_dict({f"test/{i}": float(number) for i, number in enumerate(numbers)})
+        numbers = {"test/0": torch.rand(()), "test/1": np.random.rand()}
+        self.log_dict(numbers | {"test/2": random.random()})
 
 
 class Silent(Classifier):
@@ -77,12 +77,11 @@ class Silent(Classifier):
 
 
 def test_evaluate_draws_the_random_numbers_of_the_training(train, tmp_path):
-    metrics = train(
-        "--model test_evaluate.Draws --data small.Augmented --trainer.max_epochs 1"
-    )
-    expected = {name: value for name, value in metrics.items() if name[:5] == "test/"}
-    assert len(expected) == 3
-    assert evaluate(best_of(tmp_path)) == expected
+    flags = "--model test_evaluate.Draws --data small.Augmented --trainer.max_epochs 1"
+    metrics = train(flags)
+    again = evaluate(best_of(tmp_path))
+    assert len(again) == 3
+    assert again.items() <= metrics.items()
 
 
 def test_a_test_that_logs_nothing_says_so(train, tmp_path, capsys):

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning.pytorch.demos.boring_classes import (
-    BoringDataModule,
-    BoringModel,
-    RandomDataset,
-)
-from paths import ACCELERATOR, TINY, script
+from lightning.pytorch.demos.boring_classes import BoringModel
+from paths import ACCELERATOR, TINY, argv, script
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 tune = script("tune")
 Tune = Callable[..., list[str]]
@@ -25,16 +20,17 @@ Tune = Callable[..., list[str]]
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: object) -> list[str]:
-        flags = ("--config", TINY, "--trainer.default_root_dir", tmp_path)
-        return tune.main([*map(str, (*flags, "--data.num_train", 1000, *args))])
+    def run(*args: str) -> list[str]:
+        return tune.main(
+            argv("--config", TINY, "--trainer.default_root_dir", tmp_path, *args)
+        )
 
     return run
 
 
 @pytest.mark.slow
 def test_both_are_suggested_as_flags(find, tmp_path, capsys):
-    flags = find("--num_steps", 100, "--max_batch_size", 128)
+    flags = find("--num_steps 100 --max_batch_size 128")
     assert flags[:3] == ["--data.batch_size", "128", "--model.lr"]
     assert 1e-5 < float(flags[3]) < 1
     last = capsys.readouterr().out.splitlines()[-1]
@@ -63,7 +59,7 @@ class MemoryOf100(MLP):
     ],
 )
 def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
-    suggested = find("--find", "batch_size", *flags.split())
+    suggested = find("--find batch_size", flags)
     assert suggested == ["--data.batch_size", size]
 
 
@@ -78,7 +74,7 @@ def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
 )
 def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys, flags, words):
     with pytest.raises(SystemExit):
-        find("--find", "lr", "--num_steps", 100, *flags.split())
+        find("--find lr --num_steps 100", flags)
     # Lightning's bar stands before the error
     error = capsys.readouterr().err.partition("error: ")[2]
     assert words in error
@@ -105,29 +101,13 @@ class LitNet(BoringModel):
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
 
 
-class LitData(BoringDataModule):
-    def __init__(self, batch_size: int = 8) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(RandomDataset(32, 400), batch_size=self.hparams["batch_size"])
-
-
 @pytest.mark.slow
-def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    flags = f"--trainer.accelerator {ACCELERATOR} --num_steps 100"
-    flags += f" --trainer.default_root_dir {tmp_path}"
-    classes = "--model test_tune.LitNet --data test_tune.LitData"
-    limits = "--max_batch_size 32 --max_lr 300"
-    suggested = tune.main([*flags.split(), *classes.split(), *limits.split()])
-    assert suggested[::2] == ["--data.batch_size", "--model.learning_rate"]
-    assert suggested[1] == "32"
-    boring = "--model lightning.pytorch.demos.boring_classes.BoringModel"
-    boring += " --data test_tune.LitData"
+def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsys):
+    flags = f"--trainer.accelerator {ACCELERATOR} --trainer.default_root_dir {tmp_path}"
+    boring = "lightning.pytorch.demos.boring_classes.Boring"
+    flags += f" --find lr --max_lr 300 --data {boring}DataModule --model "
+    flag, _ = tune.main(f"{flags} test_tune.LitNet".split())
+    assert flag == "--model.learning_rate"
     with pytest.raises(SystemExit):
-        tune.main([*flags.split(), *boring.split()])
+        tune.main(f"{flags} {boring}Model".split())
     assert "there is no model.lr or model.learning_rate" in capsys.readouterr().err
