@@ -47,44 +47,45 @@ def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
 ):
     below = tmp_path / "images" / "below"
     below.mkdir(parents=True)
-    pixels = np.random.default_rng(0).integers(0, 256, (11, 40, 3), dtype=np.uint8)
     for mode in ("L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "F", "I"):
-        Image.fromarray(pixels).convert(mode).save(below / f"{mode}.tiff")
+        Image.new("RGB", (11, 40), (9, 99, 200)).convert(mode).save(
+            below / f"{mode}.tiff"
+        )
     readable = {str(path) for path in below.iterdir()}
     (below / "broken.png").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("no image")
     output = tmp_path / "x.csv"
-    files = [below.parent, tmp_path / "notes.txt", "none.png"]
     with pytest.raises(SystemExit) as caught:
-        rows_of(ckpt, output, *files)
+        rows_of(ckpt, output, below.parent, tmp_path / "notes.txt", "none.png")
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     for name in ("broken.png", "notes.txt", "none.png"):
         assert errors.count(f"{name}: ") == 1
-    rows = list(csv.DictReader(output.read_text().splitlines()))
+    rows = csv.DictReader(output.read_text().splitlines())
     assert {row["file"] for row in rows} == readable
 
 
 def test_predict_agrees_with_the_network(ckpt, tmp_path, capsys):
     _, model, data = load_run(Path(ckpt[1]))
     data.setup("test")
-    inputs = data.splits["test"].inputs[:30]
-    files = [str(tmp_path / f"{i}.png") for i in range(30)]
-    for file, image in zip(files, inputs, strict=True):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    inputs, targets = data.splits["test"].values
     with torch.no_grad():
         expected = model.eval()(data.normalize(inputs)).softmax(1)
     highest, order = expected.topk(2)
-    rows = rows_of(ckpt, tmp_path / "all.csv", *files, "--top_k", 2, "--probabilities")
+    flags = (tmp_path / "x.csv", "--top_k", 2, "--probabilities")
+    rows = rows_of(ckpt, *flags)
+    Image.fromarray(inputs[0].permute(1, 2, 0).numpy()).save(tmp_path / "0.png")
+    (of_file,) = rows_of(ckpt, *flags, tmp_path / "0.png")
+    assert of_file["class_2"] == rows[0]["class_2"]
     for i, row in enumerate(rows):
-        assert row.pop("file") == files[i]
-        names = [row.pop("class"), row.pop("class_2")]
-        assert names == [STRIPES[j] for j in order[i]]
+        assert row.pop("sample") == str(i)
+        names = [row.pop(name) for name in ("true", "class", "class_2")]
+        assert names == [STRIPES[j] for j in (targets[i], *order[i])]
         values = [float(value) for value in row.values()]
         right = [*highest[i].tolist(), *expected[i].tolist()]
         assert values == pytest.approx(right, abs=1e-4)
     for wrong in ("0", "5"):
-        command = [*ckpt, files[0], "--top_k", wrong]
+        command = [*ckpt, "--top_k", wrong]
         error = fails(capsys, 2, lambda command=command: predict(command))
         assert f"--top_k {wrong}: there are 4 classes" in error
 
@@ -103,14 +104,6 @@ def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys)
     assert np.load(tmp_path / "x.npz")["prediction"].shape == (32, 4)
     error = fails(capsys, 1, lambda: predict([*val, "/proc/x.npz"]))
     assert "/proc/x.npz cannot be written" in error
-
-
-def test_predict_takes_a_split_in_its_order_with_the_true_classes(ckpt, tmp_path):
-    _, _, data = load_run(Path(ckpt[1]))
-    data.setup("fit")
-    rows = rows_of(ckpt, tmp_path / "x.csv", "--split", "val")
-    for i, target in enumerate(data.splits["val"].targets):
-        assert (rows[i]["true"], rows[i]["sample"]) == (STRIPES[target], str(i))
 
 
 def test_a_sample_without_a_label_has_its_number() -> None:
