@@ -58,7 +58,7 @@ Rows = dict[str, list[float]]
 """{contestant: seconds of 100 steps in each round}."""
 
 
-class SingleImages(Dataset[tuple[Tensor, int]]):
+class SingleImages(Dataset[Any]):
     """A data set that works as the data sets of torchvision: it applies a transform to
     a PIL image for each sample. The PIL images are there before.
 
@@ -67,19 +67,22 @@ class SingleImages(Dataset[tuple[Tensor, int]]):
         targets: Class numbers, int64 (N,).
     """
 
+    # the same mean and standard deviation as in SyntheticImages
+    transform = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize([0.5], [0.25])]
+    )
+
     def __init__(self, images: Tensor, targets: Tensor) -> None:
-        self.images = [transforms.functional.to_pil_image(image) for image in images]
-        self.targets = targets.tolist()
-        # the same mean and standard deviation as in SyntheticImages
-        normalize = transforms.Normalize([0.5], [0.25])
-        self.transform = transforms.Compose([transforms.ToTensor(), normalize])
+        to_pil_image = transforms.ToPILImage()
+        self.samples = [*zip(map(to_pil_image, images), targets, strict=True)]
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Any:
         """Return an image, float32 (C, H, W), and its class number."""
-        return self.transform(self.images[index]), self.targets[index]
+        image, target = self.samples[index]
+        return self.transform(image), target
 
 
 class StepClock(Callback):
@@ -237,7 +240,7 @@ def print_table(title: str, rows: Rows) -> None:
 def main(args: arguments.Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print the tables.
 
-    args: The words of the command line. By default they come from sys.argv.
+    args: The arguments of the script.
     """
     options, _ = arguments.benchmark().read(args)
     quiet_lightning()

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from lightbase.commands import arguments
 from lightbase.commands.runs import Row, as_text, find_runs, print_table
@@ -27,7 +27,9 @@ from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.sweep import (
     Choices,
+    Flags,
     Sweep,
+    Trials,
     as_flags,
     make_grid,
     open_study,
@@ -41,7 +43,7 @@ REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: arguments.Args = None) -> dict[str, FrozenTrial]:
+def main(args: arguments.Args = None) -> Trials:
     """Train the trials, print the results, and return the trials by the names of their
     folders.
 
@@ -71,7 +73,7 @@ def main(args: arguments.Args = None) -> dict[str, FrozenTrial]:
         return sweep.trials()
 
 
-def train_run(args: list[str]) -> None:
+def train_run(args: Flags) -> None:
     """Train a trial, or continue it.
 
     args: The arguments of train.py.
@@ -103,7 +105,7 @@ def count_trials(searches: Row, limit: int | None) -> int:
     return limit
 
 
-def begin(options: Any, flags: list[str], searches: Row) -> Sweep:
+def begin(options: Any, flags: Flags, searches: Row) -> Sweep:
     """Check all values, prepare the data, and open the study.
 
     options: The flags of sweep.py.
@@ -128,7 +130,7 @@ def begin(options: Any, flags: list[str], searches: Row) -> Sweep:
     return Sweep(study, folder, flags, searches, metric, spec.config.seed_everything)
 
 
-def check_values(searches: Row, flags: list[str]) -> Any:
+def check_values(searches: Row, flags: Flags) -> Any:
     """Parse commands that have each value of the lists and both ends of the ranges. A
     mistake is found here, before the first training.
 

@@ -43,7 +43,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 Values = dict[str, Any]  # by flag
-Train = Callable[[list[str]], Any]
+Flags = list[str]  # of train.py
+Trials = dict[str, FrozenTrial]  # by the names of their folders
+Train = Callable[[Flags], Any]
 """A function that trains a run by the arguments of train.py."""
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -96,7 +98,7 @@ def make_grid(searches: Values) -> list[Values]:
     return [dict(zip(searches, values, strict=True)) for values in combinations]
 
 
-def as_flags(values: Values) -> list[str]:
+def as_flags(values: Values) -> Flags:
     """Return the arguments of train.py that set these values, such as
     "--model.lr=0.01"."""
     return [f"--{flag}={value}" for flag, value in values.items()]
@@ -120,12 +122,12 @@ class Sweep:
 
     study: optuna.Study
     folder: Path
-    flags: list[str]
+    flags: Flags
     searches: Values
     monitor: str | None
     seed: int
 
-    def trials(self) -> dict[str, FrozenTrial]:
+    def trials(self) -> Trials:
         """Return the trials by the names of their folders. If a trial was repeated, the
         newest counts."""
         trials = self.study.get_trials(deepcopy=False)
@@ -235,7 +237,7 @@ class Sweep:
                 self.study.set_user_attr(name, reason)
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
-    def arguments(self, run: Path, values: Values) -> list[str]:
+    def arguments(self, run: Path, values: Values) -> Flags:
         """Return the arguments of train.py that train a trial from where it was
         interrupted. What was left before the first checkpoint is removed.
 
