@@ -57,9 +57,10 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
         leave(trainer)
         if not metrics:
             raise UserError(NO_TEST)
-    names = sorted(metrics, key=is_of_class)
-    rows = [(name, as_text(metrics[name], name)) for name in names]
-    lines = as_table([("metric", "value"), *rows])
+    rows = [("metric", "value")]
+    for name in sorted(metrics, key=is_of_class):
+        rows.append((name, as_text(metrics[name], name)))
+    lines = as_table(rows)
     if report is not None:
         lines += report.lines
     say("\n".join([*lines, json_text(metrics)]))

@@ -31,6 +31,7 @@ from lightbase.core.tables import as_csv, as_table
 from lightbase.extras.image_folder import list_images
 from lightbase.extras.predict import (
     Columns,
+    Names,
     Rows,
     prediction_columns,
     true_columns,
@@ -68,8 +69,8 @@ def main(args: arguments.Args = None) -> None:
         if has_masks and suffix != "":
             problem = "masks are no table: give --output FOLDER or FILE.npz"
             raise UserError(problem, status=2)
-        names: list[str] = []
-        unreadable: list[str] = []
+        names: Names = []
+        unreadable: Names = []
         kind = "sample"
         if options.files:
             kind = "file"
@@ -142,7 +143,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
 
 
 def batches_of_files(
-    data: Any, paths: list[Path], names: list[str], unreadable: list[str]
+    data: Any, paths: list[Path], names: Names, unreadable: Names
 ) -> Iterator[Any]:
     """Yield batches of at most BATCH_SIZE samples of the inputs in files.
 
@@ -171,7 +172,7 @@ def batches_of_files(
 
 
 def samples_in(
-    data: BaseDataModule, paths: list[Path], unreadable: list[str]
+    data: BaseDataModule, paths: list[Path], unreadable: Names
 ) -> Iterator[tuple[str, Any]]:
     """Yield (name, sample) for each sample in the files. A folder stands for all images
     below it, and a file is taken whatever its name.

@@ -96,16 +96,15 @@ def read_run(root: Path, folder: Path) -> RunInfo:
     if metrics and status == "stopped":
         status = "finished"
     latest = progress | metrics
-    minutes = None
-    if is_number(latest.get("train_seconds")):
-        minutes = round(latest["train_seconds"] / 60, 2)
     results: Row = {
         "name": folder.parent.relative_to(root).as_posix(),
         "version": folder.name.removeprefix("version_"),
         "status": status,
         "epochs": latest.get("epochs"),
-        "minutes": minutes,
+        "minutes": None,
     }
+    if is_number(latest.get("train_seconds")):
+        results["minutes"] = round(latest["train_seconds"] / 60, 2)
     if "monitor" in progress:
         results[f"best {progress['monitor']}"] = progress.get("best")
     for key in sorted(metrics):
@@ -166,7 +165,9 @@ def as_rows(runs: Runs) -> Rows:
 
     A run without a config, such as a damaged one, is left out of the comparison.
     """
-    columns = dict.fromkeys(itertools.chain(*(run.results for run in runs)))
+    columns: Row = {}
+    for run in runs:
+        columns |= run.results
     configs = [run.settings for run in runs if run.settings]
     # how many runs have each setting: those of all runs come first
     counts = Counter(itertools.chain(*configs))
@@ -174,8 +175,11 @@ def as_rows(runs: Runs) -> Rows:
         num_values = len({repr(config.get(key)) for config in configs})
         if num_values > 1 and key not in RUN_LOCATION_KEYS:
             columns[key] = None
-    values = [run.settings | run.results for run in runs]
-    return [{column: row.get(column) for column in columns} for row in values]
+    rows = []
+    for run in runs:
+        values = run.settings | run.results
+        rows.append({column: values.get(column) for column in columns})
+    return rows
 
 
 def sort_rows(rows: Rows, column: str) -> Rows:

@@ -23,13 +23,14 @@ from lightbase.core.predictions import (
     probabilities,
 )
 
+Names = list[str]
 Rows = dict[str, list[Tensor]]
 """The outputs of each sample, by their name in what predict_step returns."""
-Columns = dict[str, list[str]]
+Columns = dict[str, Names]
 """The texts of a table's columns, by the names of the columns."""
 
 
-def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
+def write_arrays(path: Path, names: Names, outputs: Rows) -> None:
     """Write an npz file with an array (N, ...) for each name of `outputs`. If the
     samples differ in shape, it has an array NAME.i for each sample i.
 
@@ -54,7 +55,7 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
+def write_masks(folder: Path, names: Names, outputs: Rows) -> None:
     """Write palette images of the class numbers.
 
     folder: It is made if it is missing.
@@ -148,7 +149,7 @@ def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
 
 
 def class_columns(
-    values: Tensor, names: list[str], task: str | None, options: Namespace
+    values: Tensor, names: Names, task: str | None, options: Namespace
 ) -> Columns:
     """Return the columns of the likeliest classes, or the column of the labels.
 
@@ -193,6 +194,6 @@ def number_columns(rows: list[Tensor], name: str) -> Columns:
     return {f"{name}_{i}": texts(column, ".6g") for i, column in columns}
 
 
-def texts(values: Tensor, form: str) -> list[str]:
+def texts(values: Tensor, form: str) -> Names:
     """Return texts of numbers (N,), in this form, such as ".4f"."""
     return [f"{value:{form}}" for value in values.tolist()]
