@@ -29,12 +29,12 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -58,7 +58,7 @@ Rows = dict[str, list[float]]
 """{contestant: seconds of 100 steps in each round}."""
 
 
-class SingleImages(Dataset[tuple[Tensor, int]]):
+class SingleImages(Dataset[Any]):
     """A data set that works as the data sets of torchvision: it applies a transform to
     a PIL image for each sample. The PIL images are there before.
 
@@ -67,19 +67,22 @@ class SingleImages(Dataset[tuple[Tensor, int]]):
         targets: Class numbers, int64 (N,).
     """
 
+    # the same mean and standard deviation as in SyntheticImages
+    transform = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize([0.5], [0.25])]
+    )
+
     def __init__(self, images: Tensor, targets: Tensor) -> None:
-        self.images = [transforms.functional.to_pil_image(image) for image in images]
-        self.targets = targets.tolist()
-        # the same mean and standard deviation as in SyntheticImages
-        normalize = transforms.Normalize([0.5], [0.25])
-        self.transform = transforms.Compose([transforms.ToTensor(), normalize])
+        to_pil_image = transforms.ToPILImage()
+        self.samples = [*zip(map(to_pil_image, images), targets, strict=True)]
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Any:
         """Return an image, float32 (C, H, W), and its class number."""
-        return self.transform(self.images[index]), self.targets[index]
+        image, target = self.samples[index]
+        return self.transform(image), target
 
 
 class StepClock(Callback):
@@ -104,15 +107,12 @@ class StepClock(Callback):
                 torch.cuda.synchronize()
             self.times.append(time.perf_counter())
 
-    @property
     def seconds(self) -> float:
-        """The time of 100 steps in seconds, after the last step."""
+        """Return the time of 100 steps in seconds, after the last step."""
         start, end = self.times
         return 100 * (end - start) / (self.num_steps - 1)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.mark(trainer.global_step)
 
 
@@ -147,27 +147,21 @@ class Reference:
 def tutorial(reference: Reference) -> float:
     """Train with the loop of PyTorch's tutorial. Return the seconds of 100 steps."""
     samples = SingleImages(reference.images, reference.targets)
-    loader = DataLoader(samples, BATCH_SIZE, shuffle=True)
-    return train_by_hand(reference, loader, torch.contiguous_format)
+    batches = DataLoader(samples, BATCH_SIZE, shuffle=True)
+    return train_by_hand(reference, batches, torch.contiguous_format)
 
 
 def raw(reference: Reference) -> float:
     """Train with a fast loop: it makes the batches on the device, has a fused optimizer
     and the memory layout channels_last, and logs nothing. Return the seconds of 100
     steps."""
-    layout = torch.channels_last
     images = reference.images.to(reference.device)
     targets = reference.targets.to(reference.device)
-
-    def batches() -> Iterator[Batch]:
-        """Yield the batches of an epoch in random order."""
-        order = torch.randperm(len(images), device=reference.device)
-        for index in order.split(BATCH_SIZE):
-            inputs = reference.data.normalize(images[index])
-            yield inputs.contiguous(memory_format=layout), targets[index]
-
+    indices = torch.randperm(len(images), device=reference.device).split(BATCH_SIZE)
+    normalize = reference.data.normalize
+    batches = ((normalize(images[index]), targets[index]) for index in indices)
     with cpu_threads(reference.spec.config.num_threads):
-        return train_by_hand(reference, batches(), layout, fused=True)
+        return train_by_hand(reference, batches, torch.channels_last, fused=True)
 
 
 def train_by_hand(
@@ -179,7 +173,7 @@ def train_by_hand(
     """Train a copy of the network for one epoch. Return the seconds of 100 steps.
 
     batches: Pairs of inputs and class numbers, on any device.
-    layout: The memory layout of the network.
+    layout: The memory layout of the network and the inputs.
     options: Further arguments of the optimizer.
     """
     net: nn.Module = copy.deepcopy(reference.model.net)
@@ -188,13 +182,13 @@ def train_by_hand(
     optimizer = kind(net.parameters(), lr=reference.model.lr, **options)
     clock = StepClock(reference.num_steps)
     for step, (inputs, targets) in enumerate(batches, 1):
-        outputs = net(inputs.to(reference.device))
+        outputs = net(inputs.to(reference.device, memory_format=layout))
         loss = nn.functional.cross_entropy(outputs, targets.to(reference.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         clock.mark(step)
-    return clock.seconds
+    return clock.seconds()
 
 
 def ours(reference: Reference) -> float:
@@ -212,7 +206,7 @@ def ours(reference: Reference) -> float:
         spec, model, data = parse([*reference.flags, *flags])
         spec.trainer["callbacks"] = [clock]
         train(spec, model, data)
-    return clock.seconds
+    return clock.seconds()
 
 
 CONTESTANTS = {"tutorial": tutorial, "raw": raw, "ours": ours}
@@ -224,8 +218,7 @@ def measure(reference: Reference, rounds: int) -> Rows:
     """Call the contestants in turn, so that a change of the machine's speed affects all
     of them. Return their times. Their output is not printed."""
     rows: Rows = {name: [] for name in CONTESTANTS}
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    with contextlib.redirect_stdout(io.StringIO()):
         for _ in range(rounds):
             for name, contestant in CONTESTANTS.items():
                 rows[name].append(contestant(reference))
@@ -244,10 +237,10 @@ def print_table(title: str, rows: Rows) -> None:
     print(flush=True)
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: arguments.Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print the tables.
 
-    args: The words of the command line. By default they come from sys.argv.
+    args: The arguments of the script.
     """
     options, _ = arguments.benchmark().read(args)
     quiet_lightning()

@@ -25,6 +25,8 @@ from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import versions
 from lightbase.core.project import PROJECT
 
+Args = Sequence[str] | None
+"""The arguments of a command. None means the arguments of the command line."""
 ALL_FLAGS = ("-",)
 # flags of train.py that a script takes if it opens a checkpoint, beside --config
 CONFIG_FLAGS = ("--data.", "--trainer.")
@@ -254,7 +256,7 @@ def predict() -> ScriptParser:
         default="test",
         help="the set without files",
     )
-    add("--output", type=Path, help="FILE.csv, FILE.npz, or a folder for masks")
+    add("--output", type=output_file, help="FILE.csv, FILE.npz, or a folder for masks")
     add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
     add("--probabilities", action="store_true", help="a column for each class")
     add("--threshold", type=float, default=0.5, help="of a label's probability")

@@ -4,7 +4,6 @@ The metrics are printed as a table, and as JSON in the last line. Files are writ
 with --report: see ClassReport.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,14 @@ from lightbase.core.testing import NO_TEST, run_test
 from lightbase.extras.figures import ClassReport
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, Any]:
+def main(args: arguments.Args = None) -> dict[str, Any]:
     """Test the checkpoint, and print the metrics as a table and as JSON.
 
     Before the test, the network tries two samples. If they do not fit, the error has
     two lines. The settings of the run may have switched this off (--try_network false),
     and a plain LightningDataModule is not tried.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     Return the metrics by name, such as test/acc.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
@@ -58,9 +57,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         leave(trainer)
         if not metrics:
             raise UserError(NO_TEST)
-    names = sorted(metrics, key=is_of_class)
-    rows = [(name, as_text(metrics[name], name)) for name in names]
-    lines = as_table([("metric", "value"), *rows])
+    rows = [("metric", "value")]
+    for name in sorted(metrics, key=is_of_class):
+        rows.append((name, as_text(metrics[name], name)))
+    lines = as_table(rows)
     if report is not None:
         lines += report.lines
     say("\n".join([*lines, json_text(metrics)]))

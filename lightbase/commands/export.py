@@ -4,7 +4,6 @@ This file reads the flags and writes the result. The formats are in
 lightbase/extras/export.py.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from lightbase.commands import arguments
@@ -16,13 +15,13 @@ from lightbase.core.module import BaseModule
 from lightbase.extras.export import graph_file, weights_file
 
 
-def main(args: Sequence[str] | None = None) -> Path:
+def main(args: arguments.Args = None) -> Path:
     """Write the file, print what it holds, and return its path.
 
     Without --output the file lies beside the checkpoint: best.ckpt gives best.pth,
     best.onnx or best.pt2. An existing file is replaced.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """

@@ -8,7 +8,7 @@ runs the loop, and a `Collector` keeps the outputs until all of them are written
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from lightbase.core.predictions import predicted_masks
 from lightbase.core.tables import as_csv, as_table
 from lightbase.extras.image_folder import list_images
 from lightbase.extras.predict import (
+    Columns,
+    Names,
     Rows,
     prediction_columns,
     true_columns,
@@ -44,34 +46,35 @@ NO_ROWS = (
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: arguments.Args = None) -> None:
     """Write or print the predictions. Exit with status 1 if a file cannot be read.
 
     --output decides the form. FILE.npz holds all tensors. For a segmentation any other
     path is a folder for masks. For other tasks it is a CSV file; without --output the
     table is printed.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """
     with short_errors():
         options, flags = arguments.predict().read(args)
         spec, model, data = open_checkpoint(options, flags)
-        config = spec.config.trainer
-        check_one_device(config)
+        check_one_device(spec.config.trainer)
         output = options.output
+        suffix = Path(output or "printed.csv").suffix
         task = task_of(model, data)
         # a file .npz may hold the probabilities of each pixel, too
-        is_npz = output is not None and output.suffix == ".npz"
-        has_masks = task == "segmentation" and not is_npz
-        check_output(output, has_masks)
-        names: list[str] = []
-        unreadable: list[str] = []
+        has_masks = task == "segmentation" and suffix != ".npz"
+        if has_masks and suffix != "":
+            problem = "masks are no table: give --output FOLDER or FILE.npz"
+            raise UserError(problem, status=2)
+        names: Names = []
+        unreadable: Names = []
         kind = "sample"
         if options.files:
             kind = "file"
-            # both lists get their entries later, while the files are read
+            # both lists get their entries while the files are read
             batches: Any = batches_of_files(data, options.files, names, unreadable)
         else:
             batches = loader_of_split(data, options.split)
@@ -80,12 +83,9 @@ def main(args: Sequence[str] | None = None) -> None:
         with trainer_of(spec, model, [collector]) as trainer:
             predict(trainer, model, data, batches)
         outputs = collector.outputs
-        if config.fast_dev_run or config.limit_predict_batches is not None:
-            # the Trainer has left out the batches after a limit
-            names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
-        if is_npz:
+        if suffix == ".npz":
             write_arrays(output, names, outputs)
         elif has_masks:
             write_masks(output, names, outputs)
@@ -99,10 +99,10 @@ def main(args: Sequence[str] | None = None) -> None:
             raise UserError("\n".join(unreadable))
 
 
-def write_table(output: Path | None, columns: dict[str, list[str]]) -> None:
+def write_table(output: Path | None, columns: Columns) -> None:
     """Write a CSV file, or print a table if there is no file.
 
-    columns: The texts of each column by its name. All columns have the same length.
+    columns: All columns have the same length.
     """
     table = [tuple(columns), *zip(*columns.values(), strict=True)]
     if output is None:
@@ -125,19 +125,6 @@ def task_of(model: LightningModule, data: Any) -> str | None:
     return task
 
 
-def check_output(output: Path | None, has_masks: bool) -> None:
-    """Raise UserError if --output cannot be written, before the prediction begins.
-
-    output: The path. None prints a table.
-    has_masks: The outputs are masks, which need a folder.
-    """
-    if has_masks and (output is None or output.suffix):
-        problem = "masks are no table: give --output FOLDER or FILE.npz"
-        raise UserError(problem, status=2)
-    if output is not None and not output.parent.is_dir():
-        raise UserError(f"--output {output} is in no folder that is there", status=2)
-
-
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
     """Return batches of the samples of a split, in the order of the data set.
 
@@ -156,7 +143,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
 
 
 def batches_of_files(
-    data: Any, paths: list[Path], names: list[str], unreadable: list[str]
+    data: Any, paths: list[Path], names: Names, unreadable: Names
 ) -> Iterator[Any]:
     """Yield batches of at most BATCH_SIZE samples of the inputs in files.
 
@@ -185,7 +172,7 @@ def batches_of_files(
 
 
 def samples_in(
-    data: BaseDataModule, paths: list[Path], unreadable: list[str]
+    data: BaseDataModule, paths: list[Path], unreadable: Names
 ) -> Iterator[tuple[str, Any]]:
     """Yield (name, sample) for each sample in the files. A folder stands for all images
     below it, and a file is taken whatever its name.

@@ -15,14 +15,13 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import yaml
 
-from lightbase.commands.arguments import ScriptParser, output_file
+from lightbase.commands.arguments import Args, ScriptParser, output_file
 from lightbase.commands.script import short_errors
 from lightbase.core.config_files import checked
 from lightbase.core.errors import UserError, did_you_mean, printable
@@ -37,6 +36,7 @@ LARGEST_FOR_C = 20_000
 """Characters of a config that the fast loader reads. In a longer one, brackets could be
 nested so deeply that they end the process."""
 Row = dict[str, Any]
+Rows = list[Row]
 
 
 class RunInfo(NamedTuple):
@@ -53,7 +53,10 @@ class RunInfo(NamedTuple):
     settings: Row
 
 
-def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
+Runs = list[RunInfo]
+
+
+def find_runs(root: Path, names: list[str]) -> Runs:
     """Return the runs that one of the names selects, or all. They are sorted by NAME,
     oldest first. Folders of other programs are left out.
 
@@ -67,10 +70,8 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunInfo]:
         # each run has this file; "./" allows an absolute path, which is not found
         files = list(root.glob(f"./{name}/**/environment.txt"))
         if not files:
-            problem = f"there is no run below {relative_to_cwd(root)}"
-            if names:
-                near = did_you_mean(name, [path.name for path in root.glob("*")])
-                problem += f" with the name {name}{near}"
+            near = did_you_mean(name, [path.name for path in root.glob("*")])
+            problem = f"there is no run {name} below {relative_to_cwd(root)}{near}"
             raise UserError(problem, "python scripts/train.py trains one", 2)
         folders.update(file.parent for file in files)
     # version_10 comes after version_2
@@ -95,16 +96,15 @@ def read_run(root: Path, folder: Path) -> RunInfo:
     if metrics and status == "stopped":
         status = "finished"
     latest = progress | metrics
-    minutes = None
-    if is_number(latest.get("train_seconds")):
-        minutes = round(latest["train_seconds"] / 60, 2)
     results: Row = {
         "name": folder.parent.relative_to(root).as_posix(),
         "version": folder.name.removeprefix("version_"),
         "status": status,
         "epochs": latest.get("epochs"),
-        "minutes": minutes,
+        "minutes": None,
     }
+    if is_number(latest.get("train_seconds")):
+        results["minutes"] = round(latest["train_seconds"] / 60, 2)
     if "monitor" in progress:
         results[f"best {progress['monitor']}"] = progress.get("best")
     for key in sorted(metrics):
@@ -141,7 +141,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
+def best_checkpoint(runs: Runs) -> Path:
     """Return best.ckpt of the run with the best validation, never by the test.
 
     Runs without a best value, such as new ones, are left out.
@@ -149,25 +149,25 @@ def best_checkpoint(runs: Sequence[RunInfo]) -> Path:
     Raise UserError if the runs do not have one monitored metric.
     """
     measured = [run for run in runs if is_number(run.progress.get("best"))]
-    modes = {}
-    for run in measured:
-        modes[str(run.progress.get("monitor"))] = run.progress.get("mode")
-    if len(modes) != 1:
-        metrics = " and ".join(sorted(modes)) or "no value of any"
-        problem = f"--best needs runs with one monitored metric; these have {metrics}"
+    metrics = {str(run.progress.get("monitor")) for run in measured}
+    if len(metrics) != 1:
+        names = " and ".join(sorted(metrics)) or "no value of any"
+        problem = f"--best needs runs with one monitored metric; these have {names}"
         raise UserError(problem, status=2)
-    is_max = "max" in modes.values()
+    is_max = measured[0].progress.get("mode") == "max"
     measured.sort(key=lambda run: run.progress["best"], reverse=is_max)
     return measured[0].folder / "checkpoints" / "best.ckpt"
 
 
-def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
+def as_rows(runs: Runs) -> Rows:
     """Return a row for each run. All rows have the same columns: first the results,
     then the settings in which the runs differ. A run has None where it has no value.
 
     A run without a config, such as a damaged one, is left out of the comparison.
     """
-    columns = dict.fromkeys(itertools.chain(*(run.results for run in runs)))
+    columns: Row = {}
+    for run in runs:
+        columns |= run.results
     configs = [run.settings for run in runs if run.settings]
     # how many runs have each setting: those of all runs come first
     counts = Counter(itertools.chain(*configs))
@@ -182,7 +182,7 @@ def as_rows(runs: Sequence[RunInfo]) -> list[Row]:
     return rows
 
 
-def sort_rows(rows: list[Row], column: str) -> list[Row]:
+def sort_rows(rows: Rows, column: str) -> Rows:
     """Return rows by a column: the best metric or the smallest number first, and rows
     without a number last.
 
@@ -220,25 +220,21 @@ def as_text(value: Any, column: str = "") -> str:
     return text
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """Print rows with the same columns. In a terminal, leave out columns from the right
-    until a row fits into a line, and print a line that says so.
+def print_table(rows: Rows) -> None:
+    """Print rows with the same columns. In a terminal, cut the lines that do not fit,
+    and print a line that says so.
 
     rows: The values by column; at least one row.
     """
-    columns = list(rows[0])
-    cells = [columns]
+    cells = [list(rows[0])]
     for row in rows:
         cells.append([as_text(value, column) for column, value in row.items()])
-    num = len(columns)
     lines = as_table(cells)
     width = get_terminal_size().columns
-    while sys.stdout.isatty() and num > 3 and max(map(len, lines)) > width:
-        num -= 1
-        lines = as_table([row[:num] for row in cells])
+    if sys.stdout.isatty() and max(map(len, lines)) > width:
+        lines = [f"{line:{width}}"[: width - 1] + "…" for line in lines]
+        lines.append("… columns do not fit: `| less -S` shows them")
     print("\n".join(lines))
-    if num < len(columns):
-        print(f"{len(columns) - num} columns do not fit: `| less -S` shows them")
 
 
 def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -262,7 +258,7 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
-def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
+def draw_curves(runs: Runs, file: Path) -> None:
     """Draw a chart for each curve of training and validation, with a color for each
     run.
 
@@ -277,17 +273,24 @@ def draw_curves(runs: Sequence[RunInfo], file: Path) -> None:
     if not names or file.suffix not in (".png", ".pdf", ".svg"):
         problem = f"--plot {file} needs runs with curves in TensorBoard's files"
         raise UserError(problem, "and a file .png, .pdf or .svg", 2)
-    figure = Figure((9, 3 * len(names) + 0.2 * len(runs)), layout="constrained")
+    num_columns = math.isqrt(len(names))
+    num_rows = math.ceil(len(names) / num_columns)
+    height = 3 * num_rows + 0.2 * len(runs) + 0.3  # with the legend
+    figure = Figure((9 * num_columns, height))
+    # for 500 curves, a layout engine takes minutes
+    top = 3 * num_rows / height
+    figure.subplots_adjust(0.1 / num_columns, 0.5 / height, 0.99, top, hspace=0.4)
     colors = colormaps["turbo"].resampled(len(runs) + 1)
     for number, name in enumerate(names, 1):
-        axes = figure.add_subplot(len(names), 1, number, xlabel="step", ylabel=name)
+        axes = figure.add_subplot(num_rows, num_columns, number)
+        axes.set(xlabel="step", ylabel=name)
         for index, run_curves in enumerate(curves):
             points = run_curves.get(name, ([], []))
             axes.plot(*points, ".-", color=colors(index))
     # matplotlib reads text between two $ as a formula
     folders = [printable(relative_to_cwd(run.folder)) for run in runs]
     labels = [folder.replace("$", r"\$") for folder in folders]
-    figure.legend(axes.lines, labels, loc="outside upper left")
+    figure.legend(axes.lines, labels, loc="upper left")
     image = io.BytesIO()
     figure.savefig(image, format=file.suffix[1:])
     write_whole(file, image.getbuffer())
@@ -308,19 +311,30 @@ def make_parser() -> ScriptParser:
         help="as of train.py",
     )
     add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    text = "draw the curves, as .png, .pdf or .svg"
-    add("--plot", type=output_file, metavar="FILE", help=text)
-    text = "print the path of the best checkpoint, by validation"
-    add("--best", action="store_true", help=text)
-    text = "write the table, with all digits"
-    add("--csv", type=output_file, metavar="FILE", help=text)
+    add(
+        "--plot",
+        type=output_file,
+        metavar="FILE",
+        help="draw the curves, as .png, .pdf or .svg",
+    )
+    add(
+        "--best",
+        action="store_true",
+        help="print the path of the best checkpoint, by validation",
+    )
+    add(
+        "--csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the table, with all digits",
+    )
     return parser
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: Args = None) -> None:
     """Print the table, or the path of the best checkpoint, or write files.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """

@@ -5,11 +5,11 @@ lightbase/extras/sweep.py. Read `main` first.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from lightbase.commands import arguments
 from lightbase.commands.runs import Row, as_text, find_runs, print_table
@@ -27,28 +27,30 @@ from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.sweep import (
     Choices,
+    Flags,
     Sweep,
+    Trials,
     as_flags,
     make_grid,
     open_study,
     read_search,
 )
 
-NOT_SEARCHED = (*RUN_LOCATION_KEYS, "monitor", "monitor_mode")
+NOT_SEARCHED = [*RUN_LOCATION_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares
 the trials."""
-REPEATS = ("data.fold", "seed_everything")
+REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
+def main(args: arguments.Args = None) -> Trials:
     """Train the trials, print the results, and return the trials by the names of their
     folders.
 
     The same command continues a sweep that was interrupted. After a signal the message
     says so.
 
-    args: The arguments of the script. None means the arguments of the command line.
+    args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
     UserError.
     """
@@ -62,9 +64,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
         say(f"{num_trials} trials in {folder}, each with its output.txt")
         try:
             for name in sweep.train_trials(num_trials, train_run):
-                row = as_row(sweep, name)
-                words = [f"{key} {as_text(value, key)}" for key, value in row.items()]
-                say(", ".join(words))
+                row = as_row(sweep, name).items()
+                say(", ".join(f"{key} {as_text(value, key)}" for key, value in row))
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise
@@ -72,16 +73,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, FrozenTrial]:
         return sweep.trials()
 
 
-def train_run(args: list[str]) -> None:
+def train_run(args: Flags) -> None:
     """Train a trial, or continue it.
 
     args: The arguments of train.py.
     """
-    spec, model, data = parse(args)
-    train(spec, model, data)
+    train(*parse(args))
 
 
-def count_trials(searches: dict[str, Any], limit: int | None) -> int:
+def count_trials(searches: Row, limit: int | None) -> int:
     """Return how many trials a sweep has: the combinations of a grid, at most --trials,
     or --trials if a flag has a range.
 
@@ -91,9 +91,9 @@ def count_trials(searches: dict[str, Any], limit: int | None) -> int:
     fold or a seed is searched together with a range.
     """
     grid = make_grid(searches)
-    refused: tuple[str, ...] = NOT_SEARCHED
+    refused = NOT_SEARCHED
     if not grid:
-        refused += REPEATS
+        refused = NOT_SEARCHED + REPEATS
     for flag in searches:
         if flag in refused:
             problem = f"--search: {flag} cannot be searched"
@@ -105,7 +105,7 @@ def count_trials(searches: dict[str, Any], limit: int | None) -> int:
     return limit
 
 
-def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
+def begin(options: Any, flags: Flags, searches: Row) -> Sweep:
     """Check all values, prepare the data, and open the study.
 
     options: The flags of sweep.py.
@@ -130,7 +130,7 @@ def begin(options: Any, flags: list[str], searches: dict[str, Any]) -> Sweep:
     return Sweep(study, folder, flags, searches, metric, spec.config.seed_everything)
 
 
-def check_values(searches: dict[str, Any], flags: list[str]) -> Any:
+def check_values(searches: Row, flags: Flags) -> Any:
     """Parse commands that have each value of the lists and both ends of the ranges. A
     mistake is found here, before the first training.
 
@@ -143,7 +143,7 @@ def check_values(searches: dict[str, Any], flags: list[str]) -> Any:
     Return what `parse` returns for the first values. Raise UserError for a wrong value,
     and if a trial would use several devices.
     """
-    values: dict[str, Any] = {}
+    values: Row = {}
     for flag, distribution in searches.items():
         if isinstance(distribution, Choices):
             values[flag] = distribution.choices
@@ -195,20 +195,19 @@ def print_means(sweep: Sweep) -> None:
 
     The standard deviation has the divisor n - 1.
     """
-    runs = find_runs(sweep.folder, [])
-    results = {run.results["name"]: run.results for run in runs}
-    groups: dict[Any, list[Row]] = {}
+    results = {run.results["name"]: run.results for run in find_runs(sweep.folder, [])}
+    groups: Any = defaultdict(list)
     for name, trial in sweep.trials().items():
         if trial.state == TrialState.COMPLETE:
             values = {k: v for k, v in trial.params.items() if k not in REPEATS}
-            groups.setdefault(tuple(values.items()), []).append(results[name])
+            groups[tuple(values.items())].append(results[name])
     rows = []
     for values, group in groups.items():
         for metric in group[0]:
             if metric.startswith(("best ", "test/")) and len(group) > 1:
                 numbers = np.array([result.get(metric) for result in group], float)
-                row = dict(values) | {"metric": metric, "n": len(group)}
+                row = {"metric": metric, "n": len(group)}
                 row |= {"mean": numbers.mean(), "spread": numbers.std(ddof=1)}
-                rows.append(row)
+                rows.append(dict(values) | row)
     if rows:
         print_table(rows)

@@ -6,7 +6,6 @@ user adds the suggested flags to the next command.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from lightbase.core.names import flatten
 from lightbase.core.spec import RunSpec, as_values
 
 
-def main(args: Sequence[str] | None = None) -> list[str]:
+def main(args: arguments.Args = None) -> list[str]:
     """Print and return the suggested flags, such as ["--model.lr", "0.012"].
 
     The batch size is searched first, and the learning rate is searched with the new

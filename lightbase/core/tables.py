@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from lightbase.core.errors import printable
 
+Table = Sequence[Sequence[object]]
+"""Rows of one length. The names of the columns are the first row."""
 
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
+
+def as_csv(rows: Table) -> str:
     """Return the text of a CSV file, with numbers in all their digits.
 
     rows: The names of the columns are the first row. None is an empty cell.
@@ -21,29 +24,27 @@ def as_csv(rows: Sequence[Sequence[object]]) -> str:
     for row in rows:
         cells = []
         for cell in row:
-            if cell is None:
-                cells.append("")
-            else:
-                cells.append(printable(str(cell)))
+            if isinstance(cell, str):
+                cell = printable(cell)
+            cells.append(cell)
         writer.writerow(cells)
     return text.getvalue()
 
 
-def as_table(rows: Sequence[Sequence[object]]) -> list[str]:
+def cell_text(cell: object) -> str:
+    """Return a cell of a table for the terminal. Floats have four decimals."""
+    if isinstance(cell, float):
+        return f"{cell:.4f}"
+    return printable(str(cell))
+
+
+def as_table(rows: Table) -> list[str]:
     """Return the lines of a table with aligned columns, for the terminal. Floats have
     four decimals.
 
     rows: The names of the columns are the first row. All rows have the same length.
     """
-    texts: list[list[str]] = []
-    for row in rows:
-        cells = []
-        for cell in row:
-            if isinstance(cell, float):
-                cells.append(f"{cell:.4f}")
-            else:
-                cells.append(printable(str(cell)))
-        texts.append(cells)
+    texts = [list(map(cell_text, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = []
     for words in texts:

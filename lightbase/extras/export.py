@@ -23,6 +23,9 @@ from lightbase.core.batches import for_network
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, first_line
 
+Normalize = Callable[[Tensor], Tensor]
+Written = tuple[bytes, Any]
+"""The content of a file, and a function that runs the file on a batch."""
 TOLERANCE = 1e-4  # see `difference`
 BATCH_SIZES = (3, 1, 8)  # of the batches for the check; the first is traced
 
@@ -51,7 +54,7 @@ def graph_file(
     Raise UserError if there is no such graph, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
-    normalize: Callable[[Tensor], Tensor] = nn.Identity()
+    normalize: Normalize = nn.Identity()
     classes: list[str] = []
     if isinstance(data, BaseDataModule):
         samples = data.input_spec
@@ -109,9 +112,7 @@ class Predictor(nn.Module):
     normalize: The function of the data module.
     """
 
-    def __init__(
-        self, model: LightningModule, normalize: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, model: LightningModule, normalize: Normalize) -> None:
         super().__init__()
         self.model = model
         self.normalize = normalize
@@ -164,7 +165,7 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
     return program
 
 
-def as_pt2(program: ExportedProgram, classes: str) -> tuple[bytes, Any]:
+def as_pt2(program: ExportedProgram, classes: str) -> Written:
     """Return a file for torch.export.load, which holds the names of the classes in its
     extra file classes.json, and a function that runs the file on a batch.
 
@@ -176,7 +177,7 @@ def as_pt2(program: ExportedProgram, classes: str) -> tuple[bytes, Any]:
     return buffer.getvalue(), torch.export.load(buffer).module()
 
 
-def as_onnx(program: ExportedProgram, classes: str) -> tuple[bytes, Any]:
+def as_onnx(program: ExportedProgram, classes: str) -> Written:
     """Return a file for ONNX Runtime, which holds the names of the classes in its
     metadata, and a function that runs the file on a batch.
 

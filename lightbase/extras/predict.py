@@ -23,13 +23,14 @@ from lightbase.core.predictions import (
     probabilities,
 )
 
+Names = list[str]
 Rows = dict[str, list[Tensor]]
 """The outputs of each sample, by their name in what predict_step returns."""
-Columns = dict[str, list[str]]
+Columns = dict[str, Names]
 """The texts of a table's columns, by the names of the columns."""
 
 
-def write_arrays(path: Path, names: list[str], outputs: Rows) -> None:
+def write_arrays(path: Path, names: Names, outputs: Rows) -> None:
     """Write an npz file with an array (N, ...) for each name of `outputs`. If the
     samples differ in shape, it has an array NAME.i for each sample i.
 
@@ -54,7 +55,7 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def write_masks(folder: Path, names: list[str], outputs: Rows) -> None:
+def write_masks(folder: Path, names: Names, outputs: Rows) -> None:
     """Write palette images of the class numbers.
 
     folder: It is made if it is missing.
@@ -132,22 +133,23 @@ def prediction_columns(
 
 def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
     """Return the column of true classes, or the columns of true numbers. Other tasks
-    have no such column.
+    have no such column. A class below 0, such as -100, means a sample without a label
+    and is a number.
 
     true: The targets of the samples; empty if there are none.
     task: The attribute `task` of the module.
     """
     if task == "multiclass" and true:
-        classes = torch.stack(true)
-        names = class_names(data, int(classes.max()) + 1)
-        return {"true": [names[i] for i in classes]}
+        classes = torch.stack(true).flatten().tolist()
+        names = dict(enumerate(class_names(data, 0)))
+        return {"true": [names.get(i, str(i)) for i in classes]}
     if task == "regression" and true:
         return number_columns(true, "true")
     return {}
 
 
 def class_columns(
-    values: Tensor, names: list[str], task: str | None, options: Namespace
+    values: Tensor, names: Names, task: str | None, options: Namespace
 ) -> Columns:
     """Return the columns of the likeliest classes, or the column of the labels.
 
@@ -157,16 +159,20 @@ def class_columns(
     Raise UserError if there are fewer classes than --top_k, or if it is below 1.
     """
     columns = {}
+    top_k = options.top_k
     if task == "multilabel":
         values = probabilities(values)
         is_set = values > options.threshold
         columns["labels"] = [label_names(row, names) for row in is_set]
-    elif not 0 < options.top_k <= len(names):
-        problem = f"--top_k {options.top_k}: there are {len(names)} classes"
+        if top_k != 1:
+            problem = "--top_k is for classes, and this network has labels"
+            raise UserError(problem, "--probabilities writes all of them", 2)
+    elif not 0 < top_k <= len(names):
+        problem = f"--top_k {top_k}: there are {len(names)} classes"
         raise UserError(problem, status=2)
     else:
-        shares, classes = values.topk(options.top_k)
-        for k in range(options.top_k):
+        shares, classes = values.topk(top_k)
+        for k in range(top_k):
             end = f"_{k + 1}".removesuffix("_1")
             columns[f"class{end}"] = [names[i] for i in classes[:, k]]
             columns[f"probability{end}"] = texts(shares[:, k], ".4f")
@@ -188,6 +194,6 @@ def number_columns(rows: list[Tensor], name: str) -> Columns:
     return {f"{name}_{i}": texts(column, ".6g") for i, column in columns}
 
 
-def texts(values: Tensor, form: str) -> list[str]:
+def texts(values: Tensor, form: str) -> Names:
     """Return texts of numbers (N,), in this form, such as ".4f"."""
     return [f"{value:{form}}" for value in values.tolist()]

@@ -9,6 +9,7 @@ how an interrupted trial is continued.
 """
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -26,13 +27,7 @@ from filelock import FileLock, Timeout
 from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import (
-    LARGEST_TEXT,
-    check_readable,
-    read_json,
-    refuse_links,
-    relative_to_cwd,
-)
+from lightbase.core.files import read_json, refuse_links, relative_to_cwd
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
@@ -48,7 +43,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 Values = dict[str, Any]  # by flag
+Flags = list[str]  # of train.py
+Trials = dict[str, FrozenTrial]  # by the names of their folders
+Train = Callable[[Flags], Any]
+"""A function that trains a run by the arguments of train.py."""
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""The disk is full, over its quota, or read-only. This is no result of a trial."""
 RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 
@@ -65,7 +66,11 @@ def read_search(search: str) -> tuple[str, Any]:
     try:
         if match:
             return flag, read_range(*match.groups())
-        return flag, read_list(f"[{values}]")
+        # YAML splits at the commas outside of inner brackets and quotes
+        text = f"[{values}]"
+        items: Any = yaml.compose(text)
+        words = [text[x.start_mark.index : x.end_mark.index] for x in items.value]
+        return flag, Choices(words)
     except (ValueError, yaml.YAMLError) as error:
         problem = f"--search {search}: {first_line(error)}"
         way_out = "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
@@ -81,16 +86,6 @@ def read_range(log: str | None, low: str, high: str) -> Any:
         return FloatDistribution(float(low), float(high), log=bool(log))
 
 
-def read_list(text: str) -> Any:
-    """Return the distribution of a list such as [a,b,c] or [[10,5,2],[10,20,2]]. YAML
-    splits at the commas outside the inner brackets and quotes.
-
-    Raise ValueError or YAMLError for a text that is no list, and for an empty list.
-    """
-    items: Any = yaml.compose(text)
-    return Choices([text[x.start_mark.index : x.end_mark.index] for x in items.value])
-
-
 def make_grid(searches: Values) -> list[Values]:
     """Return the values of each trial, one for each combination. The last flag changes
     fastest. Return an empty list if a flag has a range: then there is no grid.
@@ -103,7 +98,7 @@ def make_grid(searches: Values) -> list[Values]:
     return [dict(zip(searches, values, strict=True)) for values in combinations]
 
 
-def as_flags(values: Values) -> list[str]:
+def as_flags(values: Values) -> Flags:
     """Return the arguments of train.py that set these values, such as
     "--model.lr=0.01"."""
     return [f"--{flag}={value}" for flag, value in values.items()]
@@ -127,20 +122,18 @@ class Sweep:
 
     study: optuna.Study
     folder: Path
-    flags: list[str]
+    flags: Flags
     searches: Values
     monitor: str | None
     seed: int
 
-    def trials(self) -> dict[str, FrozenTrial]:
+    def trials(self) -> Trials:
         """Return the trials by the names of their folders. If a trial was repeated, the
         newest counts."""
         trials = self.study.get_trials(deepcopy=False)
         return {trial.user_attrs["folder"]: trial for trial in trials}
 
-    def train_trials(
-        self, num_trials: int, train: Callable[[list[str]], Any]
-    ) -> Iterator[str]:
+    def train_trials(self, num_trials: int, train: Train) -> Iterator[str]:
         """Train trials until all have ended. Yield the name of each trial that this
         process has trained.
 
@@ -148,7 +141,6 @@ class Sweep:
         one waits for them, and continues a trial whose process has died.
 
         num_trials: How many trials the sweep has, in all processes.
-        train: Trains a run by the arguments of train.py.
         """
         for waits in (False, True):
             for number in range(num_trials):
@@ -182,13 +174,14 @@ class Sweep:
         else:
             return trial
         # one line of the journal: after a kill the trial is there with all values
-        trial = create_trial(
-            state=TrialState.RUNNING,
-            params=values,
-            distributions=self.searches,
-            user_attrs={"folder": name},
+        self.study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=values,
+                distributions=self.searches,
+                user_attrs={"folder": name},
+            )
         )
-        self.study.add_trial(trial)
         return self.trials()[name]
 
     def choose_values(self, number: int) -> Values:
@@ -210,18 +203,15 @@ class Sweep:
         study.add_trials(self.study.get_trials(states=[TrialState.COMPLETE]))
         return study.ask(self.searches).params
 
-    def train_trial(
-        self, name: str, trial: FrozenTrial, train: Callable[[list[str]], Any]
-    ) -> None:
+    def train_trial(self, name: str, trial: FrozenTrial, train: Train) -> None:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
         An error ends the trial, which then counts as failed, and not the sweep. A
-        signal ends both, and the trial counts as running.
+        signal and an error of the disk end both, and the trial counts as running.
 
         name: The name of the trial's folder.
         trial: The trial of the study, which has its number and its values.
-        train: Trains a run by the arguments of train.py.
         """
         file = self.folder / name / "output.txt"
         run = self.folder / name / "version_0"
@@ -239,12 +229,15 @@ class Sweep:
                     best = read_json(run / "progress.json")["best"]
                 self.study.tell(trial.number, best)
             except Exception as error:
+                for cause in (error, error.__cause__):
+                    if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+                        raise
                 traceback.print_exc()
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self.study.set_user_attr(name, reason)
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
-    def arguments(self, run: Path, values: Values) -> list[str]:
+    def arguments(self, run: Path, values: Values) -> Flags:
         """Return the arguments of train.py that train a trial from where it was
         interrupted. What was left before the first checkpoint is removed.
 
@@ -276,17 +269,15 @@ def open_study(folder: Path, settings: Values, mode: str) -> optuna.Study:
         raise UserError(problem, "give another --name", 2)
     file.touch()
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
-    direction: Any = f"{mode}imize"  # minimize or maximize
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        check_readable(file, LARGEST_TEXT)
         with lock:
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file), lock)),
                 study_name=folder.name,
-                direction=direction,
+                direction=f"{mode}imize",  # type: ignore[arg-type]
                 load_if_exists=True,
             )
             before = study.user_attrs.get("settings", settings)

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning.pytorch.demos.boring_classes import (
-    BoringDataModule,
-    BoringModel,
-    RandomDataset,
-)
-from paths import ACCELERATOR, TINY, script
+from lightning.pytorch.demos.boring_classes import BoringModel
+from paths import ACCELERATOR, TINY, argv, script
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 tune = script("tune")
 Tune = Callable[..., list[str]]
@@ -25,28 +20,24 @@ Tune = Callable[..., list[str]]
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: object) -> list[str]:
-        flags = ("--config", TINY, "--trainer.default_root_dir", tmp_path)
-        return tune.main([*map(str, (*flags, "--data.num_train", 1000, *args))])
+    def run(*args: str) -> list[str]:
+        return tune.main(
+            argv("--config", TINY, "--trainer.default_root_dir", tmp_path, *args)
+        )
 
     return run
 
 
 @pytest.mark.slow
-def test_both_are_suggested_as_flags_that_train(find, train, tmp_path, capsys):
-    flags = find("--num_steps", 100, "--max_batch_size", 128)
-    assert flags[::2] == ["--data.batch_size", "--model.lr"]
+def test_both_are_suggested_as_flags(find, tmp_path, capsys):
+    flags = find("--num_steps 100 --max_batch_size 128")
+    assert flags[:3] == ["--data.batch_size", "128", "--model.lr"]
+    assert 1e-5 < float(flags[3]) < 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Suggested flags: {' '.join(flags)}"
-    assert flags[1] == "128"
-    assert 1e-5 < float(flags[3]) < 1
-    folder = tmp_path / "tiny_tune" / "version_0"
-    names = {path.name.partition(".")[0] for path in folder.iterdir()}
-    assert names == {"lr"}
-    assert list(tmp_path.iterdir()) == [folder.parent], "nothing else is left"
-    assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
-    metrics = train("--data.num_train", 1000, "--trainer.max_epochs", 6, *flags)
-    assert metrics["test/acc"] > 0.35
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == [tmp_path / "tiny_tune" / "version_0" / "lr.png"]
+    assert left[0].read_bytes().startswith(b"\x89PNG")
 
 
 class MemoryOf100(MLP):
@@ -62,32 +53,28 @@ class MemoryOf100(MLP):
 @pytest.mark.parametrize(
     ("flags", "size"),
     [
-        ("--model.net test_tune.MemoryOf100", 64),
-        ("--max_batch_size 40", 32),
-        ("--max_batch_size 2", 2),
+        ("--model.net test_tune.MemoryOf100", "64"),
+        ("--max_batch_size 40", "32"),
+        ("--max_batch_size 2", "2"),
     ],
 )
 def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
-    assert find("--find", "batch_size", *flags.split()) == [
-        "--data.batch_size",
-        str(size),
-    ]
+    suggested = find("--find batch_size", flags)
+    assert suggested == ["--data.batch_size", size]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--max_lr", 2e-5, "--num_steps", 3), "give another --min_lr or --max_lr"),
-        (("--trainer.strategy", "ddp", "--trainer.devices", 2), "runs on one device"),
+        ("--max_lr 2e-5 --num_steps 3", "give another --min_lr or --max_lr"),
+        ("--max_lr 1e300", "give another --min_lr or --max_lr"),
+        ("--trainer.strategy ddp --trainer.devices 2", "runs on one device"),
     ],
 )
-def test_mistakes_and_too_small_a_range_are_told_in_two_lines(
-    find, capsys, flags, words
-):
-    with pytest.raises(SystemExit) as caught:
-        find("--find", "lr", "--num_steps", 100, *flags)
-    assert caught.value.code in (1, 2)
+def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        find("--find lr --num_steps 100", flags)
     # Lightning's bar stands before the error
     error = capsys.readouterr().err.partition("error: ")[2]
     assert words in error
@@ -114,29 +101,13 @@ class LitNet(BoringModel):
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
 
 
-class LitData(BoringDataModule):
-    def __init__(self, batch_size: int = 8) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(RandomDataset(32, 400), batch_size=self.hparams["batch_size"])
-
-
 @pytest.mark.slow
-def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    flags = f"--trainer.accelerator {ACCELERATOR} --num_steps 100"
-    flags += f" --trainer.default_root_dir {tmp_path}"
-    classes = "--model test_tune.LitNet --data test_tune.LitData"
-    limits = "--max_batch_size 32 --max_lr 300"
-    suggested = tune.main([*flags.split(), *classes.split(), *limits.split()])
-    assert suggested[::2] == ["--data.batch_size", "--model.learning_rate"]
-    assert suggested[1] == "32"
-    boring = "--model lightning.pytorch.demos.boring_classes.BoringModel"
-    boring += " --data test_tune.LitData"
+def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsys):
+    flags = f"--trainer.accelerator {ACCELERATOR} --trainer.default_root_dir {tmp_path}"
+    boring = "lightning.pytorch.demos.boring_classes.Boring"
+    flags += f" --find lr --max_lr 300 --data {boring}DataModule --model "
+    flag, _ = tune.main(f"{flags} test_tune.LitNet".split())
+    assert flag == "--model.learning_rate"
     with pytest.raises(SystemExit):
-        tune.main([*flags.split(), *boring.split()])
+        tune.main(f"{flags} {boring}Model".split())
     assert "there is no model.lr or model.learning_rate" in capsys.readouterr().err
