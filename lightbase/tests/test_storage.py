@@ -10,7 +10,7 @@ import torch
 from paths import Train
 from small import Points
 
-from lightbase.core.batches import DatasetSamples, EpochBatchSampler, TensorBatches
+from lightbase.core.batches import DatasetSamples, TensorBatches
 from lightbase.core.data import as_samples
 
 
@@ -91,17 +91,6 @@ def test_mapped_arrays_train_as_arrays_in_memory(train: Train, tmp_path, recwarn
     losses = [metrics["test/loss"] for metrics in results]
     assert losses[0] == losses[1]
     assert not [x for x in recwarn if "not writable" in str(x.message)]
-
-
-def test_a_rank_keeps_only_its_part_of_the_order():
-    sampler = EpochBatchSampler(10_000, 10, shuffle=True, rank=1, num_ranks=4)
-    whole = EpochBatchSampler(10_000, 40, shuffle=True)
-    order = [index for batch in whole for index in batch]
-    assert [index for batch in sampler for index in batch] == order[1::4]
-    batches = iter(sampler)
-    next(batches)
-    frame = batches.gi_frame.f_locals
-    assert frame["order"].untyped_storage().nbytes() == 2_500 * 8
 
 
 def test_a_data_module_without_a_trainer():
