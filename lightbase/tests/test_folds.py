@@ -9,10 +9,8 @@ import torch
 from attached import attach
 from given import Given, OwnSplits
 from paths import TINY, argv, fails, script
-from PIL import Image
 from torch.utils.data import Dataset
 
-import lightbase
 from lightbase.commands.train import parse
 from lightbase.core.errors import UserError
 
@@ -81,25 +79,6 @@ def test_a_dataset_with_targets_is_stratified_without_reading_it() -> None:
     check_stratified([samples["test"].dataset.indices for samples in splits])
     splits = folds(3, Unread(None))
     assert sum(len(samples["test"]) for samples in splits) == 53
-
-
-@pytest.mark.parametrize("folder", ["train", "."])
-def test_folders_of_images(tmp_path: Path, folder: str) -> None:
-    for name, num in (("cat", 11), ("dog", 6)):
-        (tmp_path / folder / name).mkdir(parents=True)
-        for i in range(num):
-            Image.new("L", (8, 8)).save(tmp_path / folder / name / f"{i}.png")
-    if folder == "train":
-        (tmp_path / "test" / "cow").mkdir(parents=True)
-        (tmp_path / "test" / "cow" / "broken.png").write_text("never read")
-    tested = []
-    for fold in range(3):
-        data = lightbase.ImageFolder(str(tmp_path), num_folds=3, fold=fold)
-        targets = [target for _, target in attach(data).splits["test"].dataset]
-        assert targets.count(0) in (3, 4)
-        assert targets.count(1) == 2
-        tested += targets
-    assert len(tested) == 17
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attached import attach, read
@@ -18,18 +17,14 @@ from lightbase.extras.image_folder import ImageFolder
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Images of three classes in JPEG and PNG, 60 for training and 15 for the test,
-    told apart by their colour."""
-    rng = np.random.default_rng(0)
+    """Images of three classes in JPEG and PNG, 60 for training and 15 for the test."""
     for split, num in (("train", 20), ("test", 5)):
-        for label, name in enumerate(("red", "green", "blue")):
+        for name in ("red", "green", "blue"):
             folder = tmp_path / "photos" / split / name
             folder.mkdir(parents=True)
             for i in range(num):
-                pixels = rng.integers(0, 100, (20, 25, 3), dtype=np.uint8)
-                pixels[:, :, label] += 150
-                suffix = "jpg" if i % 2 else "png"
-                Image.fromarray(pixels).save(folder / f"{i}.{suffix}")
+                image = Image.new("RGB", (25, 20), name)
+                image.save(folder / f"{i}.{['png', 'jpg'][i % 2]}")
     return tmp_path / "photos"
 
 
@@ -68,14 +63,14 @@ def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num
     assert re.fullmatch(pattern, str(caught.value))
 
 
-@pytest.mark.parametrize(
-    "names", [("Train", "valid", "TEST"), ("training", "val", "Testing")]
-)
+@pytest.mark.parametrize("names", ["Train valid TEST", "training val Testing"])
 def test_an_own_validation_folder_and_any_case(photos, capsys, names):
-    train, val, test = (photos / name for name in names)
-    (photos / "train").rename(photos / "moved").rename(train)
-    shutil.copytree(photos / "test", val)
-    (photos / "test").rename(photos / "moved").rename(test)
+    train, val, test = (photos / name for name in names.split())
+    for name in ("train", "test"):
+        (photos / name).rename(photos / f"{name}_")
+    (photos / "train_").rename(train)
+    shutil.copytree(photos / "test_", val)
+    (photos / "test_").rename(test)
     (val / "red" / "0.png").unlink()
     assert sizes(attached(photos)) == [60, 14, 15]
     line = f"validation on {val}; data.val_fraction has no effect"
@@ -116,12 +111,17 @@ def test_the_test_part_of_a_flat_folder_is_the_same_for_any_split_seed(photos, c
     for seed in (0, 1):
         data = attached(photos / "train", split_seed=seed)
         assert sizes(data) == [43, 5, 12]
-        train, test = ({*data.load(split).files} for split in ("train", "test"))
-        assert len(train - test) == 48
         assert data.load("test").targets == [0] * 4 + [1] * 4 + [2] * 4
-        tested.append(test)
+        tested.append(set(data.load("test").files))
+        assert tested[0].isdisjoint(data.load("train").files)
     assert tested[0] == tested[1]
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["train", "."])
+def test_a_fold_is_the_test_set_of_any_layout(photos, folder):
+    data = attached(photos / folder, num_folds=3, fold=0)
+    assert sizes(data) == [36, 4, 20]
 
 
 @pytest.mark.parametrize("folder", [".", "train/a"])

@@ -74,14 +74,14 @@ def test_several_batches_at_once_are_the_same_batches() -> None:
 
 
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
-    def seeds(epoch: int = 0, first_batch: int = 0, **options: Any) -> list[int]:
-        sampler = EpochBatchSampler(50, 5, **{"shuffle": True, **options})
-        sampler.set_epoch(epoch)
-        sampler.first_batch = first_batch
-        return [pickle.loads(pickle.dumps(indices)).seed for indices in sampler]
+    def seeds(epoch: int = 0, **options: Any) -> list[int]:
+        (rows,) = batches(50, 5, epoch, **{"shuffle": True, **options})
+        return [pickle.loads(pickle.dumps(indices)).seed for indices in rows]
 
-    first = seeds()
-    assert seeds(first_batch=4) == first[4:]
-    others = [*seeds(epoch=1), *seeds(seed=1), *seeds(num_ranks=2, rank=1)]
-    assert len({*first, *others}) == 10 + 10 + 10 + 5
-    assert seeds(shuffle=False) == seeds(shuffle=False, epoch=1)
+    sampler = EpochBatchSampler(50, 5, shuffle=True)
+    sampler.first_batch = 4
+    assert [indices.seed for indices in sampler] == seeds()[4:]
+    assert len({*seeds(), *seeds(1), *seeds(seed=1)}) == 30
+    of_ranks = batches(50, 5, num_ranks=2)
+    assert len({indices.seed for rows in of_ranks for indices in rows}) == 10
+    assert seeds(shuffle=False) == seeds(1, shuffle=False)
