@@ -7,7 +7,7 @@ import pytest
 import torch
 from attached import attach, inputs_of
 from example.classifier import Classifier
-from given import Given, OwnSplits
+from given import Given
 from paths import argv, fails
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -86,8 +86,7 @@ def test_evaluation_is_in_order_and_whole_also_with_workers(num_workers: int) ->
     loader = data.test_dataloader()
     for each in (loader, data.val_dataloader(), data.predict_dataloader()):
         assert [len(inputs) for inputs, _ in each] == [15, 15, 7]
-    assert len(next(iter(data.train_dataloader()))[0]) == 10
-    assert inputs_of(loader) == list(range(1000, 1037))
+        assert inputs_of(each) == list(range(1000, 1037))
     assert loader.num_workers == num_workers
     assert loader.persistent_workers == (num_workers > 0)
 
@@ -212,27 +211,29 @@ def test_splits_and_batches_larger_than_the_data_are_refused(options, message):
         labelled(50, **options).train_dataloader()
 
 
-class TrainOnly(OwnSplits):
-    def __init__(self) -> None:
-        super().__init__(("train",), classes=("a", "b"))
+class TrainOnly(BaseDataModule):
+    classes = ["a", "b"]
+    own_splits = ["train"]
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        assert split == "train"
+        return x, y
 
 
 def test_data_without_a_test_set_is_trained_and_not_tested(train) -> None:
     result = train("--data test_data.TrainOnly --model.net.sizes [3,2]")
     assert not [name for name in result if name.startswith("test/")]
     with pytest.raises(UserError, match="validates on the test set: there is none"):
-        attach(OwnSplits(("train",), val_fraction=0))
+        attach(TrainOnly(val_fraction=0))
 
 
-class WrongTest(OwnSplits):
+class WrongTest(BaseDataModule):
     """Its test set has a target that is no class."""
 
-    def __init__(self) -> None:
-        super().__init__(("train", "test"), classes=("a", "b"))
+    classes = ["a", "b"]
 
     def load(self, split: str) -> Any:  # type: ignore[override]
-        inputs, targets = super().load(split)
-        return inputs, targets + (split == "test")
+        return x, y + (split == "test")
 
 
 def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):

@@ -40,8 +40,8 @@ def folds(num_folds: int = 5, loaded: Any = TABLE, **options: Any) -> list[Any]:
     return [attach(data).splits for data in modules]
 
 
-def check_stratified(tested: list[list[int]]) -> None:
-    """Each sample is in one fold, and of each class equally many are in each fold."""
+def check_folds(tested: list[list[int]]) -> None:
+    """Check that each sample is in one fold, and that the folds are stratified."""
     assert sorted(chain(*tested)) == list(range(53))
     for label in range(3):
         counts = [int((TARGETS[indices] == label).sum()) for indices in tested]
@@ -51,12 +51,14 @@ def check_stratified(tested: list[list[int]]) -> None:
 def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
     tested = []
     for splits in folds():
-        used = [splits[name].inputs.tolist() for name in ("test", "val", "train")]
-        assert sorted(chain(*used)) == list(range(53))
-        assert len(used[0]) in (10, 11)
-        assert len(used[1]) == round(0.2 * (53 - len(used[0])))
-        tested.append(used[0])
-    check_stratified(tested)
+        test, val, train = (
+            splits[name].inputs.tolist() for name in ("test", "val", "train")
+        )
+        assert sorted(test + val + train) == list(range(53))
+        assert len(test) in (10, 11)
+        assert len(val) == round(0.2 * (53 - len(test)))
+        tested.append(test)
+    check_folds(tested)
     splits = folds(val_fraction=0)[1]
     assert splits["val"] is splits["test"]
 
@@ -76,21 +78,16 @@ def test_an_own_validation_set_stays_and_no_test_set_is_needed() -> None:
 
 def test_a_dataset_with_targets_is_stratified_without_reading_it() -> None:
     splits = folds(3, Unread(TARGETS.tolist()))
-    check_stratified([samples["test"].dataset.indices for samples in splits])
+    check_folds([samples["test"].dataset.indices for samples in splits])
     splits = folds(3, Unread(None))
     assert sum(len(samples["test"]) for samples in splits) == 53
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--data.fold 2", "data.fold 2 of data.num_folds None: no such fold"),
-        ("--data.num_folds 5", "data.fold None of data.num_folds 5: no such"),
-        ("--data.num_folds 5 --data.fold 5", "data.fold 5 of data.num_folds 5"),
-    ],
+    "flags", ["--data.fold 2", "--data.num_folds 5", "--data.num_folds 5 --data.fold 5"]
 )
-def test_wrong_folds_are_refused(flags: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+def test_wrong_folds_are_refused(flags: str) -> None:
+    with pytest.raises(UserError, match=r"data.fold .* of .*: no such fold") as caught:
         parse(argv("--config", TINY, flags))
     assert caught.value.status == 2
 
@@ -104,11 +101,10 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     assert "fold 2 of 5 is the test set" in capsys.readouterr().out
     path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     evaluate = script("evaluate").main
-    again = evaluate(argv("--ckpt_path", path))
-    assert again == {key: result[key] for key in result if key.startswith("test/")}
-    for other in ("--data.fold 3", "--data.split_seed 7"):
-        error = fails(capsys, 2, lambda o=other: evaluate(argv("--ckpt_path", path, o)))
-        assert f"{other}: the training of" in error
+    assert evaluate(argv("--ckpt_path", path)).items() <= result.items()
+    other = argv("--ckpt_path", path, "--data.fold 3")
+    error = fails(capsys, 2, lambda: evaluate(other))
+    assert "--data.fold 3: the training of" in error
     resume = ("--ckpt_path last --trainer.max_epochs", 2)
     error = fails(capsys, 2, lambda: train(*resume, "--data.fold", 4))
     assert "--data.fold 4: a resume goes on with" in error

@@ -65,15 +65,10 @@ def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num
 
 @pytest.mark.parametrize("names", ["Train valid TEST", "training val Testing"])
 def test_an_own_validation_folder_and_any_case(photos, capsys, names):
-    train, val, test = (photos / name for name in names.split())
-    for name in ("train", "test"):
-        (photos / name).rename(photos / f"{name}_")
-    (photos / "train_").rename(train)
-    shutil.copytree(photos / "test_", val)
-    (photos / "test_").rename(test)
-    (val / "red" / "0.png").unlink()
-    assert sizes(attached(photos)) == [60, 14, 15]
-    line = f"validation on {val}; data.val_fraction has no effect"
+    for name, source in zip(names.split(), ("train", "test", "test"), strict=True):
+        shutil.copytree(photos / source, photos / "named" / name)
+    assert sizes(attached(photos / "named")) == [60, 15, 15]
+    line = f"validation on {photos / 'named' / names.split()[1]}; data.val_fraction has"
     assert line in capsys.readouterr().out
 
 
@@ -81,8 +76,8 @@ def test_what_is_no_image_of_a_class_is_left_out(photos):
     red = photos / "train" / "red"
     for folder in ("dev", "training", "train/empty"):
         (photos / folder).mkdir()
-    for folder in (photos / "train", red):
-        shutil.copytree(photos / "test", folder / ".ipynb_checkpoints")
+    shutil.copytree(photos / "test", photos / "train" / ".ipynb_checkpoints")
+    shutil.copytree(photos / "test", red / ".ipynb_checkpoints")
     (red / "._1.jpg").write_bytes(b"of macOS")
     (red / "x.svg").write_text("<svg/>")
     (red / "dangling.png").symlink_to(red / "none.png")
@@ -132,14 +127,13 @@ def test_an_image_folder_without_images(tmp_path: Path, folder: str) -> None:
 
 
 @pytest.mark.linux
-def test_a_class_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    folder.mkdir()
-    Image.new("L", (9, 9)).save(folder / "1.png")
+def test_a_class_with_a_name_that_is_no_text_is_refused(photos: Path) -> None:
+    red = photos / "train" / "red"
+    red.rename(red.with_name(os.fsdecode(b"caf\xe9")))
     with pytest.raises(UserError) as caught:
-        _ = ImageFolder(str(tmp_path)).classes
+        attached(photos)
     first, second = str(caught.value).splitlines()
-    assert first == f"{tmp_path}/caf\\udce9: the name of the class is not UTF-8"
+    assert first == f"{photos}/train/caf\\udce9: the name of the class is not UTF-8"
     assert second == "rename the folder"
 
 
