@@ -15,6 +15,4 @@ def test_discs_are_seeded_and_their_area_tells_their_radius() -> None:
     area = images.flatten(1).sum(1) / brightest
     torch.testing.assert_close((area / torch.pi).sqrt(), radius, atol=0.1, rtol=0)
     assert torch.equal(images, data.load("train")[0])
-    other = Discs(num_train=200, noise=0, data_seed=1)
-    for another, _ in (data.load("test"), other.load("train")):
-        assert not torch.equal(images, another)
+    assert not torch.equal(images, data.load("test")[0])

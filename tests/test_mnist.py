@@ -8,6 +8,7 @@ from lightbase import UserError
 
 module = pytest.importorskip("project.data.mnist")
 MNIST, FILES = module.MNIST, module.FILES
+LABELS = "MNIST/raw/train-labels-idx1-ubyte"
 
 
 def test_mnist_equals_torchvisions_own(mnist_dir: Path) -> None:
@@ -20,15 +21,12 @@ def test_mnist_equals_torchvisions_own(mnist_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("how", ["cut", "empty", "published size"])
-def test_a_damaged_file_is_named(mnist_dir: Path, how: str) -> None:
-    name = "MNIST/raw/train-labels-idx1-ubyte"
-    file, (size, _) = mnist_dir / name, FILES[name]
-    zeros = bytes.fromhex("00000801") + (size - 8).to_bytes(4, "big") + bytes(size - 8)
-    contents = {"cut": file.read_bytes()[:-7], "empty": b"", "published size": zeros}
-    file.write_bytes(contents[how])
-    with pytest.raises(UserError, match=r"MNIST is not in|ubyte is damaged") as caught:
+@pytest.mark.parametrize(
+    "size", [0, 100, FILES["MNIST/raw/train-labels-idx1-ubyte"][0]]
+)
+def test_a_damaged_file_is_named(mnist_dir: Path, size: int) -> None:
+    (mnist_dir / LABELS).write_bytes(bytes(size))
+    with pytest.raises(UserError, match="train-labels-idx1-ubyte") as caught:
         MNIST(data_dir=str(mnist_dir)).load("train")
-    assert "train-labels-idx1-ubyte" in str(caught.value)
     assert str(mnist_dir) in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2

@@ -40,14 +40,14 @@ def sizes(data: ImageFolder) -> list[int]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_image_folder_is_read_while_training(photos, num_workers):
-    options: Any = {"image_shape": (3, 16, 16), "batch_size": 7, "drop_last": False}
+    options: Any = {"image_shape": (3, 16, 16), "drop_last": False}
     data = attached(photos, num_workers=num_workers, **options)
     assert sizes(data) == [54, 6, 15]
     assert data.classes == ["blue", "green", "red"]
     for loader in (data.train_dataloader(), data.test_dataloader()):
-        images, targets = map(torch.cat, zip(*loader, strict=True))
+        ((images, targets),) = loader
         assert images.dtype == torch.uint8
-        assert images.shape == (len(loader.dataset), 3, 16, 16)
+        assert images.shape[1:] == (3, 16, 16)
         # of red, green and blue
         assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)
 

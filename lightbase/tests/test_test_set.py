@@ -44,15 +44,13 @@ def error_of(capsys, tool: str, *args: object) -> str:
     return fails(capsys, 2, lambda: script(tool).main(argv("--ckpt_path", *args)))
 
 
-@pytest.mark.parametrize("seed", [1, 7])
-def test_each_split_seed_has_the_same_test_samples(seed: int):
-    data = attach(OneFile(split_seed=seed))
+def test_each_split_seed_has_the_same_test_samples():
+    data = attach(OneFile(split_seed=1))
     data.setup("test")
     parts = [samples(data, split) for split in ("test", "train", "val")]
     assert parts[0] == samples(attach(OneFile(), "test"), "test")
-    assert len(parts[0]) == 20
+    assert [len(part) for part in parts] == [20, 72, 8]
     assert set.union(*parts) == set(range(100))
-    assert sum(map(len, parts)) == 100
 
 
 @pytest.mark.parametrize("tool", TOOLS)
