@@ -1,4 +1,3 @@
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -6,9 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-import lightbase
 from lightbase import UserError
-from lightbase.commands import predict
 
 features = pytest.importorskip("project.data.features")
 Features = features.Features
@@ -93,25 +90,13 @@ def test_another_file_keeps_the_classes_of_the_training(tmp_path):
         unknown.load("test")
 
 
-@pytest.mark.usefixtures("classifier")
-def test_predictions_for_rows_of_a_file_by_their_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [f"{i % 2},{(i % 2) * 9 + i % 3},{'ab'[i % 2]}\n" for i in range(60)]
-    (tmp_path / "x.csv").write_text("p,q,label\n" + "".join(rows))
-    flags = f"""--data project.data.features.Features --data.csv_path {tmp_path}/x.csv
-        --data.batch_size 16 --model.net torch.nn.Linear --model.net.in_features 2
-        --model.net.out_features 2 --model.lr 0.1 --model project.classifier.Classifier
-        --name rows --trainer.max_epochs 4 --trainer.accelerator cpu"""
-    root = ["--trainer.default_root_dir", str(tmp_path)]
-    lightbase.main([*flags.split(), *root])
+def test_the_rows_of_a_file_are_read_by_their_columns(tmp_path: Path) -> None:
+    data = from_csv(tmp_path / "x.csv", "p,q,label\n1,2,x\n")
+    assert data.classes == ["x"]
     new = tmp_path / "new.csv"
-    new.write_text("q,more,p\n10,x,1\n0,y,0\n")
-    command = ["--ckpt_path", "rows", *root, str(new)]
-    predict.main([*command, "--output", str(tmp_path / "out.csv")])
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert [row["class"] for row in csv.DictReader(file)] == ["b", "a"]
+    new.write_text("q,more,p\n10,x,1\n\n0,y,0\n")
+    rows = [(name, numbers.tolist()) for name, numbers in data.read_inputs(new)]
+    assert rows == [(f"{new}:2", [1, 10]), (f"{new}:3", [0, 0])]
     new.write_text("q,r\n1,2\n")
-    with pytest.raises(SystemExit):
-        predict.main(command)
-    assert "new.csv, line 2: no column 'p'" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"new.csv, line 2: no column 'p'\ngive a CSV"):
+        list(data.read_inputs(new))

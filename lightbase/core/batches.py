@@ -334,10 +334,6 @@ class DatasetSamples(Dataset[Any]):
                 return samples
             return convert_types(self.collate(samples))
 
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample of the Dataset. Random transforms draw new numbers."""
-        return self.dataset[index]
-
     def select(self, index: Tensor) -> "DatasetSamples":
         """Return the samples at these positions, int64 (M,), without reading them."""
         if isinstance(self.dataset, TensorBatches):
