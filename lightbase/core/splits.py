@@ -75,7 +75,8 @@ def split_validation(
     num_val = round(num * fraction)
     if not 0 < num_val < num:
         raise UserError(
-            f"data.val_fraction {fraction} of {num} samples is {num_val} samples"
+            f"data.val_fraction {fraction} of {num} samples is {num_val} samples",
+            "give more samples, or another --data.val_fraction",
         )
     return divide(samples, seeded_order(num, seed)[:num_val])
 

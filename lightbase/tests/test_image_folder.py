@@ -1,5 +1,4 @@
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -56,11 +55,10 @@ def test_an_image_folder_is_read_while_training(photos, num_workers):
 def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num_bytes):
     broken = photos / "train" / "red" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:num_bytes])
-    options: Any = {"batch_size": 60, "num_workers": num_workers, "val_fraction": 0}
-    with pytest.raises(UserError) as caught:
-        read(attached(photos, **options).train_dataloader())
-    pattern = f"{broken} cannot be read: .*; mend, shrink or remove it"
-    assert re.fullmatch(pattern, str(caught.value))
+    data = attached(photos, batch_size=54, num_workers=num_workers)
+    message = f"^{broken} cannot be read: .*; mend, shrink or remove it$"
+    with pytest.raises(UserError, match=message):
+        read(data.train_dataloader())
 
 
 @pytest.mark.parametrize("names", ["Train valid TEST", "training val Testing"])
@@ -148,9 +146,7 @@ def test_the_classes_of_a_folder_must_be_those_of_the_training(photos):
     with pytest.raises(UserError, match=message):
         attached(photos).load_state_dict(state)
     # the classes of the checkpoint serve a folder of fewer
-    shutil.rmtree(photos / "train")
     shutil.rmtree(photos / "test" / "blue")
     other = ImageFolder(str(photos))
     other.load_state_dict(state)
-    attach(other, "test")
     assert {*other.load("test").targets} == {1, 2}
