@@ -58,7 +58,7 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
         (b"a,label\noops,y\n", ", line 2: could not convert .*: 'oops'"),
         (b"a,label\n1e300,y\n", ", line 2: .* too large"),
         (b"a,label\n1,x\n1\n", ", line 3: 1 cells for 2 columns"),
-        (b'a,label\n1,x\n1,"x\n2,y\n', ", line 3: unexpected end of data"),
+        (b'a,label\n1,x\n1,"x\n2,y\n', ", line 3: is a quote not closed"),
     ],
 )
 def test_a_wrong_csv_file_is_named_with_the_line_and_a_way_out(

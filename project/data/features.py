@@ -167,7 +167,10 @@ def read_csv(path: Path, convert: Callable[[dict[str, str]], Any]) -> list[Any]:
             place = f"{path}, line {reader.line_num + 1}"
         if not rows:
             raise ValueError("no row below the header")
-    except (OSError, ValueError, csv.Error) as error:
+    except csv.Error as error:
+        problem = f"{place}: is a quote not closed? {error}"
+        raise UserError(problem, WAY_OUT) from error
+    except (OSError, ValueError) as error:
         raise UserError(f"{place}: {error}", WAY_OUT) from error
     return rows
 
