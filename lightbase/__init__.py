@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from lightbase.core.metrics import Metrics, collection
     from lightbase.core.module import BaseModule
     from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
-    from lightbase.extras.downloads import (
-        open_or_download,
-        read_arrays,
-        short_download_errors,
-    )
+    from lightbase.extras.downloads import open_or_download, short_download_errors
     from lightbase.extras.image_folder import ImageFolder
 
 __version__ = "0.3.0"
@@ -63,7 +59,7 @@ NAMES = {
     "core.module": ("BaseModule",),
     "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
     "commands.train": ("main",),
-    "extras.downloads": ("open_or_download", "read_arrays", "short_download_errors"),
+    "extras.downloads": ("open_or_download", "short_download_errors"),
     "extras.image_folder": ("ImageFolder",),
 }
 """The public names of each module."""

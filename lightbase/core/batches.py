@@ -111,6 +111,22 @@ def convert_types(batch: Any) -> Any:
     return with_parts(batch, batch[0], targets.to(dtype))
 
 
+def rows_of(values: Any, index: Tensor | None) -> Any:
+    """Return `values` with the rows at these positions of each tensor, int64 (M,).
+    Without an index all rows are returned, and nothing is copied."""
+    if index is None:
+        return values
+    # index_select copies whole rows. For small images it is seven times as fast as
+    # x[index].
+    return map_tensors(lambda x: x.index_select(0, index), values)
+
+
+def seeded_order(num: int, seed: int) -> Tensor:
+    """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
+    seed. The CPU makes it, so it is the same with and without a GPU."""
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
 class Indices(list[int]):
     """The indices of the samples in a batch. `seed` is the seed of the random
     transforms of this batch, in [0, 2**63)."""
@@ -185,15 +201,12 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         first_batch = self.first_batch
         self.first_batch = 0
         epoch = 0
-        order = torch.arange(self.num_on_rank) * self.num_ranks + self.rank
+        order = torch.arange(self.num_samples)
         if self.shuffle:
             epoch = self.epoch
             seed = (self.seed * 1_000_003 + epoch) % 2**63
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(self.num_samples, generator=generator)
-            order = order[self.rank :: self.num_ranks][: self.num_on_rank]
-            if self.num_ranks > 1:  # a view would keep the whole permutation
-                order = order.clone()
+            order = seeded_order(self.num_samples, seed)
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
         for i in range(first_batch, len(self), self.batches_at_once):
             start = i * self.batch_size
             end = start + self.batches_at_once * self.batch_size
@@ -203,34 +216,31 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             yield indices
 
 
+@dataclass(eq=False)
 class TensorBatches(Dataset[Batch]):
-    """Samples that are in memory, as tensors. A batch is made by one copy of its rows.
+    """Samples that are in memory, as tensors. A batch is made by one copy of its rows,
+    and `convert_types`: arrays may stay in their files, where they keep their types.
 
     Args:
-        values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
+        all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
         index: The positions of the samples that belong to this object, int64 (M,). The
             tensors are shared, not copied. By default all samples belong to it.
-        converts: Call `convert_types` for each batch. Arrays that stay in their files
-            need it: converting them at once would read them into memory.
     """
 
-    def __init__(
-        self, values: Any, index: Tensor | None = None, converts: bool = False
-    ) -> None:
-        self.all_values = values
-        self.index = index
-        self.converts = converts
-        tensors = tensors_in(values)
+    all_values: Any
+    index: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        tensors = tensors_in(self.all_values)
         self.device = tensors[0].device
+        self.num_values = len(tensors[0])
         num_bytes = sum(tensor.nbytes for tensor in tensors)
-        self.sample_bytes = num_bytes / max(1, len(tensors[0]))
+        self.sample_bytes = num_bytes / max(1, self.num_values)
 
     @property
     def values(self) -> Batch:
         """All samples as one batch. With an index this is a copy."""
-        if self.index is None:
-            return self.all_values
-        return self._select(self.index)
+        return convert_types(rows_of(self.all_values, self.index))
 
     @property
     def inputs(self) -> Any:
@@ -239,20 +249,14 @@ class TensorBatches(Dataset[Batch]):
 
     @property
     def targets(self) -> Any:
-        """The targets of all samples, or None, see `targets_of`."""
-        return targets_of(self.values)
-
-    def _select(self, index: Tensor) -> Batch:
-        # index_select copies whole rows. For small images it is seven times as fast as
-        # x[index].
-        batch = map_tensors(lambda x: x.index_select(0, index), self.all_values)
-        if self.converts:
-            return convert_types(batch)
-        return batch
+        """The targets of all samples, or None, see `targets_of`. No inputs are
+        copied."""
+        targets = rows_of(targets_of(self.all_values), self.index)
+        return targets_of(convert_types((None, targets)))
 
     def __len__(self) -> int:
         if self.index is None:
-            return len(tensors_in(self.all_values)[0])
+            return self.num_values
         return len(self.index)
 
     def __getitems__(self, indices: list[int]) -> Batch:
@@ -263,7 +267,7 @@ class TensorBatches(Dataset[Batch]):
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
         if self.index is not None:
             chosen = self.index[chosen]
-        return self._select(chosen)
+        return convert_types(rows_of(self.all_values, chosen))
 
     def __getitem__(self, index: int) -> Any:
         return map_tensors(itemgetter(0), self.__getitems__([index]))
@@ -272,7 +276,7 @@ class TensorBatches(Dataset[Batch]):
         """Return the samples at these positions, int64 (M,), without a copy."""
         if self.index is not None:
             index = self.index[index]
-        return TensorBatches(self.all_values, index, self.converts)
+        return TensorBatches(self.all_values, index)
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches one call of __getitems__ should read. Each call has a
@@ -330,10 +334,6 @@ class DatasetSamples(Dataset[Any]):
             if self.collate is None:
                 return samples
             return convert_types(self.collate(samples))
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample of the Dataset. Random transforms draw new numbers."""
-        return self.dataset[index]
 
     def select(self, index: Tensor) -> "DatasetSamples":
         """Return the samples at these positions, int64 (M,), without reading them."""

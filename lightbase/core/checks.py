@@ -27,6 +27,7 @@ from lightbase.core.metrics import collection
 from lightbase.core.module import BaseModule, has_named_optimizer
 from lightbase.core.names import better_by_name
 from lightbase.core.optim import try_schedule
+from lightbase.core.splits import sparse_classes
 
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
@@ -166,6 +167,9 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     if data.fold:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
+    sparse = sparse_classes(data.splits, data.classes)
+    if sparse:
+        say(f"Classes: {sparse}")
 
 
 def check_transforms(data: BaseDataModule) -> None:
@@ -253,7 +257,13 @@ def try_network(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     batch = data.transform_batch(move_data_to_device(batch, device), training=False)
     inputs = inputs_of(batch)
-    if targets_of(batch) is None or not isinstance(inputs, Tensor):
+    if targets_of(batch) is None:
+        say(
+            "Network: not tried, and its parameters not counted: batches are not "
+            "pairs (inputs, targets); predict.py writes no column `true`"
+        )
+        return
+    if not isinstance(inputs, Tensor):
         return
     net = model.net.to(device)
     name = type(net).__name__

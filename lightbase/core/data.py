@@ -17,12 +17,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from lightbase.core.batches import (
     Batch,
@@ -32,8 +27,8 @@ from lightbase.core.batches import (
     Samples,
     TensorBatches,
     as_tensors,
-    convert_types,
     inputs_of,
+    seeded_order,
     share_from_worker,
     targets_of,
     tensors_in,
@@ -46,7 +41,6 @@ from lightbase.core.project import PROJECT
 from lightbase.core.splits import (
     Fold,
     fold_of_flags,
-    seeded_order,
     split_fold,
     split_validation,
 )
@@ -237,8 +231,9 @@ class BaseDataModule(LightningDataModule):
         if "val" in self.own_splits:
             self.splits["val"] = self._load_split("val")
         elif self.val_fraction > 0:
-            val, train = split_validation(train, self.val_fraction, self.split_seed)
-            self.splits["val"] = val
+            self.splits["val"], train = split_validation(
+                train, self.val_fraction, self.split_seed
+            )
         else:
             self._load_test()
             if "test" not in self.splits:
@@ -499,23 +494,16 @@ def as_samples(
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = as_tensors(loaded)
-        parts = [loaded]
-        if isinstance(loaded, tuple | list):
-            parts = [*loaded]
-        is_mapped = any(isinstance(part, np.memmap) for part in parts)
-        if not is_mapped:
-            values = convert_types(values)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:
             raise UserError(
                 f"{name} has arrays of {sizes} samples: they must be equally long"
             )
-        samples = TensorBatches(values, converts=is_mapped)
+        samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
-    is_stream = isinstance(loaded, IterableDataset) or not isinstance(loaded, Sized)
-    is_text = isinstance(loaded, str | bytes)
-    if hasattr(loaded, "__getitem__") and not is_stream and not is_text:
+    is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
+    if is_map and not isinstance(loaded, str | bytes):
         return DatasetSamples(loaded, collate or default_collate)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightbase.core.batches import Samples
+from lightbase.core.batches import Samples, seeded_order
 from lightbase.core.errors import UserError
 
 
@@ -75,7 +75,8 @@ def split_validation(
     num_val = round(num * fraction)
     if not 0 < num_val < num:
         raise UserError(
-            f"data.val_fraction {fraction} of {num} samples is {num_val} samples"
+            f"data.val_fraction {fraction} of {num} samples is {num_val} samples",
+            "give more samples, or another --data.val_fraction",
         )
     return divide(samples, seeded_order(num, seed)[:num_val])
 
@@ -93,12 +94,6 @@ def divide(samples: Samples, chosen: Tensor) -> tuple[Samples, Samples]:
     return samples.select(is_chosen.nonzero().flatten()), others
 
 
-def seeded_order(num: int, seed: int) -> Tensor:
-    """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
-    seed. The CPU makes it, so it is the same with and without a GPU."""
-    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
-
-
 def class_numbers(samples: Samples) -> Tensor | None:
     """Return the class number of each sample, int64 (N,). Return None if the targets
     are not one integer for each sample, or if they are unknown. No sample is read:
@@ -110,3 +105,23 @@ def class_numbers(samples: Samples) -> Tensor | None:
     if targets.shape != (len(samples),) or targets.is_floating_point():
         return None
     return targets.long()
+
+
+def sparse_classes(splits: dict[str, Samples], classes: list[str]) -> str:
+    """Return one line about classes without samples in a split, or with fewer than two
+    training samples. Return "" if there are none, or if the class numbers are unknown,
+    see `class_numbers`."""
+    texts = []
+    for split, samples in splits.items():
+        labels = class_numbers(samples)
+        if not classes or labels is None:
+            continue
+        amount, least = "no", 1
+        if split == "train":
+            amount, least = "at most one", 2
+        counts = labels.bincount(minlength=len(classes))
+        names = [classes[i] for i in (counts < least).nonzero()]
+        if names:
+            few = ", ".join(names[:3])
+            texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
+    return "; ".join(texts)

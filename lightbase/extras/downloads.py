@@ -1,5 +1,4 @@
-"""Files of data sets: download them if they are missing, with short errors, and read
-pickled arrays without running code from the file.
+"""Files of data sets: download them if they are missing, with short errors.
 
 `open_or_download` is for data sets of torchvision. For other downloads,
 `short_download_errors` turns any error into two lines; docs/data.md has an example.
@@ -7,19 +6,14 @@ pickled arrays without running code from the file.
 
 import contextlib
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
-from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
-from lightbase.core.errors import UserError, first_line
-
-NUMPY_NAMES = ("_reconstruct", "_frombuffer", "ndarray", "dtype")  # of a pickled array
+from lightbase.core.errors import UserError
 
 
 def open_or_download(
@@ -81,34 +75,4 @@ def short_download_errors(name: str, data_dir: Path, files: str) -> Iterator[Non
             f"{reason}",
             "move away what is damaged and start the command again; "
             f"without a network, put {files}",
-        ) from error
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, lists, dicts and NumPy arrays from a pickle. A pickle can
-    name any function and have it called. This class refuses all names except the names
-    in a pickled array. See "Restricting Globals" in Python's documentation of pickle.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the object of a name in the pickle, if arrays need it. Otherwise raise
-        UnpicklingError."""
-        is_numpy = module.partition(".")[0] == "numpy" and name in NUMPY_NAMES
-        if is_numpy or (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def read_arrays(file: Path, *keys: str) -> list[Tensor]:
-    """Return the arrays, or lists of numbers, under these keys of a pickled dict, as
-    tensors. No code in the file is run. Raise UserError if the file is damaged, or if
-    it has other content."""
-    try:
-        with file.open("rb") as stream:
-            content = ArrayUnpickler(stream, encoding="latin1").load()
-        return [torch.tensor(content[key]) for key in keys]
-    except Exception as error:  # a damaged pickle raises errors of any type
-        raise UserError(
-            f"{file} cannot be read: {type(error).__name__}: {first_line(error)}",
-            "move it away to download it again",
         ) from error

@@ -61,9 +61,18 @@ def folders_in(folder: Path) -> list[Path]:
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class."""
-    images = {path.name: list_images(path) for path in folders_in(folder)}
-    return {name: paths for name, paths in images.items() if paths}
+    class; its name is the name of the class. Raise UserError if a name is not UTF-8."""
+    images = {}
+    for path in folders_in(folder):
+        paths = list_images(path)
+        if not paths:
+            continue
+        if path.name != path.name.encode(errors="replace").decode():
+            raise UserError(
+                f"{path}: the name of the class is not UTF-8", "rename the folder"
+            )
+        images[path.name] = paths
+    return images
 
 
 @dataclass(eq=False)
@@ -134,39 +143,32 @@ class ImageFolder(BaseDataModule):
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
         """{split: {class: images, sorted}}. If no folder has a name in SPLITS, data_dir
-        has the classes."""
+        has the classes, and each is divided into training and test: see `seeded_part`.
+        """
         folders: dict[str, Path] = {}
         for path in folders_in(self.data_dir):
             split = SPLITS.get(path.name.lower())
             if split:
                 folders.setdefault(split, path)
-        files = {split: images_by_class(path) for split, path in folders.items()}
-        if not folders:
-            files = self._divide(images_by_class(self.data_dir))
-        if files.get("val"):
-            say(
-                f"Images: validation on {folders['val']}; data.val_fraction has no "
-                "effect"
-            )
-        return files
-
-    def _divide(self, classes: dict[str, list[Path]]) -> dict[str, Any]:
-        """Divide the images of each class into training and test set, see
-        `seeded_part`. Return {split: {class: images}}.
-
-        classes: {class: all its images}.
-        """
+        if folders:
+            files = {split: images_by_class(path) for split, path in folders.items()}
+            if files.get("val"):
+                say(
+                    f"Images: validation on {folders['val']}; data.val_fraction has no "
+                    "effect"
+                )
+            return files
         if not self.fold:
             say(
                 f"Images: no train and test in {self.data_dir}: "
                 "a fifth of each class is the test"
             )
-        files: dict[Any, Any] = {"train": {}, "test": {}}
-        for split in files:
-            for name, images in classes.items():
-                index = self.seeded_part(len(images), split)
-                files[split][name] = [images[i] for i in index]
-        return files
+        parts: dict[Any, Any] = {"train": {}, "test": {}}
+        for name, images in images_by_class(self.data_dir).items():
+            for part in parts:
+                index = self.seeded_part(len(images), part)
+                parts[part][name] = [images[i] for i in index]
+        return parts
 
     @property
     def own_splits(self) -> list[str]:  # type: ignore[override]

@@ -1,85 +1,56 @@
-import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from small import Points
+from paths import fails
 
-from lightbase import BaseDataModule, Batch, open_or_download, short_download_errors
+from lightbase import BaseDataModule, open_or_download
 
 
-class InParts:
+class Source:
     """A stand-in for a class of torchvision.datasets."""
 
     num_downloads = 0
 
-    def __init__(self, root: Path, split: str, download: bool = False) -> None:
-        file = root / "in_parts.npy"
+    def __init__(self, root: Path, download: bool = False) -> None:
         if download:
-            InParts.num_downloads += 1
-            np.save(file, np.arange(60))
-        if not file.is_file():
-            raise RuntimeError("Dataset not found")
-        self.data = np.load(file)[: 40 if split == "train" else 20]
+            Source.num_downloads += 1
+            np.save(root / "x.npy", np.arange(20))
+        self.data = np.load(root / "x.npy")
+
+
+def opened(folder: Path) -> Any:
+    return open_or_download(Source, folder, "x.npy there", root=folder).data
 
 
 def test_several_processes_at_once_download_once(tmp_path: Path) -> None:
-    opened: list[InParts] = []
-
-    def read() -> None:
-        options: Any = {"root": tmp_path, "split": "test"}
-        opened.append(open_or_download(InParts, tmp_path, "in_parts.npy", **options))
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert InParts.num_downloads == 1
-    assert [len(source.data) for source in opened] == [20] * 4
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(opened, [tmp_path] * 4))
+    assert Source.num_downloads == 1
+    assert [len(array) for array in arrays] == [20] * 4
 
 
 class Opened(BaseDataModule):
-    def load(self, split: str) -> Batch:
-        options: Any = {"root": self.data_dir, "split": split}
-        return open_or_download(InParts, self.data_dir, "in_parts.npy", **options).data
+    def load(self, split: str) -> Any:
+        return opened(self.data_dir)
 
 
-class Fetched(Points):
-    def prepare_data(self) -> None:
-        with short_download_errors(
-            "Fetched", self.data_dir, f"points.csv into {self.data_dir}"
-        ):
-            raise OSError("no network")
-
-
-# the network, an archive that is cut short, and a stream in it
+# the network, and a stream in an archive that is cut short
 @pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        ("Opened", OSError("no route")),
-        ("Opened", BadZipFile("no zip file")),
-        ("Opened", zlib.error()),
-        ("Fetched", OSError("no network")),
-    ],
+    ("error", "reason"), [(OSError("no route"), "no route"), (zlib.error(), "error")]
 )
 def test_a_failed_download_is_two_lines(
-    train, tmp_path, capsys, monkeypatch, data, error
+    train, tmp_path, capsys, monkeypatch, error, reason
 ):
-    def init(self: Any, root: Path, split: str, download: bool = False) -> None:
-        raise error if download else RuntimeError("Dataset not found")
-
-    monkeypatch.setattr(InParts, "__init__", init)
-    with pytest.raises(SystemExit) as caught:
-        train("--data", f"test_downloads.{data}", "--data.data_dir", tmp_path / "data")
-    assert caught.value.code == 1
-    first, second = capsys.readouterr().err.splitlines()
-    reason = str(error) or "error"
-    name = data if data == "Fetched" else "InParts"
-    place = f"is not in {tmp_path / 'data'}, or damaged"
-    assert first == f"error: {name} {place}, and cannot be downloaded: {reason}"
-    assert "without a network, put " in second
+    monkeypatch.setattr("numpy.save", Mock(side_effect=error))
+    folder = tmp_path / "data"
+    flags = ("--data test_downloads.Opened", "--data.data_dir", folder)
+    first, second = fails(capsys, 1, lambda: train(*flags)).splitlines()
+    problem = f"Source is not in {folder}, or damaged, and cannot be downloaded: "
+    assert first == f"error: {problem}{reason}"
+    assert second.endswith("without a network, put x.npy there")
     assert not (tmp_path / "tiny").exists()

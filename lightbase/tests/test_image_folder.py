@@ -1,186 +1,152 @@
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attached import attach, read
-from paths import TINY
+from paths import TINY, argv, fails, script
 from PIL import Image
 
-from lightbase.commands.train import main
 from lightbase.core.errors import UserError
 from lightbase.core.images import read_image
 from lightbase.extras.image_folder import ImageFolder
 
 
 @pytest.fixture
-def image_folder(tmp_path: Path) -> Path:
-    """Photographs of three classes in JPEG and PNG, 60 for training and 15 for the
-    test, told apart by their colour."""
-    tmp_path /= "photos"
-    rng = np.random.default_rng(0)
+def photos(tmp_path: Path) -> Path:
+    """Images of three classes in JPEG and PNG, 60 for training and 15 for the test."""
     for split, num in (("train", 20), ("test", 5)):
-        for label, name in enumerate(("blue", "green", "red")):
-            (tmp_path / split / name).mkdir(parents=True)
+        for name in ("red", "green", "blue"):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
             for i in range(num):
-                pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8)
-                pixels[:, :, 2 - label] += 150
-                Image.fromarray(pixels).save(
-                    tmp_path / split / name / f"{i}.{'jpg' if i % 2 else 'png'}"
-                )
-    return tmp_path
+                image = Image.new("RGB", (25, 20), name)
+                image.save(folder / f"{i}.{['png', 'jpg'][i % 2]}")
+    return tmp_path / "photos"
+
+
+def attached(folder: Path, **options: Any) -> ImageFolder:
+    data = attach(ImageFolder(str(folder), **{"num_workers": 0, **options}))
+    data.setup("test")
+    return data
+
+
+def sizes(data: ImageFolder) -> list[int]:
+    return [len(data.splits[name]) for name in ("train", "val", "test")]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_image_folder_is_read_while_training(
-    image_folder: Path, num_workers: int
-) -> None:
-    options: Any = {"image_shape": (3, 16, 16), "batch_size": 7, "drop_last": False}
-    data = ImageFolder(str(image_folder), num_workers=num_workers, **options)
-    assert split_sizes(data) == {"train": 54, "val": 6, "test": 15}
+def test_an_image_folder_is_read_while_training(photos, num_workers):
+    options: Any = {"image_shape": (3, 16, 16), "drop_last": False}
+    data = attached(photos, num_workers=num_workers, **options)
+    assert sizes(data) == [54, 6, 15]
     assert data.classes == ["blue", "green", "red"]
-    for loader in (
-        data.train_dataloader(),
-        data.val_dataloader(),
-        data.test_dataloader(),
-    ):
-        images, targets = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    for loader in (data.train_dataloader(), data.test_dataloader()):
+        ((images, targets),) = loader
         assert images.dtype == torch.uint8
-        assert images.shape == (len(loader.dataset), 3, 16, 16)
+        assert images.shape[1:] == (3, 16, 16)
         # of red, green and blue
         assert torch.equal(images.float().mean((2, 3)).argmax(1), 2 - targets)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("is_cut_short", [True, False])
-def test_a_broken_image_ends_the_training_with_its_name(
-    image_folder, num_workers, is_cut_short
-):
-    broken = image_folder / "train" / "red" / "3.jpg"
-    broken.write_bytes(broken.read_bytes()[:200] if is_cut_short else b"no image")
-    options: Any = {"batch_size": 60, "num_workers": num_workers, "val_fraction": 0}
-    data = attach(ImageFolder(str(image_folder), **options), "fit")
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("num_workers", "num_bytes"), [(0, 200), (1, 0)])
+def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num_bytes):
+    broken = photos / "train" / "red" / "3.jpg"
+    broken.write_bytes(broken.read_bytes()[:num_bytes])
+    data = attached(photos, batch_size=54, num_workers=num_workers)
+    message = f"^{broken} cannot be read: .*; mend, shrink or remove it$"
+    with pytest.raises(UserError, match=message):
         read(data.train_dataloader())
-    pattern = f"{broken} cannot be read: .*; mend, shrink or remove it"
-    assert re.fullmatch(pattern, str(caught.value))
 
 
-def split_sizes(data: ImageFolder) -> dict[str, int]:
-    attach(data, "fit").setup("test")
-    return {name: len(split) for name, split in data.splits.items()}
-
-
-@pytest.mark.parametrize(
-    "names", [("Train", "valid", "TEST"), ("training", "val", "Testing")]
-)
-def test_an_own_validation_folder_and_any_case(image_folder, capsys, names):
-    (image_folder / "train").rename(image_folder / "moved")
-    (image_folder / "moved").rename(image_folder / names[0])
-    shutil.copytree(image_folder / "test", image_folder / "other")
-    (image_folder / "test").rename(image_folder / names[1])
-    (image_folder / "other").rename(image_folder / names[2])
-    (image_folder / names[1] / "red" / "0.png").unlink()
-    data = ImageFolder(str(image_folder), image_shape=(3, 16, 16), num_workers=0)
-    assert split_sizes(data) == {"train": 60, "val": 14, "test": 15}
-    line = f"validation on {image_folder / names[1]}; data.val_fraction has no effect"
+@pytest.mark.parametrize("names", ["Train valid TEST", "training val Testing"])
+def test_an_own_validation_folder_and_any_case(photos, capsys, names):
+    for name, source in zip(names.split(), ("train", "test", "test"), strict=True):
+        shutil.copytree(photos / source, photos / "named" / name)
+    assert sizes(attached(photos / "named")) == [60, 15, 15]
+    line = f"validation on {photos / 'named' / names.split()[1]}; data.val_fraction has"
     assert line in capsys.readouterr().out
 
 
-def test_what_is_no_image_of_a_class_is_left_out(image_folder):
-    red = image_folder / "train" / "red"
-    for folder in (
-        image_folder / "dev",
-        image_folder / "training",
-        image_folder / "train/empty",
-    ):
-        folder.mkdir()
-    for folder in (image_folder / "train", red):
-        (folder / ".ipynb_checkpoints").mkdir()
-        shutil.copy(red / "0.png", folder / ".ipynb_checkpoints" / "0-checkpoint.png")
+def test_what_is_no_image_of_a_class_is_left_out(photos):
+    red = photos / "train" / "red"
+    for folder in ("dev", "training", "train/empty"):
+        (photos / folder).mkdir()
+    shutil.copytree(photos / "test", photos / "train" / ".ipynb_checkpoints")
+    shutil.copytree(photos / "test", red / ".ipynb_checkpoints")
     (red / "._1.jpg").write_bytes(b"of macOS")
     (red / "x.svg").write_text("<svg/>")
     (red / "dangling.png").symlink_to(red / "none.png")
     os.mkfifo(red / "pipe.jpg")  # waits for ever for a writer
-    data = ImageFolder(str(image_folder), num_workers=0)
-    assert split_sizes(data) == {"train": 54, "val": 6, "test": 15}
+    data = attached(photos)
+    assert sizes(data) == [54, 6, 15]
     assert data.classes == ["blue", "green", "red"]
 
 
 def test_a_file_of_another_format_is_not_opened_whatever_its_name(tmp_path):
-    Image.new("RGB", (9, 9)).save(tmp_path / "x.eps")  # Pillow reads it by Ghostscript
-    (tmp_path / "x.eps").rename(tmp_path / "x.png")
+    file = tmp_path / "x.png"
+    Image.new("RGB", (9, 9)).save(file, "EPS")  # Pillow reads it by Ghostscript
     with pytest.raises(UserError, match="not an image"):
-        read_image(tmp_path / "x.png", (3, 9, 9))
+        read_image(file, (3, 9, 9))
 
 
 def test_images_of_other_than_one_or_three_channels_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "--config",
-                str(TINY),
-                "--data=lightbase.ImageFolder",
-                "--data.image_shape=[4,8,8]",
-            ]
-        )
-    assert "data.image_shape: " in capsys.readouterr().err
+    flags = "--data=lightbase.ImageFolder --data.image_shape=[4,8,8]"
+    train = script("train").main
+    error = fails(capsys, 2, lambda: train(argv("--config", TINY, flags)))
+    assert "data.image_shape: " in error
 
 
-def test_the_test_part_of_a_flat_folder_is_the_same_for_any_split_seed(
-    image_folder, capsys
-):
-    def test_files(seed: int) -> set[Path]:
-        data = ImageFolder(str(image_folder / "train"), split_seed=seed)
-        assert split_sizes(data) == {"train": 43, "val": 5, "test": 12}
-        train, test = ({*data.load(split).files} for split in ("train", "test"))
-        assert len(train) == 48
-        assert not train & test
-        assert sorted(file.parent.name for file in test) == sorted(
-            ["blue", "green", "red"] * 4
-        )
-        return test
-
-    assert test_files(0) == test_files(1)
+def test_the_test_part_of_a_flat_folder_is_the_same_for_any_split_seed(photos, capsys):
+    tested = []
+    for seed in (0, 1):
+        data = attached(photos / "train", split_seed=seed)
+        assert sizes(data) == [43, 5, 12]
+        assert data.load("test").targets == [0] * 4 + [1] * 4 + [2] * 4
+        tested.append(set(data.load("test").files))
+        assert tested[0].isdisjoint(data.load("train").files)
+    assert tested[0] == tested[1]
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("folder", ["nowhere", ".", "train/a"])
+@pytest.mark.parametrize("folder", ["train", "."])
+def test_a_fold_is_the_test_set_of_any_layout(photos, folder):
+    data = attached(photos / folder, num_folds=3, fold=0)
+    assert sizes(data) == [36, 4, 20]
+
+
+@pytest.mark.parametrize("folder", [".", "train/a"])
 def test_an_image_folder_without_images(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "data" / folder).mkdir(parents=True)
-    data = ImageFolder(
-        str(tmp_path / "none" if folder == "nowhere" else tmp_path / "data")
-    )
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     with pytest.raises(UserError, match="no image in train/CLASS/, nor CLASS/"):
-        assert data.classes
+        _ = ImageFolder(str(tmp_path)).classes
 
 
-@pytest.mark.parametrize("split", ["test", "val"])
-def test_classes_of_a_test_folder_must_be_those_of_the_training(image_folder, split):
-    shutil.copytree(image_folder / "train" / "red", image_folder / split / "yellow")
-    with pytest.raises(
-        UserError, match=f"{split} has a class that the training had not: yellow"
-    ):
-        ImageFolder(str(image_folder)).load(split)
+@pytest.mark.linux
+def test_a_class_with_a_name_that_is_no_text_is_refused(photos: Path) -> None:
+    red = photos / "train" / "red"
+    red.rename(red.with_name(os.fsdecode(b"caf\xe9")))
+    with pytest.raises(UserError) as caught:
+        attached(photos)
+    first, second = str(caught.value).splitlines()
+    assert first == f"{photos}/train/caf\\udce9: the name of the class is not UTF-8"
+    assert second == "rename the folder"
 
 
-def test_a_checkpoint_of_other_classes_is_refused_and_its_own_serve_a_folder_of_less(
-    image_folder,
-):
-    data = attach(ImageFolder(str(image_folder)))
+def test_the_classes_of_a_folder_must_be_those_of_the_training(photos):
+    data = attached(photos)
     state = data.state_dict()
-    shutil.copytree(image_folder / "train" / "red", image_folder / "train" / "amber")
-    with pytest.raises(
-        UserError, match="3 classes: blue, green, red\nthe data has others: amber, b"
-    ):
-        attach(ImageFolder(str(image_folder))).load_state_dict(state)
-    shutil.rmtree(image_folder / "train")
-    shutil.rmtree(image_folder / "test" / "blue")
-    other = ImageFolder(str(image_folder))
+    shutil.copytree(photos / "train" / "red", photos / "test" / "yellow")
+    with pytest.raises(UserError, match="test has a class that the training had not: "):
+        ImageFolder(str(photos)).load("test")
+    (photos / "test" / "yellow").rename(photos / "train" / "amber")
+    message = "3 classes: blue, green, red\nthe data has others: amber, b"
+    with pytest.raises(UserError, match=message):
+        attached(photos).load_state_dict(state)
+    # the classes of the checkpoint serve a folder of fewer
+    shutil.rmtree(photos / "test" / "blue")
+    other = ImageFolder(str(photos))
     other.load_state_dict(state)
-    attach(other, "test")
-    assert sorted({*other.load("test").targets}) == [1, 2]
+    assert {*other.load("test").targets} == {1, 2}

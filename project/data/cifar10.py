@@ -1,7 +1,6 @@
 """CIFAR-10: photographs of ten kinds of things, 50,000 for training, 10,000 for the
 test, 32x32."""
 
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,33 +11,18 @@ from torchvision import datasets
 from lightbase import (
     BaseDataModule,
     Batch,
-    UserError,
     alternating_flip,
     crop_and_flip,
     open_or_download,
-    read_arrays,
-    say,
     to_float,
 )
-
-TRAIN = {
-    "data_batch_1": 31_035_704,
-    "data_batch_2": 31_035_320,
-    "data_batch_3": 31_035_999,
-    "data_batch_4": 31_035_696,
-    "data_batch_5": 31_035_623,
-}
-SIZES = {"train": TRAIN, "test": {"test_batch": 31_035_526}}
-"""Size in bytes of the published files (A. Krizhevsky: Learning multiple layers of
-features, 2009)."""
 
 
 class CIFAR10(BaseDataModule):
     """Images (N, 3, 32, 32) in [0, 1], not normalised further.
 
     Files: data_dir/cifar-10-batches-py, downloaded by torchvision if they are missing
-    or damaged. Files of other sizes than the published ones (packed anew, say) are used
-    as they are.
+    or damaged. It knows the MD5 of the published files.
 
     Args:
         random_crop: Shift training images by up to this many pixels; 0 leaves them. 4
@@ -72,13 +56,6 @@ class CIFAR10(BaseDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         """Return images uint8 (N, 3, 32, 32) and classes int64 (N,)."""
-        folder = self.data_dir / "cifar-10-batches-py"
-        if is_repacked(folder):
-            say(
-                "CIFAR10: not the published files, packed anew or other data, "
-                f"in {folder} ({split})"
-            )
-            return read_repacked([folder / name for name in SIZES[split]])
         data = open_or_download(
             datasets.CIFAR10,
             self.data_dir,
@@ -98,30 +75,3 @@ class CIFAR10(BaseDataModule):
             inputs = alternating_flip(inputs, self.trainer.current_epoch)
         flip = self.random_flip is True
         return crop_and_flip(inputs, self.random_crop, flip, self.crop_mode)
-
-
-def is_repacked(folder: Path) -> bool:
-    """Return whether all files are there, and some have other sizes than published."""
-    sizes = SIZES["train"] | SIZES["test"]
-    files = {folder / name: size for name, size in sizes.items()}
-    if not all(file.is_file() for file in files):
-        return False
-    return any(file.stat().st_size != size for file, size in files.items())
-
-
-def read_repacked(files: list[Path]) -> Batch:
-    """Return the images, uint8 (N, 3, 32, 32), and the classes, int64 (N,), in files of
-    CIFAR-10's format.
-
-    Nothing in a file is run. Raise UserError if a file is damaged, or holds something
-    else.
-    """
-    batches = [read_arrays(file, "data", "labels") for file in files]
-    pixels, targets = map(torch.cat, zip(*batches, strict=True))
-    if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3072,):
-        shape = tuple(pixels.shape)
-        raise UserError(
-            f"the images in {files[0].parent} are {shape} {pixels.dtype}, "
-            "not (N, 3072) uint8"
-        )
-    return pixels.view(-1, 3, 32, 32), targets

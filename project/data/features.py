@@ -1,7 +1,8 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,11 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from lightbase import BaseDataModule, Batch, UserError
+
+WAY_OUT = (
+    "give a CSV file in UTF-8: a header, as many cells in each line, all quotes closed,"
+    " labels in --data.label_column, numbers in all other columns"
+)
 
 
 class Features(BaseDataModule):
@@ -56,14 +62,17 @@ class Features(BaseDataModule):
     @cached_property
     def table(self) -> tuple[Tensor, list[str]]:
         """Features float32 (N, columns) and the N labels of the file."""
-        path = Path(self.csv_path or "")
-        cells = read_csv(path)
-        labels = cells.pop(self.label_column, [""])
-        if "" in labels:
-            column = f"in a column {self.label_column!r} (--data.label_column)"
-            raise UserError(f"data.csv_path {path}: each row needs a label {column}")
-        self.columns = [*cells]
-        return numbers_in(cells, self.columns, path), labels
+
+        def convert(cells: dict[str, str]) -> tuple[list[float], str]:
+            label = cells.pop(self.label_column, "")
+            if not label:
+                raise ValueError(f"no label in a column {self.label_column!r}")
+            self.columns = [*cells]
+            return numbers_in(cells, self.columns), label
+
+        rows = read_csv(Path(self.csv_path or ""), convert)
+        inputs, labels = zip(*rows, strict=True)
+        return torch.tensor(inputs), list(labels)
 
     @cached_property  # which a checkpoint can assign
     def classes(self) -> list[str]:  # type: ignore[override]
@@ -79,7 +88,8 @@ class Features(BaseDataModule):
             if unknown:
                 raise UserError(
                     f"{self.csv_path} has labels that the training had not: "
-                    f"{unknown[:5]}"
+                    f"{unknown[:5]}",
+                    "remove their rows, or start a new training with them",
                 )
             targets = torch.from_numpy(np.searchsorted(self.classes, labels))
         part = self.seeded_part(len(targets), split)
@@ -109,9 +119,8 @@ class Features(BaseDataModule):
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """Return (inputs - mean) / std of each column, float32 (N, columns)."""
-        if self.mean.device != inputs.device:  # once: a copy waits for the GPU
-            self.mean = self.mean.to(inputs.device)
-            self.std = self.std.to(inputs.device)
+        self.mean = self.mean.to(inputs.device)  # copied once: a copy waits for the GPU
+        self.std = self.std.to(inputs.device)
         return (inputs - self.mean) / self.std
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,39 +137,56 @@ class Features(BaseDataModule):
         """Yield the rows of a CSV file with the columns of the training, by the name
         "FILE:LINE", where empty lines do not count. Other columns, such as the label,
         do not count."""
-        inputs = numbers_in(read_csv(path), self.columns, path)
-        for line, features in enumerate(inputs, 2):
-            yield f"{path}:{line}", features
+        rows = read_csv(path, lambda cells: numbers_in(cells, self.columns))
+        for line, numbers in enumerate(rows, 2):
+            yield f"{path}:{line}", torch.tensor(numbers)
 
 
-def read_csv(path: Path) -> dict[str, list[str]]:
-    """Return {column: its texts} of a CSV file. Raise UserError if it cannot be read,
-    or if its rows do not have the same number of cells."""
+def read_csv(path: Path, convert: Callable[[dict[str, str]], Any]) -> list[Any]:
+    """Return what `convert` makes of each row of a CSV file. Empty lines do not count.
+
+    Raise UserError if the file cannot be read, has no row, or has a row of another
+    length than the header. Raise it with the line for a ValueError of `convert`, too.
+
+    convert: Gets the texts of a row, by column.
+    """
+    place = str(path)
+    columns: list[str] = []
+    rows = []
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"data.csv_path {path} cannot be read: {error}") from error
-    uneven = [row for row in rows if len(row) != len(rows[0])]
-    if uneven:
-        problem = f"{path}: a row does not have as many cells as the first one"
-        raise UserError(f"{problem}: {','.join(uneven[0])[:60]}")
-    return {name: texts for name, *texts in zip(*rows, strict=True)}
+        text = path.read_text(encoding="utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        for cells in reader:
+            if not columns:
+                columns = cells
+            elif len(cells) == len(columns):
+                rows.append(convert(dict(zip(columns, cells, strict=True))))
+            elif cells:
+                raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
+            # where the next row begins: a cell in quotes may have several lines
+            place = f"{path}, line {reader.line_num + 1}"
+        if not rows:
+            raise ValueError("no row below the header")
+    except csv.Error as error:
+        problem = f"{place}: is a quote not closed? {error}"
+        raise UserError(problem, WAY_OUT) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place}: {error}", WAY_OUT) from error
+    return rows
 
 
-def numbers_in(cells: dict[str, list[str]], columns: list[str], path: Path) -> Tensor:
-    """Return the numbers in these columns, float32 (N, columns). Raise UserError if a
-    column is missing, or for a cell without a finite number.
+def numbers_in(cells: dict[str, str], columns: list[str]) -> list[float]:
+    """Return the numbers in these columns of a row. Raise ValueError if a column is
+    missing, or for a cell without a number that float32 can hold.
 
     cells: The texts by column.
-    path: The file, for the message.
     """
-    try:
-        numbers = np.array([cells[name] for name in columns], float).T
-    except (KeyError, ValueError) as error:
-        problem = f"{path}: a column is missing, or has other texts than numbers"
-        raise UserError(f"{problem}: {error}") from error
-    features = torch.from_numpy(numbers).float()
-    if not features.isfinite().all():
-        raise UserError(f"{path}: a number is NaN, infinite or too large for float32")
-    return features
+    numbers = []
+    for name in columns:
+        if name not in cells:
+            raise ValueError(f"no column {name!r}")
+        number = float(cells[name])
+        if not abs(number) <= torch.finfo(torch.float32).max:
+            raise ValueError(f"{number} is no number, infinite or too large")
+        numbers.append(number)
+    return numbers

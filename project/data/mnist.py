@@ -42,13 +42,12 @@ class MNIST(BaseDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         """Return images uint8 (N, 1, 28, 28) and digits int64 (N,)."""
-        prefix = {"train": "train", "test": "t10k"}[split]
         names = ", ".join(f"{name}.gz" for name in FILES)
         data = open_or_download(
             datasets.MNIST,
             self.data_dir,
             f"{names} into {self.data_dir}",
-            published={name: FILES[name] for name in FILES if prefix in name},
+            published=FILES,
             root=self.data_dir,
             train=split == "train",
         )
