@@ -34,20 +34,18 @@ OPEN_PIPES = pytest.mark.filterwarnings("ignore::ResourceWarning")
 def folder(user_folder: Path, mnist_dir: Path, cifar10_dir: Path) -> Path:
     """A working folder with the files that the pages speak of."""
     rng = np.random.default_rng(0)
-    (user_folder / "data" / "arrays").mkdir()
-    for split, num in (("train", 200), ("test", 50)):
-        images = rng.integers(0, 256, (num, 3, 24, 24), dtype=np.uint8)
-        labels = rng.integers(0, 2, num)
-        path = user_folder / "data" / "arrays" / f"{split}.npz"
-        np.savez(path, images=images, labels=labels)
-        for i in range(num // 2):
-            file = user_folder / "photos" / split / "ab"[i % 2] / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (40, 30), (i, 128, 128)).save(file)
-    rows = ["w,x,y,z,kind"]
-    for i in range(400):
-        rows.append(",".join([*map(str, rng.normal(size=4)), "abc"[i % 3]]))
-    (user_folder / "features.csv").write_text("\n".join(rows) + "\n")
+    (user_folder / "data/arrays").mkdir()
+    for split in ("train", "test"):
+        images = rng.integers(0, 256, (200, 3, 24, 24), dtype=np.uint8)
+        path = user_folder / "data/arrays" / f"{split}.npz"
+        np.savez(path, images=images, labels=np.arange(200) % 2)
+        for name in ("a", "b"):
+            photos = user_folder / "photos" / split / name
+            photos.mkdir(parents=True)
+            for i in range(50):
+                Image.new("RGB", (40, 30), (i, 128, 128)).save(photos / f"{i}.png")
+    rows = [f"{i % 7},{i % 5},{i % 4},1.5,{'abc'[i % 3]}\n" for i in range(400)]
+    (user_folder / "features.csv").write_text("w,x,y,z,kind\n" + "".join(rows))
     (user_folder / "more_digits").mkdir()
     for name in ("digit.png", "more_digits/1.png"):
         Image.new("L", (40, 30), 128).save(user_folder / name)
