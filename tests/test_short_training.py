@@ -48,25 +48,15 @@ def test_the_regressor_learns(tmp_path: Path) -> None:
     assert result["test/mae"] < 0.8  # 1.7 without learning
 
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-
-
-@DTYPES
-def test_the_classifiers_loss_is_in_float32_or_float64(
-    dtype: torch.dtype, classifier: Any
-) -> None:
-    net = nn.Linear(3, 2, dtype=dtype)
-    model = classifier(net, nn.CrossEntropyLoss(), num_classes=2)
-    batch = torch.ones(2, 3, dtype=dtype), torch.tensor([0, 1])
-    loss = model.training_step(batch, 0)
-    assert loss.dtype == torch.promote_types(dtype, torch.float32)
-
-
-@DTYPES
-def test_the_regressors_loss_is_in_float32_or_float64(
-    dtype: torch.dtype, regressor: Any
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_loss_is_in_float32_or_float64(
+    dtype: torch.dtype, classifier: Any, regressor: Any
 ) -> None:
     wide_dtype = torch.promote_types(dtype, torch.float32)
-    batch = torch.ones(2, 3, dtype=dtype), torch.ones(2, 2, dtype=wide_dtype)
-    loss = regressor(nn.Linear(3, 2, dtype=dtype)).training_step(batch, 0)
+    inputs = torch.ones(2, 3, dtype=dtype)
+    net = nn.Linear(3, 2, dtype=dtype)
+    model = classifier(net, nn.CrossEntropyLoss(), num_classes=2)
+    loss = model.training_step((inputs, torch.tensor([0, 1])), 0)
     assert loss.dtype == wide_dtype
+    targets = torch.ones(2, 2, dtype=wide_dtype)
+    assert regressor(net).training_step((inputs, targets), 0).dtype == wide_dtype

@@ -201,12 +201,14 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         first_batch = self.first_batch
         self.first_batch = 0
         epoch = 0
-        order = torch.arange(self.num_samples)
+        order = torch.arange(self.num_on_rank) * self.num_ranks + self.rank
         if self.shuffle:
             epoch = self.epoch
             seed = (self.seed * 1_000_003 + epoch) % 2**63
             order = seeded_order(self.num_samples, seed)
-        order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+            order = order[self.rank :: self.num_ranks][: self.num_on_rank]
+            if self.num_ranks > 1:  # a view would keep the whole permutation
+                order = order.clone()
         for i in range(first_batch, len(self), self.batches_at_once):
             start = i * self.batch_size
             end = start + self.batches_at_once * self.batch_size
@@ -334,6 +336,10 @@ class DatasetSamples(Dataset[Any]):
             if self.collate is None:
                 return samples
             return convert_types(self.collate(samples))
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample of the Dataset. Random transforms draw new numbers."""
+        return self.dataset[index]
 
     def select(self, index: Tensor) -> "DatasetSamples":
         """Return the samples at these positions, int64 (M,), without reading them."""

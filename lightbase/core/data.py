@@ -17,7 +17,12 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from lightbase.core.batches import (
     Batch,
@@ -503,7 +508,7 @@ def as_samples(
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
     is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
-    if is_map and not isinstance(loaded, str | bytes):
+    if is_map and not isinstance(loaded, str | bytes | IterableDataset):
         return DatasetSamples(loaded, collate or default_collate)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:",

@@ -13,7 +13,6 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
-from torchvision.transforms.functional import pil_to_tensor
 
 from lightbase.core.errors import UserError, first_line
 
@@ -23,6 +22,14 @@ formats are refused, because for some of them, such as EPS, Pillow runs other pr
 (Ghostscript)."""
 MODES = {1: "L", 3: "RGB"}
 """{number of channels: Pillow's name of the mode}."""
+IMAGE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    Image.DecompressionBombError,
+)
+"""The errors that Pillow raises for a file that is damaged or not an image."""
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -39,7 +46,7 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
             return to_tensor(image, shape)
     except UnidentifiedImageError as error:
         raise UserError("not an image, or cut short") from error
-    except Exception as error:  # a damaged file raises errors of many types
+    except IMAGE_ERRORS as error:
         raise UserError(first_line(error)) from error
 
 
@@ -68,7 +75,8 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert(MODES[channels])
     image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return pil_to_tensor(image)
+    pixels = torch.from_numpy(np.array(image))
+    return pixels.view(height, width, channels).permute(2, 0, 1)
 
 
 def to_float(images: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
@@ -139,19 +147,21 @@ def random_crop(
         mode: How the empty edge is filled: "constant" with zeros, "reflect" with a
             mirror image.
     """
-    num, channels, height, width = images.shape
-    device = images.device
     padded = functional.pad(images, [padding] * 4, mode)
-    shape = (2, num, 1, 1)
-    top, left = torch.randint(2 * padding + 1, shape, device=device)
-    # The number of each row of a crop among all rows of `padded`, (N, C, H). Copying
-    # whole rows is faster than copying pixel by pixel.
-    planes = torch.arange(num * channels, device=device).view(num, channels, 1)
-    rows = planes * padded.shape[2] + top + torch.arange(height, device=device)
-    first = rows * padded.shape[3] + left  # the position of its first pixel
-    # piece i is the `width` pixels from position i on: a view, nothing is copied
-    pieces = padded.flatten().unfold(0, width, 1)
-    return pieces.index_select(0, first.flatten()).view(images.shape)
+    image_stride, *strides = padded.stride()
+    top, left = torch.randint(2 * padding + 1, (2, len(images)), device=images.device)
+    # The position of the first pixel of each crop in the memory of `padded`. From there
+    # to its last pixel the crop is one piece of memory, with pixels between its rows
+    # that do not belong to it. The pieces have equal length. Copying a whole piece is
+    # faster than copying the pixels of the crop one by one.
+    first = image_stride * torch.arange(len(images), device=images.device)
+    first = first + strides[1] * top + strides[2] * left
+    sizes = zip(images.shape[1:], strides, strict=True)
+    length = 1 + sum((size - 1) * stride for size, stride in sizes)
+    # row i is the piece that begins at position i: a view, nothing is copied
+    all_pieces = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
+    pieces = all_pieces.index_select(0, first)
+    return pieces.as_strided(images.shape, (length, *strides)).contiguous()
 
 
 def crop_and_flip(

@@ -1,6 +1,7 @@
 """What several test files share: a tiny run, and generated data in the files of the
 real sets."""
 
+import functools
 import gc
 import importlib
 import os
@@ -61,10 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Pages define classes in modules of a temporary folder. jsonargparse still finds
     # these classes when the modules are gone, so the tests of pages come last.
     items.sort(key=lambda item: "template" in item.path.parts)
-    missing = {"gpu": not torch.cuda.is_available(), "linux": sys.platform != "linux"}
+    there = {"gpu": torch.cuda.is_available(), "linux": sys.platform == "linux"}
     for item in items:
-        for mark in missing:
-            if missing[mark] and mark in item.keywords:
+        for mark, is_there in there.items():
+            if mark in item.keywords and not is_there:
                 item.add_marker(pytest.mark.skip(reason=f"no {mark}"))
 
 
@@ -84,10 +85,7 @@ def train(tmp_path: Path) -> Train:
 
     def run(*args: object, config: str = TINY) -> dict[str, Any]:
         root = ("--trainer.default_root_dir", tmp_path)
-        metrics: dict[str, Any] = script("train").main(
-            argv("--config", config, *root, *args)
-        )
-        return metrics
+        return script("train").main(argv("--config", config, *root, *args))
 
     return run
 
@@ -96,16 +94,13 @@ def train(tmp_path: Path) -> Train:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Return a function that trains tiny.yaml once for the same flags. It returns the
     folder of the run, which no test changes, and the metrics."""
-    runs: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 
-    def run(*args: object) -> tuple[Path, dict[str, Any]]:
-        flags = tuple(argv(*args))
-        if flags not in runs:
-            root = tmp_path_factory.mktemp("trained")
-            place = ("--config", TINY, "--trainer.default_root_dir", root)
-            metrics = script("train").main(argv(*place, *flags))
-            (folder,) = root.glob("*/version_0")
-            runs[flags] = folder, metrics
-        return runs[flags]
+    @functools.cache
+    def run(*flags: str) -> tuple[Path, dict[str, Any]]:
+        root = tmp_path_factory.mktemp("trained")
+        place = ["--config", TINY, "--trainer.default_root_dir", str(root)]
+        metrics = script("train").main([*place, *flags])
+        (folder,) = root.glob("*/version_0")
+        return folder, metrics
 
-    return run
+    return lambda *args: run(*argv(*args))

@@ -42,17 +42,16 @@ class Program(subprocess.Popen[str]):
         cwd, env = others[4:6]
         # both ends of stdin, stdout and stderr; -1: the stream of this process
         pipes = others[9:15]
-        ends = (pipes[0], pipes[3], pipes[5])
         job = {
             "args": args[1:],
-            "cwd": str(cwd or Path.cwd()),
+            "cwd": cwd or Path.cwd(),
             "env": dict(env or os.environ),
             "new_session": others[-2],
             "parent": os.getpid(),
         }
-        streams = list(ends)
-        for number, end in enumerate(ends):
-            if end == -1:
+        streams = [pipes[0], pipes[3], pipes[5]]
+        for number in range(3):
+            if streams[number] == -1:
                 streams[number] = number
         socket.send_fds(server(), [json.dumps(job, default=str).encode()], streams)
         self.pid = int(server().recv(100))
@@ -75,16 +74,16 @@ def server() -> socket.socket:
     jobs, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other_end:
         number = other_end.fileno()
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(number)], pass_fds=[number]
-        )
+        command = [sys.executable, __file__, str(number)]
+        process = subprocess.Popen(command, pass_fds=[number])
     atexit.register(process.wait)
     atexit.register(jobs.close)
     return jobs
 
 
-def serve(jobs: socket.socket) -> dict[str, Any]:
-    """Fork a process for each job. Return the job, in the forked processes alone."""
+def serve(jobs: socket.socket) -> None:
+    """Fork a process for each job. Return in the forked processes alone, in the place
+    of a new process."""
     before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
@@ -104,7 +103,6 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
         for fd in streams:
             os.close(fd)
     job = json.loads(message)
-    job["env"] = set_by_imports | job["env"]
     while os.getppid() != job["parent"]:  # until the process between has gone
         time.sleep(0.001)
     jobs.send(str(os.getpid()).encode())
@@ -114,7 +112,12 @@ def serve(jobs: socket.socket) -> dict[str, Any]:
         os.close(stream)
     if job["new_session"]:
         os.setsid()
-    return job
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(set_by_imports | job["env"])
+    sys.argv = job["args"]
+    folders = job["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[0:1] = [str(Path(sys.argv[0]).parent), *filter(None, folders)]
 
 
 def run(path: str) -> int:
@@ -123,30 +126,19 @@ def run(path: str) -> int:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
-        if isinstance(error.code, int):
-            status = error.code
-        elif error.code is not None:
-            status = 1
+        status = int(error.code or 0)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for them
     atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     return status
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-    job = serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(job["cwd"])
-    os.environ.clear()
-    os.environ.update(job["env"])
-    sys.argv = job["args"]
-    sys.path[0:1] = [
-        str(Path(sys.argv[0]).parent),
-        *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep)),
-    ]
     os._exit(run(sys.argv[0]))  # without letting go of everything, which takes a second

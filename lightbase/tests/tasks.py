@@ -57,10 +57,10 @@ class Outputs(BaseDataModule):
     def __init__(self, task: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.task = task
-        self.image_shape = (3, 8, 8) if task == "segmentation" else None
-        self.classes = (
-            ["red", "green", "blue"] if task in ("multilabel", "segmentation") else []
-        )
+        if task == "segmentation":
+            self.image_shape = (3, 8, 8)
+        if task in ("multilabel", "segmentation"):
+            self.classes = ["red", "green", "blue"]
 
     def load(self, split: str) -> Any:  # type: ignore[override]
         generator = torch.Generator().manual_seed(len(split))
@@ -85,11 +85,11 @@ class Outputs(BaseDataModule):
 
 def flags_of(task: str, model: str = "tasks.Task", data: str = "tasks.Outputs") -> str:
     """Return the flags of a training that leaves the network as it is."""
-    flags = (
-        f"--model {model} --model.task {task} --model.lr 1e-30 --model.net tasks.Scale"
+    return (
+        f"--model {model} --model.task {task} --model.lr 1e-30 --model.net tasks.Scale "
+        f"--data {data} --data.task {task} --data.batch_size 7 --trainer.max_epochs 1 "
+        "--monitor val/loss"
     )
-    data = f"--data {data} --data.task {task} --data.batch_size 7"
-    return f"{flags} {data} --trainer.max_epochs 1 --monitor val/loss"
 
 
 def outputs_of(task: str) -> tuple[Tensor, Tensor]:

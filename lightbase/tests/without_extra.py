@@ -16,112 +16,88 @@ OTHER_TESTS = {
     "step_timer": ["test_step_timer.py", "test_advice.py"],
 }
 """The tests of the extras whose name does not tell it."""
+RESULTS = ast.Return | ast.Yield | ast.YieldFrom
+BLOCKS = ast.FunctionDef | ast.If | ast.For | ast.While | ast.With
 
 
 class Prune(ast.NodeTransformer):
-    """Leaves out what mentions one of `names`: elements of lists, pairs of dicts and
-    statements. A function that loses a `return`, or all of its statements, is left out,
-    too, and its name is added to `names`.
+    """Leaves out what mentions something that is gone: names in imports, elements of
+    lists, pairs of dicts, and statements. A function that loses a `return` or a `yield`,
+    or all of its statements, is left out, too.
 
-    gone: The names that are missing in each module, None for a missing module.
+    gone: Modules and module-level names that are gone, such as "lightbase.extras.x".
+    names: Names in this file that are gone.
     """
 
-    def __init__(self, gone: dict[str, set[str] | None]) -> None:
+    def __init__(self, gone: set[str]) -> None:
         self.gone = gone
         self.names: set[str] = set()
-        modules = [name for name, names in gone.items() if names is None]
-        self.modules = {name.removeprefix("lightbase.") for name in modules}
 
-    def mentions(self, node: ast.AST | None) -> bool:
-        for part in ast.walk(node or ast.Pass()):
+    def mentions(self, node: ast.AST) -> bool:
+        for part in ast.walk(node):
             if isinstance(part, ast.Name) and part.id in self.names:
                 return True
-            if isinstance(part, ast.Constant) and part.value in self.modules:
+            is_text = isinstance(part, ast.Constant)  # as of modules in `__init__.py`
+            if is_text and f"lightbase.{part.value}" in self.gone:
                 return True
         return False
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
-        kept = []
-        for alias in node.names:
-            is_module = self.gone.get(f"{node.module}.{alias.name}", {}) is None
-            missing = self.gone.get(node.module or "", set())
-            if is_module or missing is None or alias.name in missing:
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        for alias in [*node.names]:
+            if {node.module, f"{node.module}.{alias.name}"} & self.gone:
+                node.names.remove(alias)
                 self.names.add(alias.asname or alias.name)
-            else:
-                kept.append(alias)
-        node.names = kept
-        return node if kept else None
+        return node if node.names else None
 
-    def visit_List(self, node: ast.List | ast.Tuple) -> ast.AST:
-        self.generic_visit(node)
+    def visit_List(self, node: ast.List) -> ast.AST:
         node.elts = [element for element in node.elts if not self.mentions(element)]
-        return node
-
-    visit_Tuple = visit_List  # noqa: N815  # the name that ast looks for
+        return self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
-        self.generic_visit(node)
-        pairs = list(zip(node.keys, node.values, strict=True))
-        kept = [
-            (key, value)
-            for key, value in pairs
-            if not self.mentions(key) and not self.mentions(value)
-        ]
+        pairs = zip(node.keys, node.values, strict=True)
+        kept = [pair for pair in pairs if not self.mentions(ast.List([*pair]))]
         node.keys = [key for key, _ in kept]
         node.values = [value for _, value in kept]
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
-        names = set(self.names)
-        num_returns = count_returns(node)
-        self.generic_visit(node)
-        is_header_gone = any(map(self.mentions, [node.args, *node.decorator_list]))
-        self.names = names
-        is_empty = all(isinstance(x, ast.Expr) and is_text(x) for x in node.body)
-        if is_empty or is_header_gone or count_returns(node) < num_returns:
-            self.names.add(node.name)
-            return None
-        return node
+        return self.generic_visit(node)
 
     def visit(self, node: ast.AST) -> ast.AST | None:
+        num_results = count_results(node)
         pruned: ast.AST | None = super().visit(node)
-        if pruned is None or not isinstance(pruned, ast.stmt):
+        if not isinstance(pruned, ast.stmt):
             return pruned
-        is_block = isinstance(pruned, ast.FunctionDef | ast.ClassDef)
-        if is_block or not self.mentions(pruned):
-            return pruned if getattr(pruned, "body", True) else None
-        if isinstance(pruned, ast.Assign):
+        is_function = isinstance(pruned, ast.FunctionDef)
+        is_changed = is_function and count_results(pruned) < num_results
+        is_empty = isinstance(pruned, BLOCKS) and not pruned.body
+        if not (is_changed or is_empty or self.mentions(pruned)):
+            return pruned
+        if is_function:
+            self.names.add(pruned.name)
+        elif isinstance(pruned, ast.Assign):
             self.names |= {x.id for x in pruned.targets if isinstance(x, ast.Name)}
         return None
 
 
-def is_text(statement: ast.Expr) -> bool:
-    return isinstance(statement.value, ast.Constant)
-
-
-def count_returns(node: ast.AST) -> int:
-    return sum(isinstance(part, ast.Return) for part in ast.walk(node))
+def count_results(node: ast.AST) -> int:
+    return sum(isinstance(part, RESULTS) for part in ast.walk(node))
 
 
 def delete_extra(library: Path, name: str) -> None:
     """Delete the file of an extra, its command, its scripts and its tests. Take what
     mentions it out of commands/ and `__init__.py`."""
     tests = OTHER_TESTS.get(name, [f"test_{name}.py"])
-    (library / "extras" / f"{name}.py").unlink()
-    (library / "commands" / f"{name}.py").unlink(missing_ok=True)
-    for path in (f"scripts/{name}.py", *tests):
-        (library / "tests" / path).unlink(missing_ok=True)
-    gone: dict[str, set[str] | None] = {}
-    gone |= {f"lightbase.{floor}.{name}": None for floor in ("extras", "commands")}
-    num_gone = -1
-    while num_gone < sum(len(names or ()) for names in gone.values()):
-        num_gone = sum(len(names or ()) for names in gone.values())
-        for path in [library / "__init__.py", *(library / "commands").glob("*.py")]:
-            prune = Prune(gone)
-            prune.names |= gone.get(f"lightbase.commands.{path.stem}") or set()
+    files = [f"extras/{name}.py", f"commands/{name}.py", f"tests/scripts/{name}.py"]
+    for file in [*files, *(f"tests/{test}" for test in tests)]:
+        (library / file).unlink(missing_ok=True)
+    gone = {f"lightbase.extras.{name}", f"lightbase.commands.{name}"}
+    changed = [library / "__init__.py", *(library / "commands").glob("*.py")]
+    prunes = {path: Prune(gone) for path in changed}
+    num_before = 0
+    while len(gone) > num_before:
+        num_before = len(gone)
+        for path, prune in prunes.items():
             tree = prune.visit(ast.parse(path.read_text()))
             path.write_text(ast.unparse(tree))
-            gone[f"lightbase.commands.{path.stem}"] = prune.names
+            gone |= {f"lightbase.commands.{path.stem}.{x}" for x in prune.names}
 
 
 if __name__ == "__main__":

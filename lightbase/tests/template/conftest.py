@@ -30,7 +30,8 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """The folder in which a user follows a page. The modules of the page are forgotten
     after the test: another page may show a file of the same name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path / "logs")
+    for name in ("logs", "data"):
+        monkeypatch.setattr(f"lightbase.core.project.Project.{name}", tmp_path / name)
     modules = {*sys.modules}
     yield tmp_path
     for name in {*sys.modules} - modules:

@@ -3,9 +3,9 @@ the page names; evaluate.py gives the same numbers; an interrupted training of a
 steps in each epoch goes on to the same weights."""
 
 import importlib
+import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback
-from pages import PACKAGE, REPO, commands, text_of, write_files
-from paths import script
+from pages import PACKAGE, REPO, commands, run, text_of, write_files
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
@@ -36,15 +35,6 @@ class Interrupt(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def run(command: str, folder: Path, *more: str) -> Any:
-    """Run a command of a page in this process. Its runs are in `folder`/logs."""
-    _, path, *args = shlex.split(command, comments=True)
-    name = Path(path).stem
-    if name in ("train", "sweep", "runs"):
-        args += ["--trainer.default_root_dir", str(folder / "logs")]
-    return script(name).main([*args, *more])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_trains_evaluates_and_resumes_as_it_stands(
@@ -60,7 +50,7 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(
         if not command.startswith("python scripts/"):
             subprocess.run(command, shell=True, check=True)
             continue
-        result = run(command, user_folder)
+        result = run(command)
         if "scripts/train.py" in command:
             files = (user_folder / "logs").rglob("version_*/metrics.json")
             newest = max(files, key=os.path.getmtime)
@@ -71,19 +61,17 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(
 
     for i, (command, metrics, folder) in enumerate(trainings):
         best = folder / "checkpoints" / "best.ckpt"
-        again = run(f"python scripts/evaluate.py --ckpt_path {best}", user_folder)
+        again = run(f"python scripts/evaluate.py --ckpt_path {best}")
         assert again == {key: metrics[key] for key in again}
         monkeypatch.setattr(Interrupt, "is_done", False)
-        run(command, user_folder, "--name", f"straight_{i}", *FEW_STEPS)
+        run(command, "--name", f"straight_{i}", *FEW_STEPS)
         interrupt = f"--trainer.callbacks+={__name__}.Interrupt"
         with pytest.raises(SystemExit):
-            run(command, user_folder, "--name", f"stopped_{i}", *FEW_STEPS, interrupt)
-        run(f"python scripts/train.py --name stopped_{i} --ckpt_path last", user_folder)
-        straight, resumed = (
-            user_folder / "logs" / f"{name}_{i}" / "version_0"
-            for name in ("straight", "stopped")
-        )
-        assert equal(weights(straight), weights(resumed))
+            run(command, "--name", f"stopped_{i}", *FEW_STEPS, interrupt)
+        run(f"python scripts/train.py --name stopped_{i} --ckpt_path last")
+        logs = user_folder / "logs"
+        straight = weights(logs / f"straight_{i}/version_0")
+        assert equal(straight, weights(logs / f"stopped_{i}/version_0"))
 
 
 @pytest.fixture
@@ -121,13 +109,12 @@ def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
         module, "track", lambda stage, loss, *_: losses.update({stage: loss})
     )
     data = rectangles()
-    samples = data.load("test")
-    batch = data.collate([samples[0], samples[1]])
+    batch = data.collate([data.load("test")[i] for i in (0, 1)])
     before = buffers(module)
     with torch.inference_mode():
         module.validation_step(batch, 0)
         module.test_step(batch, 0)
     assert equal(buffers(module), before)
-    assert losses.keys() == {"val", "test"}
-    assert all(loss.isfinite() and loss > 0 for loss in losses.values())
+    for stage in ("val", "test"):
+        assert 0 < losses[stage] < math.inf
     assert not any(part.training for part in module.modules())
