@@ -5,9 +5,12 @@ chooses the metric. All other functions are called by these two.
 """
 
 import ast
+import contextlib
 import inspect
 import os
 import textwrap
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,6 +301,34 @@ def try_network(
         if num_outputs > most_classes:
             text += f", {num_outputs} outputs for {most_classes} classes"
     say(text)
+
+
+@contextlib.contextmanager
+def short_loss_errors(model: LightningModule) -> Iterator[None]:
+    """Within this context, turn an error in a loss of torch into a UserError: the loss
+    does not go with the outputs of the network and the targets of the data.
+
+    An error in a loss of the user's may be a bug, and is raised as it is.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        criterion = getattr(model, "criterion", None)
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_in_loss = any(frame.f_locals.get("self") is criterion for frame in frames)
+        is_of_torch = type(criterion).__module__.startswith("torch.")
+        if (
+            not is_in_loss
+            or not is_of_torch
+            or isinstance(error, torch.OutOfMemoryError)
+        ):
+            raise
+        raise UserError(
+            f"the loss {type(criterion).__name__} cannot take these outputs and "
+            f"targets: {first_line(error)}",
+            "give another --model.criterion, or change the step that calls it",
+            2,
+        ) from error
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import (
 from lightbase.core.build import make_trainer
 from lightbase.core.callbacks import leave, make_callbacks
 from lightbase.core.checkpoint import AtomicCheckpointIO, CheckpointCheck
-from lightbase.core.checks import choose_monitor, dry_run
+from lightbase.core.checks import choose_monitor, dry_run, short_loss_errors
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import (
     check_devices,
@@ -152,7 +152,11 @@ def fit_and_test(
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
-    with short_endings(trainer, recorder), state_errors(path):
+    with (
+        short_endings(trainer, recorder),
+        state_errors(path),
+        short_loss_errors(model),
+    ):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested)
