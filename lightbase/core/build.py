@@ -219,10 +219,6 @@ def make_trainer(
     plugins = as_list(spec.trainer["plugins"])
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins = [*plugins, *options.get("plugins", [])]
-    for name in ("accelerator", "strategy", "profiler"):
-        value = trainer_options[name]
-        if isinstance(value, str) and "." in value:  # the path of a class
-            trainer_options[name] = imported(f"trainer.{name}", value)()
     if trainer_options["val_check_interval"] == 0:
         raise UserError(
             "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
@@ -243,6 +239,10 @@ def make_trainer(
         RuntimeError,
     )
     try:
+        for name in ("accelerator", "strategy", "profiler"):
+            value = trainer_options[name]
+            if isinstance(value, str) and "." in value:  # the path of a class
+                trainer_options[name] = imported(f"trainer.{name}", value)()
         return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"

@@ -172,7 +172,7 @@ class Accumulator:
             self.num_broken = self.num_broken + (labels != targets).sum()
         try:
             metric.update(outputs, labels)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # each metric has its own classes of errors
             shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
             problem = f"{name} cannot take outputs and targets {str(shapes)[:80]}"
             raise_error(metric, problem, error)
@@ -182,7 +182,7 @@ class Accumulator:
         cannot be computed, for instance because it takes other outputs."""
         try:
             return metric.compute()
-        except (RuntimeError, ValueError, IndexError) as error:
+        except Exception as error:
             problem = f"{name} cannot be computed from these outputs"
             raise_error(metric, problem, error)
 

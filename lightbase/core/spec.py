@@ -14,6 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,7 @@ def drop_objects(config: Any) -> None:
         drop_objects(inner)
     values = arguments(config)
     for name, value in [*values.items()]:
-        is_object = not isinstance(value, YAML_TYPES)
+        is_object = not isinstance(value, YAML_TYPES) or isinstance(value, Enum)
         # a function's default that is a class, as of swin_t, would become a partial
         if "class_path" in entries(value):
             is_object = inspect.isroutine(pkgutil.resolve_name(config["class_path"]))

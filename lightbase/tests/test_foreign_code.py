@@ -70,6 +70,12 @@ def test_a_network_by_its_name(train: Train):
     assert spec.config.model.init_args.net.dict_kwargs == {"num_classes": 4}
 
 
+def test_a_default_that_is_an_enum(train: Train):
+    train(
+        "--trainer.callbacks lightning.pytorch.callbacks.Timer", "--trainer.max_steps 1"
+    )
+
+
 def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
     profiler = "--trainer.profiler lightning.pytorch.profilers.PassThroughProfiler"
     train("--trainer.plugins TorchCheckpointIO", profiler)
@@ -127,6 +133,13 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
             "a download failed",
         ),
         ("--model plain.PlainModule", "names no data"),
+        ("--model Clasifier", "model 'Clasifier' cannot be imported"),
+        (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
+        (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "the loss CTCLoss"),
+        (
+            f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
+            "abstract",
+        ),
         (
             f"{ON_TINY} --model.metrics.auc torchmetrics.classification.BinaryAUROC",
             "metric auc",
