@@ -27,7 +27,13 @@ from filelock import FileLock, Timeout
 from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import read_json, refuse_links, relative_to_cwd
+from lightbase.core.files import (
+    LARGEST_TEXT,
+    check_readable,
+    read_json,
+    refuse_links,
+    relative_to_cwd,
+)
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
@@ -271,6 +277,7 @@ def open_study(folder: Path, settings: Values, mode: str) -> optuna.Study:
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
+        check_readable(file, LARGEST_TEXT)
         with lock:
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)

@@ -16,7 +16,7 @@ import yaml
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, seed_everything
-from paths import HERE, TINY, Train, Trained, fails, script, words
+from paths import HERE, TINY, Train, Trained, fails, script
 from stops import Interrupt, InterruptedRunError, Terminate
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import (
@@ -299,7 +299,7 @@ def test_a_signal_keeps_the_state_between_two_batches(
     assert checkpoint(folder)["global_step"] == num_steps
     assert not (folder / "metrics.json").exists()
     monkeypatch.setattr(Terminate, "at_batch", None)
-    script("train").main(words(command)[2:])
+    script("train").main(command.split()[2:])
     assert summary(folder) == summary(whole)
 
 
@@ -330,7 +330,7 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
             train()
     assert caught.value.code == 130
     command = capsys.readouterr().err.splitlines()[1]
-    assert script("train").main(words(command)[2:])["steps"] == 38
+    assert script("train").main(command.split()[2:])["steps"] == 38
 
 
 class Sleep(Callback):
