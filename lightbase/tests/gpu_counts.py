@@ -27,11 +27,15 @@ def main() -> None:
 
     import simgpu
     from lightning import Callback
+    from torchvision.datasets import CIFAR10
 
     from lightbase.commands.train import main as train_main
     from lightbase.core import run as train
     from lightbase.core.checkpoint import AtomicCheckpointIO
 
+    # the images are made by the test
+    CIFAR10._check_integrity = lambda self: True
+    CIFAR10.meta["md5"] = None
     steps: list[dict[str, int]] = []
     checkpoint: dict[str, int] = {}
 
