@@ -81,7 +81,9 @@ def run_to_the_end(
         process = start(root, *flags)
         kind = draw.choice(kinds)
         if number < MOST_KILLS:
-            wait_for(process, draw.choice(MOMENTS), root, draw.uniform(0, seconds))
+            # earlier, Python itself starts, which handles no signal
+            after = draw.uniform(0.3, seconds)
+            wait_for(process, draw.choice(MOMENTS), root, after)
             time.sleep(draw.uniform(0, 0.02))
             if process.poll() is None:
                 process.send_signal(kind)
