@@ -60,7 +60,8 @@ def main(args: arguments.Args = None) -> None:
     with short_errors():
         options, flags = arguments.predict().read(args)
         spec, model, data = open_checkpoint(options, flags)
-        check_one_device(spec.config.trainer)
+        config = spec.config.trainer
+        check_one_device(config)
         output = options.output
         suffix = Path(output or "printed.csv").suffix
         task = task_of(model, data)
@@ -83,6 +84,9 @@ def main(args: arguments.Args = None) -> None:
         with trainer_of(spec, model, [collector]) as trainer:
             predict(trainer, model, data, batches)
         outputs = collector.outputs
+        if config.fast_dev_run or config.limit_predict_batches is not None:
+            # the Trainer has left out the batches after a limit
+            names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
             raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
         if suffix == ".npz":

@@ -81,7 +81,7 @@ def train_run(args: Flags) -> None:
     train(*parse(args))
 
 
-def count_trials(searches: Row, limit: int | None) -> int:
+def count_trials(searches: dict[str, Any], limit: int | None) -> int:
     """Return how many trials a sweep has: the combinations of a grid, at most --trials,
     or --trials if a flag has a range.
 
@@ -105,7 +105,7 @@ def count_trials(searches: Row, limit: int | None) -> int:
     return limit
 
 
-def begin(options: Any, flags: Flags, searches: Row) -> Sweep:
+def begin(options: Any, flags: Flags, searches: dict[str, Any]) -> Sweep:
     """Check all values, prepare the data, and open the study.
 
     options: The flags of sweep.py.
@@ -130,7 +130,7 @@ def begin(options: Any, flags: Flags, searches: Row) -> Sweep:
     return Sweep(study, folder, flags, searches, metric, spec.config.seed_everything)
 
 
-def check_values(searches: Row, flags: Flags) -> Any:
+def check_values(searches: dict[str, Any], flags: Flags) -> Any:
     """Parse commands that have each value of the lists and both ends of the ranges. A
     mistake is found here, before the first training.
 
@@ -143,7 +143,7 @@ def check_values(searches: Row, flags: Flags) -> Any:
     Return what `parse` returns for the first values. Raise UserError for a wrong value,
     and if a trial would use several devices.
     """
-    values: Row = {}
+    values: dict[str, Any] = {}
     for flag, distribution in searches.items():
         if isinstance(distribution, Choices):
             values[flag] = distribution.choices

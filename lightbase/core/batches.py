@@ -221,7 +221,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 @dataclass(eq=False)
 class TensorBatches(Dataset[Batch]):
     """Samples that are in memory, as tensors. A batch is made by one copy of its rows,
-    and `convert_types`: arrays may stay in their files, where they keep their types.
+    and `convert_types`: arrays that stay in their files keep their types there.
 
     Args:
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.

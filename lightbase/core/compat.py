@@ -85,7 +85,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return parser._actions
 
 
-def parse_unvalidated(parse: Any, *args: Any, **options: Any) -> Any:
+def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call `parse`, a parse_* method of a jsonargparse parser, and return its result.
     It does not check types and required values: the data fills in some values after
     parsing.

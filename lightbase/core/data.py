@@ -32,6 +32,7 @@ from lightbase.core.batches import (
     Samples,
     TensorBatches,
     as_tensors,
+    convert_types,
     inputs_of,
     seeded_order,
     share_from_worker,
@@ -499,6 +500,11 @@ def as_samples(
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = as_tensors(loaded)
+        parts = [loaded]
+        if isinstance(loaded, tuple | list):
+            parts = [*loaded]
+        if not any(isinstance(part, np.memmap) for part in parts):
+            values = convert_types(values)  # once, not in each batch
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:

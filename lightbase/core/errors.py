@@ -85,7 +85,9 @@ def imported(argument: str, path: str) -> Any:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{argument} {path!r} cannot be imported: {error}", status=2
+            f"{argument} {path!r} cannot be imported: {error}",
+            "give package.module.NAME, or the bare name of a class of your package",
+            2,
         ) from error
 
 

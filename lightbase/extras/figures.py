@@ -284,8 +284,10 @@ class PredictionFigures(Callback):
         start = batch_idx * self.loader.batch_sampler.batch_size
         positions = torch.arange(start, start + len(targets))
         indices = positions * trainer.world_size + trainer.global_rank
-        rows = indices % self.every == 0
-        self.batches.append([x[rows] for x in (indices, *columns)])  # copies
+        kept = [indices, *columns]
+        if self.every > 1:  # a copy of the mask to the GPU waits for it
+            kept = [column[indices % self.every == 0] for column in kept]
+        self.batches.append([column.clone() for column in kept])
 
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 

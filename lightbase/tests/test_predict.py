@@ -90,6 +90,11 @@ def test_predict_agrees_with_the_network(ckpt, tmp_path, capsys):
         assert f"--top_k {wrong}: there are 4 classes" in error
 
 
+def test_predict_takes_the_limit_of_the_trainer(ckpt, tmp_path):
+    limit = ("--trainer.limit_predict_batches", 1, "--data.eval_batch_size", 4)
+    assert len(rows_of(ckpt, tmp_path / "x.csv", *limit)) == 4
+
+
 def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys):
     limits = "--trainer.max_epochs 1 --trainer.limit_test_batches 0"
     train("--data small.Points --model.net.sizes [10,2]", limits)
