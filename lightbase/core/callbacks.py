@@ -41,7 +41,7 @@ from lightbase.core.compat import (
     stop_after_batch,
 )
 from lightbase.core.curves import RunFolder, is_log_step
-from lightbase.core.errors import STARTED_BY, UserError, rank, say
+from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
@@ -102,16 +102,14 @@ def make_callbacks(
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
-    if monitor:
-        callbacks.append(NanMonitor(monitor.name))
-        if config.patience is not None:
-            patience = Patience(
-                monitor.name,
-                patience=int(config.patience),
-                mode=monitor.mode,
-                check_on_train_epoch_end=False,
-            )
-            callbacks.append(patience)
+    if monitor and config.patience is not None:
+        patience = Patience(
+            monitor.name,
+            patience=int(config.patience),
+            mode=monitor.mode,
+            check_on_train_epoch_end=False,
+        )
+        callbacks.append(patience)
     if config.trainer.enable_checkpointing is not False:
         callbacks += make_checkpoints(config, folder, monitor)
     return callbacks
@@ -236,22 +234,6 @@ class StopWithoutLoss(Callback):
                 f"{step} returned None in {batches}: nothing was trained",
                 "let it return the loss of the batch",
             )
-
-
-class NanMonitor(Callback):
-    """Prints one line when the metric that compares epochs is NaN after a validation,
-    the first time only."""
-
-    def __init__(self, monitor: str) -> None:
-        self.monitor = monitor
-        self.has_printed = False
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = trainer.callback_metrics.get(self.monitor, torch.zeros(()))
-        if value.isnan() and not self.has_printed and not trainer.sanity_checking:
-            where = f"in epoch {trainer.current_epoch + 1}"
-            say(f"{self.monitor} is NaN {where}: this epoch cannot be the best")
-            self.has_printed = True
 
 
 def in_any_process(trainer: Trainer, decision: Any) -> bool:

@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightbase.core.batches import tensors_in, to_host
-from lightbase.core.errors import UserError, first_line
+from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.files import check_readable, write_whole
 
 MAX_PINNED = 2**28
@@ -205,6 +205,7 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,  # the file is replaced, not numbered
         )
         self.step_at_epoch_end = 0
+        self.has_told = False  # that the metric was NaN
 
     @property
     def state_key(self) -> str:
@@ -229,6 +230,18 @@ class RunCheckpoint(ModelCheckpoint):
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint if it is the turn. Print a line the first time that the
+        metric is NaN."""
+        super().on_validation_end(trainer, pl_module)
+        value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
+        if value.isnan() and not self.has_told and not trainer.sanity_checking:
+            epoch = trainer.current_epoch + 1
+            say(
+                f"{self.monitor} is NaN in epoch {epoch}: this epoch cannot be the best"
+            )
+            self.has_told = True
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Write last.ckpt if a signal has stopped the training between two batches.

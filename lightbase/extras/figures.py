@@ -21,8 +21,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 from torchmetrics.functional.classification import multiclass_confusion_matrix
+from torchvision.utils import make_grid
 
 from lightbase.core.batches import inputs_of, targets_of, to_host
 from lightbase.core.curves import Stage, gather, run_folder
@@ -503,19 +504,26 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     images: (N, 3, H, W) in [0, 1].
     texts: A text above each image, or an empty list.
     """
-    num_rows = math.ceil(len(images) / NUM_COLUMNS)
-    height = 0.5 + 0.9 * num_rows * images.shape[2] / images.shape[3]  # inches
-    figure = Figure((3.5, height), dpi=200)
-    figure.subplots_adjust(0.02, 0.01, 0.98, 0.88, wspace=0.1)
+    margin = math.ceil(0.05 * images.shape[3])
+    top = margin
+    if texts:
+        top = math.ceil(0.35 * images.shape[3])
+    # one picture: axes for each image would take a second to draw
+    tiles = pad(images, (margin, margin, top, margin), value=1.0)
+    height, width = tiles.shape[2:]
+    grid = make_grid(tiles, NUM_COLUMNS, padding=0)
+    figure = Figure((3.5, 0.4 + 3.5 * grid.shape[1] / grid.shape[2]), dpi=200)
     figure.suptitle(title, fontsize=9)
-    for i, image in enumerate(images, 1):
-        axes = figure.add_subplot(num_rows, NUM_COLUMNS, i)
-        axes.set_axis_off()
-        axes.imshow(image.permute(1, 2, 0).numpy())
-    for axes, text in zip(figure.axes, texts, strict=False):
-        axes.set_title(text, fontsize=5, pad=2)
+    axes = figure.add_axes((0, 0, 1, 1 - 0.4 / figure.get_figheight()))
+    axes.set_axis_off()
+    axes.imshow(grid.permute(1, 2, 0).numpy())
+    for i, text in enumerate(texts):
+        row, column = divmod(i, NUM_COLUMNS)
+        x, y = (column + 0.5) * width, row * height + top / 2
+        colour = "black"
         if "\n" in text:
-            axes.title.set_color("firebrick")
+            colour = "firebrick"
+        axes.text(x, y, text, fontsize=5, color=colour, ha="center", va="center")
     return figure
 
 
