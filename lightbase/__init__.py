@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lightbase.extras.downloads import open_or_download, short_download_errors
     from lightbase.extras.image_folder import ImageFolder
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 NAMES = {
     "commands.python": ("load", "train"),

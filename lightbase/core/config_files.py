@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightbase.core.errors import UserError, did_you_mean
+from lightbase.core.errors import UserError, did_you_mean, say
 from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
@@ -23,8 +23,8 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
-REMOVED = {"steps_per_execution": 1}
-"""{setting of an earlier version that changed no result: its default}"""
+REMOVED = ("steps_per_execution",)
+"""Settings of an earlier version that changed no result. They are left out."""
 
 
 def read_no_base_60(loader: Any) -> None:
@@ -63,8 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
     settings in `REMOVED`.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
-    Raises UserError for a file that is missing, unreadable, empty or no mapping, and
-    for a setting in `REMOVED` that has another value than its default.
+    Raises UserError for a file that is missing, unreadable, empty or no mapping.
     """
     try:
         content = checked(yaml.load(read_text(path), ConfigLoader))
@@ -79,10 +78,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
-    for key, default in REMOVED.items():
-        if content.pop(key, None) not in (None, default):
-            problem = f"config {path}: {key} is no setting of this version"
-            raise UserError(problem, "leave it out; it changed no result", 2)
+    for key in REMOVED:
+        if content.pop(key, None) not in (None, 1):
+            say(f"config {path}: {key} has no effect any more; it changed no result")
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 

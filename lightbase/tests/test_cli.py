@@ -130,7 +130,6 @@ CHECKPOINT = EARLY_STOPPING.replace("EarlyStopping", "ModelCheckpoint")
         ("a: &a [*a]", "more than 100,000 values"),
         ("trainer: 5\n", "trainer has no keys"),
         (TEXT.replace("epochs: 2", "epochs: 1:30"), "max_epochs: '1:30'"),
-        (TEXT + "steps_per_execution: 4", "steps_per_execution | leave it out"),
         (b"\x00\x01\x02", "YAML"),
         (TEXT.replace("sizes:", "size:"), "size | sizes?"),
         (TEXT + "modle: 3\n", "modle | model?"),

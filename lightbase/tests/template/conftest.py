@@ -1,7 +1,7 @@
 """These tests are about the template: its pages, YAMLs, benchmark and copies.
 
-They skip themselves in a project that was made from it and has another name or another
-README. A test also skips if the page, YAML or class that it is about has been deleted.
+They skip themselves in a project that was made from it and has another name, another
+README or another version. A test also skips if the page, YAML or class that it is about has been deleted.
 """
 
 import gc
@@ -20,7 +20,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's repository is the template, as for a script in scripts/. This takes
     the place of the fixture in lightbase/tests/conftest.py."""
     if not IS_TEMPLATE:
-        pytest.skip("this is not the template: it has another name or README")
+        pytest.skip("this is not the template: it has another name, README or version")
     monkeypatch.setattr(PROJECT, "root", REPO)
     monkeypatch.setattr(PROJECT, "default_model", "project.classifier.Classifier")
 

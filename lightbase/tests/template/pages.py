@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from paths import ACCELERATOR, script
 
+import lightbase
+
 REPO = Path(__file__).parents[3]
 PACKAGE = "project"
 TITLE = "# A PyTorch Lightning project template\n"
@@ -37,10 +39,18 @@ def text_of(page: str) -> str:
 
 
 def is_template() -> bool:
-    readme = REPO / "README.md"
-    if not (REPO / PACKAGE).is_dir() or not readme.is_file():
-        return False
-    return readme.read_text().startswith(TITLE)
+    """Return whether this is the template itself: the package has its name, README has
+    its title, and the version in pyproject.toml is the library's. A project keeps its
+    pages and its version when it takes a newer library."""
+    starts = {
+        "README.md": TITLE,
+        "pyproject.toml": f'name = "{PACKAGE}"\nversion = "{lightbase.__version__}"',
+    }
+    for name, start in starts.items():
+        file = REPO / name
+        if not file.is_file() or start not in file.read_text():
+            return False
+    return (REPO / PACKAGE).is_dir()
 
 
 IS_TEMPLATE = is_template()

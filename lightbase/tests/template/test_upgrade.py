@@ -1,0 +1,90 @@
+"""A project that was made from version 0.3 of the template takes today's library, as
+docs/upgrade.md says. Its files are those of a real commit."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import REPO, commands, text_of
+
+OF_0_3 = "651ef6d"  # the last commit of version 0.3
+GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org")
+SHORT = (
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_train_batches=40",
+    "--trainer.log_every_n_steps=20",
+)
+
+
+def call(folder: Path, *command: str) -> str:
+    """Run a command in a folder. Return what it prints."""
+    env = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, f"{shlex.join(command)}\n{printed}"
+    return printed
+
+
+def train(project: Path, config: str, *flags: str) -> str:
+    words = ("scripts/train.py", f"--config={config}", *SHORT, *flags)
+    return call(project, sys.executable, *words)
+
+
+def take(template: Path, project: Path) -> None:
+    """Make a project of version 0.3 in `project`, and a clone of today's template."""
+    shown = subprocess.run([*GIT, "-C", str(REPO), "cat-file", "-e", OF_0_3])
+    if shown.returncode:
+        pytest.skip(f"this clone has no history back to {OF_0_3}")
+    for folder, commit in ((template, "HEAD"), (project, OF_0_3)):
+        call(REPO, *GIT, "clone", "-q", "--no-checkout", str(REPO), str(folder))
+        call(folder, *GIT, "checkout", "-q", "-B", "main", commit)
+    call(project, *GIT, "remote", "remove", "origin")
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
+    template, project = tmp_path / "template", tmp_path / "project"
+    take(template, project)
+    config = "configs/small_net.yaml"
+    train(project, config, "--trainer.max_epochs=1")
+
+    page = text_of("docs/upgrade.md")
+    typed = [command for command in commands(page) if command.startswith("git ")]
+    for command in [*typed[:3], *typed[-2:]]:
+        words = shlex.split(command.replace("URL", str(template)))
+        call(project, *GIT, *words[1:])
+    settings = project / "pyproject.toml"
+    text = re.sub(r"(?m)^(testpaths|pythonpath) = .*\n", "", settings.read_text())
+    for key, value in re.findall(r"`(\w+) = (\[.*?\])`", page):
+        assert key in ("testpaths", "pythonpath")
+        text = text.replace(
+            "[tool.pytest.ini_options]\n",
+            f"[tool.pytest.ini_options]\n{key} = {value}\n",
+        )
+    settings.write_text(text)
+
+    # its YAML names settings and classes of 0.3, and its run continues
+    assert "steps_per_execution" in (project / config).read_text()
+    flags = ("--trainer.max_epochs=2", "--ckpt_path=last")
+    assert "Trained 2 epochs" in train(project, config, *flags)
+    run = "logs/small_net/version_0"
+    evaluate = ("scripts/evaluate.py", f"--ckpt_path={run}/checkpoints/best.ckpt")
+    assert '"test/acc"' in call(project, sys.executable, *evaluate)
+    again = train(project, f"{run}/config.yaml", "--name=again")
+    assert "steps_per_execution has no effect" in again
+
+    pytest_words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "tests",
+        "lightbase/tests/template",
+    )
+    assert " passed" in call(project, sys.executable, *pytest_words)
