@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import REPO, commands, text_of
+from pages import PACKAGE, REPO, commands, text_of
 
 OF_0_3 = "651ef6d"  # the last commit of version 0.3
 GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org")
@@ -67,6 +67,11 @@ def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
             f"[tool.pytest.ini_options]\n{key} = {value}\n",
         )
     settings.write_text(text)
+    for name in ("classifier", "regressor"):
+        file = project / PACKAGE / f"{name}.py"
+        assert "let all steps call `self` where they call `self.net`" in page
+        text = file.read_text().replace("self.net(x)", "self(x)")
+        file.write_text(text.replace("(net or self.net)", "(net or self)"))
 
     # its YAML names settings and classes of 0.3, and its run continues
     flags = ("--trainer.max_epochs=2", "--ckpt_path=last")
