@@ -10,6 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import torch
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader
 from jsonargparse.typing import (
@@ -23,6 +24,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
+from torch import Tensor
 
 from lightbase.core.compat import (
     arguments_of,
@@ -116,6 +118,14 @@ def absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
+def as_tensor(values: Any) -> Tensor:
+    """Return a list of numbers, or nested lists of one length, as a tensor, for an
+    argument such as the class weights of a loss. Raises ValueError for other values."""
+    if not isinstance(values, list):
+        raise ValueError("give a list of numbers, such as [1,1,5]")
+    return torch.tensor(values, dtype=torch.float32)
+
+
 def load_value(text: str) -> Any:
     """Return the value of a text in YAML: a number, a list, a dict, or the text.
 
@@ -142,6 +152,7 @@ class Parser(LightningArgumentParser):
     def __init__(self, **options: Any) -> None:
         set_loader("with_null", load_value, (yaml.YAMLError,))
         register_type(Path, str, absolute, fail_already_registered=False)
+        register_type(Tensor, Tensor.tolist, as_tensor, fail_already_registered=False)
         resolve_class_names(path_of_class)
         change_yaml_loader(read_no_base_60)
         options |= {
