@@ -52,13 +52,15 @@ class Regressor(BaseModule):
 
     def loss_and_prediction(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss, and the numbers in the shape of the targets. Raise UserError
-        if the network does not give as many numbers as there are targets."""
+        if the network gives another shape; (N, 1) and (N,) count as equal."""
         x, y = batch
         predicted = at_least_float32(self(x))
-        if predicted.numel() != y.numel():
-            raise UserError(
-                f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}"
-            )
         # (N, 1) against (N,) would be compared as (N, N)
-        predicted = predicted.view_as(y)
+        if predicted.numel() == len(predicted) == len(y) == y.numel():
+            predicted = predicted.view_as(y)
+        if predicted.shape != y.shape:
+            raise UserError(
+                f"model.net gives {[*predicted.shape]} for targets {[*y.shape]}",
+                "let the network give a number for each target",
+            )
         return self.criterion(predicted, y), predicted
